@@ -46,7 +46,6 @@ from shoal.node.reporting.event_writers import writers_of
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.frames import FrameRouter
-from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.node.rounds.relay_room import RelayRoom
@@ -71,6 +70,7 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Message, Term
 from shoal.protocol.records import NodeRecord, Phase

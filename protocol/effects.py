@@ -1,4 +1,8 @@
-"""What a round machine asks its node to do; what it asks of the disk, and of the network, is in agreement.py."""
+"""What a round machine asks of the member around it, and what a member asks of its node.
+
+What a round machine asks of the disk, and of the network, is in agreement.py. A member asks for one thing after the
+other, each of which is done, whatever it takes, before the next; what comes of it is told to the member.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from itertools import groupby
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
+from shoal.protocol.chain import Position
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Held, Plan
+from shoal.protocol.inputs import OfPlan
+from shoal.protocol.messages import Certificate, Entry, Held, Message, Plan, RelayedWay, Value
+from shoal.protocol.planning import RoundSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,285 @@ Effect = (
     | Repair
     | Evicted
 )
+"""Of a round machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Have these on disk, all at once, before anything else is done."""
+
+    records: tuple[DurableRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say this to one peer."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Look at what a peer said for what it may show: a lie, or another chain. It is taken after that."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """The round after `base` begins: what was kept for the last one is dropped.
+
+    Comes to the evidence that is here and that no ban covers: who is accused, by its digest.
+    """
+
+    base: Value
+    settings: RoundSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TakePart:
+    """The round after `base` has begun, and this node takes part in it as `role`."""
+
+    base: Value
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Comes to the Ready of the contribution that is here, of before a restart or made for a round that went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """Leave the processor to nodes of this machine that are still ending the round before. `announced`: who is not."""
+
+    announced: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class StandOnHead:
+    """Give the trainer the state at the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Have the trainer make this round's inner steps; or, not to `contribute`, others meanwhile."""
+
+    contribute: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTrainer:
+    """Stop the trainer, or let it go on."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Encode what was trained, commit to it, and have it on disk.
+
+    Comes to the Ready to be announced: of a contribution, or, where none can be made, of an observer; None if this is
+    not what was waited for.
+    """
+
+    work: object
+
+
+@dataclass(frozen=True, slots=True)
+class FindWork:
+    """Look for what this node had learnt and made before a restart; the state at the head is here.
+
+    countable: what was made for an earlier round, and is newest on disk, cannot have been counted since.
+    Comes to whether a contribution to the round after the head is here again.
+    """
+
+    countable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeWork:
+    """Take up what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleWork:
+    """Count this node's contribution as the chain says, by finals that are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWork:
+    """Wait until what this node made for a decided round is on disk, should it be on its way there."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReduction:
+    """Look at the reduction under way; `complete_at` have all its finals. Comes to what there is to say (`Watched`)."""
+
+    complete_at: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Who stalls, and whose finals are late, if that is news; what this node can say of ways, as a relay of a plan."""
+
+    stalled: tuple[frozenset[PeerId], frozenset[PeerId]] | None
+    relayed: tuple[bytes, tuple[RelayedWay, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StopReduction:
+    """Close the reduction under way, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFinals:
+    """Have the finals of a value's plan from its members, unless a reduction of this node's is about to bring them.
+
+    Comes again and again while they are needed.
+    """
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOut:
+    """Work out the state that finals lead to, and have these on disk. Comes to the Report of it."""
+
+    finals: OfPlan
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Extend the chain, in memory and on disk; comes to False for a rebase that is known.
+
+    Raises RemoteError where it does not follow.
+    """
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """The round under way here is decided, the chain has it, and the others are told."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Hold the state that was certified, which was worked out here, and serve it."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """The state at the head came from elsewhere, and this node takes part from here."""
+
+    base: Value
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsAhead:
+    """A peer claims that all before a position is decided."""
+
+    peer: PeerId
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class FetchGenesis:
+    """Have S(0) as its first founder has it."""
+
+    founder: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptGenesis:
+    """Hold this S(0), which was fetched. Comes to False if it is none."""
+
+    state: object
+
+
+@dataclass(frozen=True, slots=True)
+class SeekState:
+    """Begin what is due of looking into claims and coming to the state at the head; `in_round`: it is here.
+
+    at_once: the head is of just now, and nobody has to be asked for a newer one.
+    """
+
+    in_round: bool
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What a peer said is amiss, and was not taken."""
+
+    peer: PeerId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Let the user know; `alarming`: something is wrong."""
+
+    text: str
+    alarming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """This node takes part in nothing more."""
+
+
+MemberEffect = (
+    Write
+    | Broadcast
+    | Send
+    | Examine
+    | BeginRound
+    | TakePart
+    | Announce
+    | GiveWay
+    | StandOnHead
+    | Train
+    | PauseTrainer
+    | Contribute
+    | FindWork
+    | ResumeWork
+    | SettleWork
+    | FinishWork
+    | StartReduce
+    | Repair
+    | CloseOff
+    | Evicted
+    | WatchReduction
+    | StopReduction
+    | FetchFinals
+    | WorkOut
+    | Append
+    | Certified
+    | Apply
+    | Rejoin
+    | ClaimsAhead
+    | FetchGenesis
+    | AdoptGenesis
+    | SeekState
+    | NeedState
+    | NeedEvidence
+    | Mismatch
+    | Blame
+    | Tell
+    | Goodbye
+)
+"""All that a driver of members does. One that it does not know is an error."""
 
 
 def batched(effects: Iterable[Effect]) -> Iterator[Effect | tuple[DurableRecord, ...]]:

@@ -160,14 +160,16 @@ class Crowd(Rings):
     def row_wanted(self, seat: SimulatedPeer) -> float:
         """The heads begin a round: when the row of this one is summed, if that is known."""
         cell = self.cells[self.by_seat[seat.number]]
-        head, machine, value = self.leaves[cell.head], self.rounds[cell.head], seat.disk.chain[-1]
+        head, machine, value = self.leaves[cell.head], self.rounds[cell.head], seat.disk.ledger.head
         if head.seat != seat.number or not head.up:
             return math.inf
         if machine.heads and (machine.term, machine.round) < (value.next_term, value.next_round):
             cell.row, now = None, self.timeline.now
             self._follow(head, machine.gave_up(self._off(cell, head.number), now))
             machine.came(self.leaves[number].id for number in cell.ring)
-            self._follow(head, machine.begin(value, seat.disk.certificates.get(value.base), now))
+            self._follow(
+                head, machine.begin(value, next(iter(seat.disk.certificates_after(seat.disk.height - 1)), None), now)
+            )
         return self.timeline.now if cell.row is not None and cell.round == value.next_round else math.inf
 
     def _tick(self, leaf: Leaf) -> None:

@@ -1,17 +1,17 @@
-"""One simulated peer's rounds: what `node.engine` is around the same round machine, in virtual time.
+"""One simulated peer's rounds: a driver of the member that nodes run (`shoal.protocol.member`), in virtual time.
 
-The machine, the reduction with its repair, patience with solitude and the way of leaving are those of a node. What is
-modelled is what surrounds them: training is a time, a chunk is a few values whose payload takes the time of
-`chunk_bytes`, and the state is a small vector, exact to the bit. What a peer lacks it gets by `obtaining`.
+The member decides; here its effects are done. What is modelled is what surrounds it: training is a time, a chunk is a
+few values whose payload takes the time of `chunk_bytes`, and the state is a small vector, exact to the bit. What a peer
+lacks it gets by `obtaining`. An effect that has no place here is an error.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
@@ -38,23 +38,52 @@ from shoal.lab.simulate.talk import (
     Payload,
     falsehoods,
 )
-from shoal.node.rounds.departure import Departure, Parting
-from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
-from shoal.node.rounds.solitude import Solitude
-from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, NeedFinals, Persist
-from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
-from shoal.protocol.errors import RemoteError
-from shoal.protocol.messages import (
-    Certificate,
-    Message,
-    Ready,
-    Report,
-    RoundMessage,
-    domain_hash,
+from shoal.protocol.agreement import Broadcast, Mismatch
+from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.effects import (
+    Announce,
+    Append,
+    Apply,
+    BeginRound,
+    Blame,
+    Certified,
+    ClaimsAhead,
+    CloseOff,
+    Contribute,
+    Effect,
+    Evicted,
+    Examine,
+    FetchFinals,
+    FindWork,
+    FinishWork,
+    GiveWay,
+    Goodbye,
+    MemberEffect,
+    Rejoin,
+    Repair,
+    ResumeWork,
+    SeekState,
+    Send,
+    SettleWork,
+    StandOnHead,
+    StartReduce,
+    StopReduction,
+    TakePart,
+    Tell,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
 )
-from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
-from shoal.protocol.probation import Probation
-from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import HeadMoved, Heard, Input, Linked, Reduced, StateHeld, StateSought, Tick, Trained
+from shoal.protocol.member import Member, Rules
+from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
+from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -66,162 +95,182 @@ FINALS_KEPT = 6
 """Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
-GOODBYE_S = 1.0
+GOODBYE_S = 0.2
+"""A promise to leave has so long to go out."""
+
+
+class NoWishes:
+    """Users who want to go back nowhere, and to amend nothing."""
+
+    @staticmethod
+    def advise_going_back(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def advise_amending(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def held(event: StateHeld, machine: RoundMachine | None) -> list[Effect]:
+        """Nothing is sought."""
+        raise LocalError("no state to go back to was sought")
 
 
 class Course(Reducing):
-    """The rounds of a peer in one of its lives."""
+    """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
+
+    waits_alone = paused = False
+    """Nobody pauses, and contributions are parameters."""
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
-        self.early: deque[tuple[int, Message]] = deque(maxlen=EARLY_LIMIT_MESSAGES)
-        self._solitude = Solitude()
-        self._departure = Departure(rounds=None)
-        self._probation = Probation()
-        self._candidates: dict[bytes, tuple[Finals, Report, F32]] = {}
+        self.member = Member(
+            identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.kit.machine
+        )
+        self._inputs: deque[Input] = deque()
+        self._feeding = False
+        self._candidates: dict[bytes, tuple[Report, F32]] = {}
+        self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.serving = Serving(peer, self._lookup)
         self.obtaining = Obtaining(
-            peer, ready=self._begin_round, moved=self._leave_round, computed=self._disk.finals.get
+            peer,
+            ready=lambda: self._put(StateSought()),
+            moved=lambda: self._put(HeadMoved()),
+            computed=self._disk.finals.get,
         )
         self._trained_at: float | None = None
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
 
-    # -- rounds ------------------------------------------------------------------------------------------------
+    # -- what the member looks at ------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> Chain:
+        """All that is decided, as far as is known here."""
+        return self._disk.ledger
+
+    @property
+    def current(self) -> bool:
+        """Whether the state at the head is here."""
+        return self.obtaining.current
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the state at the head."""
+        return self.chain.head.digest
+
+    @property
+    def made(self) -> bool:
+        """Whether a contribution to the round under way is made."""
+        return self._disk.ready is not None and self._disk.ready.base == self.chain.head.hash
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has trained."""
+        return self._trained_at is None
+
+    def bound_in(self, position: Position) -> list[DurableRecord]:
+        """What is on disk about a round."""
+        return [record for record in self._disk.log if (record.term, record.round) == position]
+
+    def alive(self) -> frozenset[PeerId]:
+        """Who is believed alive."""
+        return self._peer.watch.alive()
+
+    def suspected(self) -> frozenset[PeerId]:
+        """Who of them may be gone."""
+        return self._peer.watch.suspected()
+
+    def linked(self) -> list[PeerId]:
+        """Who can be told something."""
+        return [self._swarm.peers[other].id for other in self._peer.watch.links]
+
+    def may_join(self, peer: PeerId) -> bool:
+        """Everyone may."""
+        return True
+
+    def stands_still(self, head: Value) -> str | None:
+        """Nothing keeps anyone from signing: a fork ends a simulation."""
+        return None
+
+    def rules(self, round: int) -> Rules:
+        """The same in all rounds."""
+        return Rules(settings=self._swarm.settings, staleness_rounds=STALENESS_ROUNDS)
+
+    def new_life(self) -> bytes:
+        """The same for all rounds of a process."""
+        return domain_hash("simulated life", self._peer.id.encode(), self._peer.life.to_bytes(4, "little"))
+
+    # -- driving it --------------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> RoundMachine | None:
+        """The round under way."""
+        return self.member.machine
 
     def start(self) -> None:
         """Begin with what is on disk."""
         if self.obtaining.current:
-            self._begin_round()
+            self._put(StateSought())
         else:
             self.obtaining.begin()
 
     def stop(self) -> None:
         """The process ended."""
         self.obtaining.stop()
-        if self._reduction is not None:
-            self._reduction.close()
-        self._reduction = self.machine = None
+        self._stop_reduction()
+        self._inputs.clear()
+        self.member.machine = None
 
     def ask_to_leave(self) -> None:
         """The user wants the peer to go."""
-        self._departure.ask(self._now)
-
-    def _begin_round(self) -> None:
-        disk, peer = self._disk, self._peer
-        head = disk.chain[-1]
-        self._stop_reduction()
-        self._kept.clear()
-        self._closed_to.clear()
-        self._wanted.clear()
-        self._plans, self._trained_at = 0, None
-        life = domain_hash("simulated life", peer.id.encode(), peer.life.to_bytes(4, "little"))
-        recent = {p for value in disk.chain[-STALENESS_ROUNDS:] for p in value.members}
-        self.machine = machine = self._swarm.kit.machine(
-            identity=peer.identity,
-            previous=head,
-            state=head.digest,
-            life=life,
-            settings=self._swarm.settings,
-            deal=deal,
-            returners=recent,
-        )
-        machine.remember(self.obtaining.newcomers, self._probation)
-        bound = [r for r in disk.log if (r.term, r.round) == (head.next_term, head.next_round)]
-        unfinished = machine.restore(bound)
-        self._departure.begin_round()
-        self._solitude.begin_round(self._now)
-        alive = machine.peers_alive(peer.watch.alive(), self._now, suspected=peer.watch.suspected())
-        self._carry_out([*unfinished, *alive])
-        made = disk.ready is not None and disk.ready.base == head.hash
-        lost = not made and any(record.kind == "ready" for record in bound)
-        absent = lost or self._departure.asked
-        role = OBSERVER if absent else TRAINING if peer.id in recent else JOINER
-        ready = disk.ready if made and disk.ready is not None else absent_ready(role, head, head.digest)
-        if self.machine is machine:
-            self._carry_out(machine.ready(ready, self._now))
-        if self.machine is machine and role == TRAINING and not made:
-            self._train()
-        early, self.early = self.early, deque(maxlen=EARLY_LIMIT_MESSAGES)
-        for sender, message in early:
-            self.hear(sender, message)
-
-    def _train(self) -> None:
-        self._trained_at = self._swarm.trained_at(self._peer)
+        self.member.ask_to_leave(self._now)
 
     def trained(self) -> None:
         """What training was waited for is there."""
         if self._trained_at is not None:
             self._trained_at = self._now
 
-    def _contribute(self, machine: RoundMachine) -> None:
-        """Training is done: encode, note on disk, announce."""
-        peer, swarm, head = self._peer, self._swarm, machine.previous
-        values, tokens = swarm.made(peer, machine.round)
-        dither = Dither(head.hash, "contribution", peer.id)
-        encoded = EncodedContribution.encode(values, swarm.grid, swarm.settings.codec, dither=dither)
-        place = swarm.network.places[peer.number]
-        self._disk.contribution = encoded
-        self._disk.ready = Ready(
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            role=CONTRIBUTOR,
-            state=head.digest,
-            root=encoded.root,
-            squares=encoded.squares,
-            tokens=tokens,
-            upload=int(place.upload),
-            download=int(place.download),
-            reaches=(),
-        )
-        swarm.judge.contributed(encoded)
-        self._disk.log.append(DurableRecord(kind="ready", term=head.next_term, round=machine.round))
-        self._carry_out(machine.ready(self._disk.ready, self._now))
+    def _put(self, event: Input) -> None:
+        """Feed the member, after what it is being fed."""
+        self._inputs.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inputs:
+                self._feed(self._inputs.popleft())
+        finally:
+            self._feeding = False
+
+    def _feed(self, event: Input) -> None:
+        effect = self.member.take(event, self._now)
+        while effect is not None:
+            result = self._do(effect)
+            effect = self.member.done(result, self._now)
+
+    def _do(self, effect: MemberEffect) -> Any:
+        do = DOERS.get(type(effect))
+        if do is None:
+            raise LocalError(f"nothing simulated does {type(effect).__name__}")
+        return do(self, effect)
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """As the engine's tick."""
         self.obtaining.tick(now)
-        machine, watch = self.machine, self._peer.watch
-        if machine is None:
-            return
-        self._carry_out(machine.peers_alive(watch.alive(), now, suspected=watch.suspected()))
-        if self.machine is machine:
-            self._look_at_stalls(machine, now)
-        if self.machine is machine and self._trained_at is not None and now >= self._trained_at:
+        if self._trained_at is not None and now >= self._trained_at and self.machine is not None:
             self._trained_at = None
-            self._contribute(machine)
-        if self.machine is machine and machine.phase is not Phase.DECIDED:
-            self._keep_busy(machine, now)
-        if self.machine is machine and self._peer.lies:
-            self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, machine))
+            self._put(Trained(self.machine.round, None))
+        self._put(Tick())
+        if self.machine is not None and self._peer.lies:
+            self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
         if self.machine is not None:
             self._check_standstill(self.machine, now)
-
-    def _keep_busy(self, machine: RoundMachine, now: float) -> None:
-        made = self._disk.ready is not None and self._disk.ready.base == machine.previous.hash
-        may_train = self._departure.may_train(machine)
-        resting = self._trained_at is None
-        advice = self._solitude.advise(machine, now, contributed=made, may_train=may_train, resting=resting)
-        if advice.contribute_after_all:
-            self._carry_out(machine.ready(absent_ready(TRAINING, machine.previous, machine.previous.digest), now))
-            self._train()
-        parting = self._departure.advise(machine, now)
-        if parting in (Parting.PROMISE, Parting.GO) and not self._departure.overdue(now):
-            self._swarm.donations.check_copy(self._peer)
-        if parting is Parting.PROMISE:
-            effects = machine.leave(now)
-            self._carry_out(effects)
-            if any(isinstance(effect, Persist) for effect in effects):
-                self._swarm.timeline.after(GOODBYE_S, self._swarm.depart, self._peer.number, self._peer.life)
-        elif parting is Parting.REST:
-            self._trained_at = None
-            self._carry_out(machine.ready(absent_ready(OBSERVER, machine.previous, machine.previous.digest), now))
-        elif parting is Parting.GO:
-            self._swarm.depart(self._peer.number, self._peer.life)
 
     def _check_standstill(self, machine: RoundMachine, now: float) -> None:
         plan, agreement = machine.plan, machine.agreement
@@ -238,37 +287,13 @@ class Course(Reducing):
 
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
-        machine, head = self.machine, self._disk.chain[-1]
-        if isinstance(message, Certificate):
-            position, base = (message.value.term, message.value.round), message.value.base
-        elif isinstance(message, RoundMessage):
-            position, base = (message.term, message.round), message.base
-        else:
-            return
-        current = (head.next_term, head.next_round)
-        if position <= current:
-            self.obtaining.newcomers.heard(self._swarm.peers[sender].id, message, self._now)
-        if position < current:
-            known = self._disk.certificates.get(base)
-            if known is not None and not isinstance(message, Certificate):
-                self._swarm.tell(self._peer, (sender,), known)
-        elif position > current or machine is None:
-            self.early.append((sender, message))
-            if position > current:
-                self.obtaining.ahead(sender)
-        else:
-            try:
-                effects = machine.receive(self._swarm.peers[sender].id, message, self._now)
-            except RemoteError as error:
-                self._swarm.blamed(self._peer.number, sender, str(error))
-                return
-            self._carry_out(effects)
+        if isinstance(message, Certificate | RoundMessage):
+            self._put(Heard(self._swarm.peers[sender].id, message))
 
-    def linked(self, other: int) -> None:
+    def linked_to(self, other: int) -> None:
         """A link came up: tell what stands."""
-        if self.machine is not None:
-            for message in self.machine.current():
-                self._swarm.tell(self._peer, (other,), message)
+        head = self._swarm.peers[other].disk.ledger.head  # as its record says
+        self._put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
         self.obtaining.linked(other)
 
     def unlinked(self, other: int) -> None:
@@ -315,8 +340,7 @@ class Course(Reducing):
     def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
         disk = self._disk
         if isinstance(asked, GetChain):
-            bases = [value.base for value in disk.chain[asked.height + 1 :]]
-            return ChainPart(tuple(disk.certificates[base] for base in bases))
+            return ChainPart(disk.certificates_after(asked.height))
         if isinstance(asked, GetHeader):
             header = self.obtaining.shelf.begin_serving(asked.round, self._now)
             if header is not None and "header" in self._peer.lies:
@@ -337,63 +361,79 @@ class Course(Reducing):
 
     # -- effects -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
-        decided: Certificate | None = None
-        closing: list[CloseOff] = []
-        for effect in effects:
-            if isinstance(effect, Persist):
-                self._disk.log.append(effect.record)
-            elif isinstance(effect, Broadcast):
-                self._swarm.say(self._peer, effect.message)
-            elif isinstance(effect, StartReduce):
-                self._start_reduce(effect.plan)
-            elif isinstance(effect, CloseOff):
-                closing.append(effect)
-            elif isinstance(effect, Repair):
-                self._repair(effect)
-            elif isinstance(effect, Evicted):
-                self._stop_reduction()
-            elif isinstance(effect, NeedFinals):
-                self._need_finals(effect.value.plan)
-            elif isinstance(effect, Mismatch):
-                raise Violation("the reference", f"two digests of one plan at peer {self._peer.number}")
-            elif isinstance(effect, Decided):
-                decided = effect.certificate
-        for asked in closing:
-            self._close_off(asked)
-        if decided is not None:
-            self._decided(decided)
+    def _nothing(self, effect: MemberEffect) -> None:
+        """What has no counterpart in a simulation."""
 
-    def _decided(self, certificate: Certificate) -> None:
-        value, disk = certificate.value, self._disk
-        self._swarm.judge.decided(certificate)
-        disk.certificates[value.base] = certificate
-        disk.chain.append(value)
-        disk.log.clear()
-        self._swarm.say(self._peer, certificate)
+    def _write(self, effect: Write) -> None:
+        self._disk.log.extend(effect.records)
+
+    def _broadcast(self, effect: Broadcast) -> None:
+        self._swarm.say(self._peer, effect.message)
+
+    def _send(self, effect: Send) -> None:
+        self._swarm.tell(self._peer, (self._swarm.numbers[effect.peer],), effect.message)
+
+    def _blame(self, effect: Blame) -> None:
+        self._swarm.blamed(self._peer.number, self._swarm.numbers[effect.peer], effect.text)
+
+    def _mismatch(self, effect: Mismatch) -> None:
+        raise Violation("the reference", f"two digests of one plan at peer {self._peer.number}")
+
+    def _begin_round(self, effect: BeginRound) -> Mapping[bytes, PeerId]:
         self._stop_reduction()
-        candidate = self._candidates.get(value.plan)
-        self._swarm.decided(self._peer, value)
-        if candidate is None:
-            self._leave_round()
-            self.obtaining.begin()
-            return
-        disk.take(value, candidate[2])
-        self.obtaining.decided()
-        self._begin_round()
+        self._kept.clear()
+        self._closed_to.clear()
+        self._wanted.clear()
+        self._handed_over.clear()
+        self._plans, self._trained_at = 0, None
+        return {}
 
-    def _leave_round(self) -> None:
-        """The round is over here, and the state after it not at hand."""
+    def _announce(self, effect: Announce) -> Ready | None:
+        return self._disk.ready
+
+    def _train(self, effect: Train) -> None:
+        if effect.contribute:  # what is learnt alone meanwhile is not modelled
+            self._trained_at = self._swarm.trained_at(self._peer)
+
+    def _contribute(self, effect: Contribute) -> Ready:
+        """Training is done: encode, and note on disk."""
+        peer, swarm, head = self._peer, self._swarm, self.chain.head
+        values, tokens = swarm.made(peer, head.next_round)
+        dither = Dither(head.hash, "contribution", peer.id)
+        encoded = EncodedContribution.encode(values, swarm.grid, swarm.settings.codec, dither=dither)
+        place = swarm.network.places[peer.number]
+        self._disk.contribution = encoded
+        ready = self._disk.ready = Ready(
+            term=head.next_term,
+            round=head.next_round,
+            base=head.hash,
+            role=CONTRIBUTOR,
+            state=head.digest,
+            root=encoded.root,
+            squares=encoded.squares,
+            tokens=tokens,
+            upload=int(place.upload),
+            download=int(place.download),
+            reaches=(),
+        )
+        swarm.judge.contributed(encoded)
+        return ready
+
+    def _find_work(self, effect: FindWork) -> bool:
+        return self.made
+
+    def _follow_plan(self, effect: StartReduce) -> None:
+        self._start_reduce(effect.plan)
+
+    def _watch_reduction(self, effect: WatchReduction) -> Watched:
+        return Watched(self._look_at_stalls(self._now), NOTHING_RELAYED)
+
+    def _stop(self, effect: StopReduction | Evicted) -> None:
         self._stop_reduction()
-        self.machine = None
 
-    def _has_finals(self, plan: bytes) -> bool:
-        return plan in self._candidates
-
-    def _computed(self, finals: Finals) -> None:
-        machine, plan = self.machine, finals.plan
-        if machine is None or plan.base != machine.previous.hash:
-            return
+    def _work_out(self, effect: WorkOut) -> Report:
+        finals: Any = effect.finals
+        plan = finals.plan
         self._swarm.judge.completed(finals)
         state = next_state(self._disk.state, finals.decoded())
         report = Report(
@@ -405,19 +445,56 @@ class Course(Reducing):
             bitmaps=finals.bitmaps_root,
             tokens=finals.tokens,
         )
-        self._candidates[plan.hash] = (finals, report, state)
+        self._candidates[plan.hash] = report, state
         while len(self._candidates) > CANDIDATES_KEPT:
             del self._candidates[next(iter(self._candidates))]
         self._disk.finals[plan.hash] = finals
         while len(self._disk.finals) > FINALS_KEPT:
             del self._disk.finals[next(iter(self._disk.finals))]
-        participants = [participant.peer for participant in plan.participants]
-        self._carry_out(machine.reduced(report, self._now, participants=participants))
+        return report
 
-    # -- finals that others have -------------------------------------------------------------------------------
+    def _append(self, effect: Append) -> bool:
+        entry, disk = effect.entry, self._disk
+        assert isinstance(entry, Certificate)
+        self._swarm.judge.decided(entry)
+        disk.append(entry)
+        self._swarm.decided(self._peer, entry.value)
+        return True
 
-    def _need_finals(self, plan: bytes) -> None:
-        if self._brings(plan) or plan in self._wanted or plan in self._candidates:
+    def _apply(self, effect: Apply) -> None:
+        value = effect.certificate.value
+        self._disk.take(value, self._candidates[value.plan][1])
+        self.obtaining.decided()
+
+    def _claims_ahead(self, effect: ClaimsAhead) -> None:
+        if effect.position > next_position(self.chain.head):
+            self.obtaining.ahead(self._swarm.numbers[effect.peer])
+
+    def _seek_state(self, effect: SeekState) -> None:
+        if effect.at_once:  # else `obtaining` has its own clock
+            self.obtaining.begin()
+
+    def _goodbye(self, effect: Goodbye) -> None:
+        if not self.member.overdue(self._now):
+            self._swarm.donations.check_copy(self._peer)
+        promised = self.machine is not None and self._peer.id in self.machine.agreement.leaves
+        if promised:  # it stays until that is heard
+            self._swarm.timeline.after(GOODBYE_S, self._swarm.depart, self._peer.number, self._peer.life)
+        else:
+            self._swarm.depart(self._peer.number, self._peer.life)
+
+    # -- finals ------------------------------------------------------------------------------------------------
+
+    def _has_finals(self, plan: bytes) -> bool:
+        return plan in self._handed_over
+
+    def _computed(self, finals: Finals) -> None:
+        self._handed_over.add(finals.plan.hash)
+        self._put(Reduced(finals, 0.0))
+
+    def _need_finals(self, effect: FetchFinals) -> None:
+        plan = effect.value.plan
+        if self._brings(plan) or plan in self._wanted:
             return
         self._wanted.add(plan)
         self._fetch_finals(plan, self._peer.life)
@@ -434,3 +511,44 @@ class Course(Reducing):
         else:
             self._wanted.discard(plan)
             self._computed(finals)
+
+
+NOTHING_RELAYED: tuple[bytes, tuple[()]] = (b"", ())
+"""Nothing is led through a third here."""
+
+DOERS: Mapping[type[Any], Callable[[Course, Any], Any]] = {
+    Announce: Course._announce,
+    Append: Course._append,
+    Apply: Course._apply,
+    BeginRound: Course._begin_round,
+    Blame: Course._blame,
+    Broadcast: Course._broadcast,
+    Certified: Course._nothing,
+    ClaimsAhead: Course._claims_ahead,
+    CloseOff: Course._close_off,
+    Contribute: Course._contribute,
+    Evicted: Course._stop,
+    Examine: Course._nothing,
+    FetchFinals: Course._need_finals,
+    FindWork: Course._find_work,
+    FinishWork: Course._nothing,
+    GiveWay: Course._nothing,
+    Goodbye: Course._goodbye,
+    Mismatch: Course._mismatch,
+    Rejoin: Course._nothing,
+    Repair: Course._repair,
+    ResumeWork: Course._nothing,
+    SeekState: Course._seek_state,
+    Send: Course._send,
+    SettleWork: Course._nothing,
+    StandOnHead: Course._nothing,
+    StartReduce: Course._follow_plan,
+    StopReduction: Course._stop,
+    TakePart: Course._nothing,
+    Tell: Course._nothing,
+    Train: Course._train,
+    WatchReduction: Course._watch_reduction,
+    WorkOut: Course._work_out,
+    Write: Course._write,
+}
+"""What does each effect of a member. Nobody draws another S(0), pauses, goes back or bans here."""

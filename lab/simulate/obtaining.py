@@ -35,10 +35,9 @@ from shoal.node.state.custody import PURSUIT_LIMIT
 from shoal.node.state.librarian import REQUEST_DEADLINE_S
 from shoal.node.state.state_sync import RETRY_S
 from shoal.node.state.transfer import DonorScores
-from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.messages import Certificate, Value
-from shoal.protocol.newcomers import Newcomers, coming
+from shoal.protocol.newcomers import coming
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ class Obtaining:
         self._awaited = False
         self._pursuits = 0
         self._confirming = False  # the state is here, and somebody is asked whether the chain went on
-        self.newcomers = Newcomers()
         self.shelf = Shelf()
         self.transfers: dict[bytes, Fetching] = {}
         if self.current:
@@ -89,7 +87,7 @@ class Obtaining:
     @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self._disk.held == self._disk.chain[-1].hash
+        return self._disk.held == self._disk.ledger.head.hash
 
     # -- when --------------------------------------------------------------------------------------------------
 
@@ -151,24 +149,15 @@ class Obtaining:
 
     def _extends(self, certificates: Sequence[Certificate]) -> bool:
         disk = self._disk
-        known = [value.hash for value in disk.chain]
-        if not certificates or certificates[0].value.base not in known:
-            return False
-        chain = disk.chain[: known.index(certificates[0].value.base) + 1]
+        height = disk.height
         try:
             for certificate in certificates:
-                check_certificate(certificate, chain[-1])
-                chain.append(certificate.value)
+                if certificate.value not in disk.ledger:
+                    disk.append(certificate)
+                    self._swarm.judge.decided(certificate)
         except RemoteError:
-            return False
-        if len(chain) <= len(disk.chain):
-            return False
-        for certificate in certificates:
-            self._swarm.judge.decided(certificate)
-            disk.certificates[certificate.value.base] = certificate
-        disk.chain[:] = chain
-        disk.log.clear()
-        return True
+            pass  # those before it count
+        return disk.height > height
 
     # -- the state at the head ---------------------------------------------------------------------------------
 
@@ -185,7 +174,7 @@ class Obtaining:
             self._choose()
 
     def _begin_attempt(self) -> None:
-        head = self._disk.chain[-1]
+        head = self._disk.ledger.head
         quick = self._took_s is not None and self._took_s <= self._swarm.settings.grace_s / 2
         self._awaited = quick and self._peer.id not in head.members
         self._began_at, self._pursuits = self.now, 0
@@ -259,7 +248,7 @@ class Obtaining:
 
     def _choose(self) -> None:
         """Which state to fetch: one that came in part, or the newest that most of those hold who hold any."""
-        goal = self._disk.chain[-1]
+        goal = self._disk.ledger.head
         begun = None if self._unfinished is None else self._unfinished[0]
         lasts = begun is not None and goal.round <= begun.round + self._swarm.kit.work.replayed_rounds
         if begun is not None and begun in self._disk.chain and lasts:
@@ -274,7 +263,7 @@ class Obtaining:
             self._choose_newest()
 
     def _choose_newest(self) -> None:
-        self._holders(self._disk.chain[-1], sorted(self._peer.watch.links), self._choose_older)
+        self._holders(self._disk.ledger.head, sorted(self._peer.watch.links), self._choose_older)
 
     def _choose_older(self, newest: dict[int, Header], others: list[int]) -> None:
         chain, held = self._disk.chain, self._place_held() or 0

@@ -13,9 +13,10 @@ from shoal.collectives.finals import Finals
 from shoal.lab.simulate.course import Course
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.watch import LinkTalk, Watch
-from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
 from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.chain import Chain, next_position
+from shoal.protocol.early import EARLY_LIMIT_MESSAGES
 from shoal.protocol.gathering import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
@@ -38,14 +39,13 @@ Queue = Callable[["SimulatedPeer"], int]
 class Disk:
     """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first."""
 
-    chain: list[Value]
+    ledger: Chain
     state: F32
     known: set[int]
     held: bytes
     blank: bool = False
     finals: dict[bytes, Finals] = field(default_factory=dict)
     log: list[DurableRecord] = field(default_factory=list)
-    certificates: dict[bytes, Certificate] = field(default_factory=dict)
     contribution: EncodedContribution | None = None
     ready: Ready | None = None
     incarnation: int = 0
@@ -53,7 +53,23 @@ class Disk:
     @property
     def height(self) -> int:
         """How many rounds of the chain are here."""
-        return len(self.chain) - 1
+        return self.ledger.height
+
+    @property
+    def chain(self) -> list[Value]:
+        """All values that are decided, from genesis on."""
+        return [self.ledger.value(round) for round in range(self.height + 1)]
+
+    def certificates_after(self, height: int) -> tuple[Certificate, ...]:
+        """Those of the rounds after the first `height`."""
+        entries = self.ledger.after(height, self.height)
+        return tuple(entry for entry in entries if isinstance(entry, Certificate))
+
+    def append(self, certificate: Certificate) -> None:
+        """Extend the chain; what was bound before binds no more. Raises RemoteError where it does not follow."""
+        self.ledger.extend(certificate)
+        begins = next_position(certificate.value)
+        self.log[:] = [record for record in self.log if (record.term, record.round) >= begins]
 
     def take(self, value: Value, state: F32) -> None:
         """Hold the state that `value` certifies."""
@@ -162,7 +178,7 @@ def _reports(peer: SimulatedPeer) -> int:
 
 
 QUEUES: dict[str, tuple[int, Queue]] = {
-    "messages of later rounds": (EARLY_LIMIT_MESSAGES, lambda peer: len(peer.course.early)),
+    "messages of later rounds": (EARLY_LIMIT_MESSAGES, lambda peer: peer.course.member.early),
     "messages to a process that does not run": (ASLEEP_LIMIT_MESSAGES, lambda peer: len(peer.asleep)),
     "pings sent for others": (RELAY_LIMIT, lambda peer: len(peer.watch.machine._relays)),
     "watched peers": (PEER_LIMIT, lambda peer: len(peer.watch.machine._peers)),

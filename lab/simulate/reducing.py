@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,10 @@ from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
 from shoal.node.rounds.pace import STALL_S, Pace, Stall
-from shoal.protocol.effects import CloseOff, Effect, Repair
+from shoal.protocol.effects import CloseOff, Repair
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Plan
-from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
 from shoal.swarm.lanes.moved import Moved
 
@@ -33,14 +31,12 @@ NOBODY = Stall(frozenset(), frozenset())
 class Reducing(ABC):
     """One reduction at a time, of the round that `machine` is in."""
 
-    machine: RoundMachine | None
     serving: Serving
 
     def __init__(self, peer: SimulatedPeer) -> None:
         self._peer = peer
         self._swarm = peer.swarm
         self._disk = peer.disk
-        self.machine = None
         self._reduction: Reduction | None = None
         self._kept: dict[bytes, Kept] = {}
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
@@ -57,10 +53,6 @@ class Reducing(ABC):
     @property
     def _now(self) -> float:
         return self._swarm.timeline.now
-
-    @abstractmethod
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
-        """Do what the machine asks for."""
 
     @abstractmethod
     def _computed(self, finals: Finals) -> None:
@@ -105,14 +97,12 @@ class Reducing(ABC):
         self._plans += 1
         self._stall, self._told, self._told_at = NOBODY, NOBODY, self._now
 
-    def _close_off(self, asked: CloseOff) -> None:
+    def _close_off(self, asked: CloseOff) -> tuple[ChunkResults, ...]:
         reduction, lineage = self._reduction, asked.lineage
         self._closed_to[lineage] = self._closed_to.get(lineage, frozenset()) | asked.evicted
-        told: tuple[ChunkResults, ...] = ()
-        if reduction is not None and reduction.lineage == lineage:
-            told = reduction.close_off(asked.evicted)
-        if self.machine is not None:
-            self._carry_out(self.machine.closed_off(asked, told, self._now))
+        if reduction is None or reduction.lineage != lineage:
+            return ()
+        return reduction.close_off(asked.evicted)
 
     def _stop_reduction(self) -> None:
         if self._reduction is not None:
@@ -165,11 +155,11 @@ class Reducing(ABC):
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         return under_way and not (self._stall.peers | self._stall.late) - {self._peer.id}
 
-    def _look_at_stalls(self, machine: RoundMachine, now: float) -> None:
-        """Ask again for what is owed, and accuse who moves nothing for the stall deadline."""
+    def _look_at_stalls(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
+        """Ask again for what is owed; who moves nothing for the stall deadline, and is late, if there is news."""
         reduction = self._reduction
         if reduction is None or reduction.final_chunks == reduction.plan.chunks:
-            return
+            return None
         waiting = reduction.waiting_for()
         for peer in sorted((waiting.contributions | waiting.finals) - {self._peer.id}):
             if now - max(self._heard_at.get(peer, 0.0), self._mended_at.get(peer, 0.0)) >= MEND_S:
@@ -178,11 +168,12 @@ class Reducing(ABC):
                 asked = Lacking(reduction.lineage, frozenset(contributions), frozenset(finals))
                 self._swarm.send(self._peer, self._swarm.numbers[peer], asked, LACKING_BYTES)
         if self._pace is None:
-            return
+            return None
         stall = self._stall = self._pace.look(now)
-        if stall != self._told or (now - self._told_at >= STALL_S and (stall.peers or stall.late)):
-            self._told, self._told_at = stall, now
-            self._carry_out(machine.stalled(stall.peers, stall.late, now))
+        if stall == self._told and (now - self._told_at < STALL_S or not (stall.peers or stall.late)):
+            return None
+        self._told, self._told_at = stall, now
+        return stall.peers, stall.late
 
     def moved(self, peer: PeerId) -> Moved:
         """Bytes that came from `peer` over its lane; what it takes is not modelled."""

@@ -3,9 +3,9 @@
     scenario ─► peers (disk, watch, course) ─► messages and payloads over `Network`, in the order of `Timeline`
                                             └─► everything that is said is judged by `Judge`
 
-What runs is what nodes run, unchanged: the failure detector, the round machine with its lead, its repair and its
-agreement, the reduction and its pace, patience, solitude and parting. What is modelled is around them: links and their
-loss, bandwidth, training as a time, disks. A scenario and its seed give the same events in the same order, and so the
+What runs is what nodes run, unchanged: the failure detector, the member with all that it decides in and between its
+rounds, its chain, the reduction and its pace. What is modelled is around them: links and their loss, bandwidth,
+training as a time, disks, catching up. A scenario and its seed give the same events in the same order, and so the
 same `trace_digest`; no clock is read but for `wall_s`.
 
 Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
@@ -38,6 +38,7 @@ from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
 from shoal.lab.simulate.undo import Undo
 from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
 from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import State
 from shoal.protocol.membership import TICK_S, detection_bound_s
@@ -118,7 +119,7 @@ class Simulation:
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
-        disk = Disk(chain=[self.genesis], state=self.zero, known=set(), held=self.genesis.hash)
+        disk = Disk(ledger=Chain(self.genesis), state=self.zero, known=set(), held=self.genesis.hash)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
         self.peers.append(peer)
         self.numbers[peer.id] = number
@@ -429,7 +430,7 @@ class Simulation:
 
     def stands_still(self, waited_s: float) -> NoReturn:
         """Nothing came of so long a time. Raises Violation if there is a quorum, else NoQuorum."""
-        head = max((peer.disk.chain[-1] for peer in self.peers), key=lambda value: value.round)
+        head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: value.round)
         if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
             raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")

@@ -272,7 +272,7 @@ class Watch:
             self._greet(sender, answer=True)
         if known != hello.life:
             self._linked_at[sender] = now
-            self._peer.course.linked(sender)
+            self._peer.course.linked_to(sender)
         for at, life, message in self._early.pop(sender, ()):
             if life == hello.life and now - at < ADMISSION_DEADLINE_S:
                 self._peer.receive(sender, message)

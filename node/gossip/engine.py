@@ -28,9 +28,8 @@ from shoal.node.gossip.moments import GossipMoments
 from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.outcome import PhaseChanged, RoundStepped
-from shoal.node.rounds.early import Heard
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.inbox import Inbox, Input, Linked, Ordered, Own, SetPaused, Tick
+from shoal.node.rounds.inbox import Inbox, Ordered, Own, ToHandle
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.training.layouts import Layouts
 from shoal.node.training.trainer import Restarted
@@ -46,6 +45,7 @@ from shoal.protocol.gossip_messages import (
     Withdraw,
 )
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Heard, Linked, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
 from shoal.protocol.places import Contributors
@@ -213,7 +213,7 @@ class GossipEngine:
         await self._p.desk.stand_on(state, taken=0)
         return True
 
-    async def _handle(self, event: Input) -> None:
+    async def _handle(self, event: ToHandle) -> None:
         machine = self.machine
         assert machine is not None
         if isinstance(event, Heard):

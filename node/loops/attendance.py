@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.outcome import Notice, Progress
-from shoal.node.rounds.inbox import SetPaused
 from shoal.node.training.trainer import Restarted, TrainerEvent
+from shoal.protocol.inputs import SetPaused
 
 
 class Attendance:

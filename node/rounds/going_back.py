@@ -24,12 +24,13 @@ from shoal.node.outcome import Notice
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
-from shoal.node.rounds.inbox import Own, StateHeld
+from shoal.node.rounds.inbox import Own
 from shoal.node.rounds.order_file import OrderFile
 from shoal.node.training.trainer import TrainerEvent
 from shoal.node.training.trainer_messages import Evaluated
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.inputs import StateHeld
 from shoal.protocol.messages import NO_HASH, Target, Value
 from shoal.protocol.round import RoundMachine
 

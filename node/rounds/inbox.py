@@ -8,50 +8,18 @@ from dataclasses import dataclass, field
 
 import trio
 
-from shoal.collectives.finals import Finals
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.early import EarlyWords, Heard
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Entry, Ready, Target
+from shoal.protocol.inputs import Heard, Linked, Proven, Reduced, SetPaused, StateHeld, Tick
+from shoal.protocol.messages import Entry, Ready
 
 TICK_S = 0.1
 NEIGHBOURS_BEGIN_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reduced:
-    """All finals of a plan are here, from a reduction or fetched."""
-
-    finals: Finals
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SetPaused:
-    """The user wants the accelerator, or gives it back."""
-
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A link came up: the peer, whose newest certificate is of `certified`, may have missed what this node said."""
-
-    peer: PeerId
-    certified: Position
-
-
-@dataclass(frozen=True, slots=True)
-class StateHeld:
-    """The state of a round to go back to is on disk, and has this digest; None if it was not to be had this time."""
-
-    target: Target
-    digest: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +64,20 @@ class AnotherGenesis:
     state: CertifiedState
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed, or who is alive changed."""
-
-
-Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Ordered | Fetched | CaughtUp | AnotherGenesis | Tick
-Input = Heard | Own
+Own = (
+    TrainerEvent
+    | Reduced
+    | SetPaused
+    | Linked
+    | StateHeld
+    | Proven
+    | Ordered
+    | Fetched
+    | CaughtUp
+    | AnotherGenesis
+    | Tick
+)
+ToHandle = Heard | Own
 
 
 class Inbox:
@@ -111,7 +86,6 @@ class Inbox:
     def __init__(self) -> None:
         self._own: deque[Own] = deque()
         self._heard: deque[Heard] = deque(maxlen=HEARD_LIMIT_MESSAGES)
-        self._early = EarlyWords()
         self._arrived = trio.Event()
         self._tick_at = 0.0
 
@@ -125,19 +99,11 @@ class Inbox:
         self._heard.append(heard)
         self._arrived.set()
 
-    def keep_for_later(self, heard: Heard) -> None:
-        """It is about a round that has not begun here."""
-        self._early.keep(heard)
-
-    def take_early(self) -> list[Heard]:
-        """What was kept for later; a round has begun."""
-        return self._early.take()
-
     async def until_begun(self, position: Position, neighbours: frozenset[PeerId]) -> None:
         """Leave the processor to nodes of this machine that are still ending the round before `position`'s.
 
         Returns once all of them have announced themselves in this one, after NEIGHBOURS_BEGIN_S at the latest. Nothing
-        is taken out. To be called while that round begins here, when all they said of it is still kept.
+        is taken out.
         """
         with trio.move_on_after(NEIGHBOURS_BEGIN_S):
             while not neighbours <= self._announced(position):
@@ -145,10 +111,9 @@ class Inbox:
                 await self._arrived.wait()
 
     def _announced(self, position: Position) -> set[PeerId]:
-        heard = (*self._early, *self._heard)
-        return {one.peer for one in heard if isinstance(one.message, Ready) and one.position == position}
+        return {one.peer for one in self._heard if isinstance(one.message, Ready) and one.position == position}
 
-    async def next(self) -> Input:
+    async def next(self) -> ToHandle:
         """The next input; a Tick every TICK_S, however much else there is. Cancellation loses nothing."""
         await trio.lowlevel.checkpoint()
         now = trio.current_time()

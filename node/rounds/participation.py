@@ -1,6 +1,6 @@
-"""This node's part in a round: its role, the training it orders, its contribution, and what became of that.
+"""This node's part in a round: the training it orders, its contribution, and what became of that.
 
-role ─► train ─► contribute (encode, commit, note on disk) ─► Ready ─► certificate ─► settle
+train ─► contribute (encode, commit, note on disk) ─► Ready ─► certificate ─► settle
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.fragments import Fragments
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.contributions import Contributions, Made
+from shoal.node.state.resumption import Found
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
-from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Rebase, Value
-from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
+from shoal.protocol.planning import OBSERVER, absent_ready
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Participation:
         self._manifest = manifest
         """The settings that contributions and trainer keep to."""
         self._stood_on: Value | None = None
+        self._found: Found | None = None
+        self._spent = False
         self._contributions = Contributions(
             fragments,
             manifest.sync.plan_codec,
@@ -59,72 +61,41 @@ class Participation:
         """What of it goes to the others."""
         return None if self.made is None else self.made.encoded
 
-    def recent_members(self) -> frozenset[PeerId]:
-        """Who may come back as a contributor: the members of the last rounds."""
-        chain = self._custody.chain
-        amended = chain.amended(chain.head.next_round)
-        return chain.recent_members((amended or self._p.config.manifest).round.staleness_rounds)
-
-    def role(self, *, finished: bool) -> str:
-        """As what it takes part in the round under way. finished: the rounds asked for are done."""
-        # A contribution that was announced before a restart, and is not on disk, is not announced as another.
-        lost = self.made is None and (self._bound or (self._announced and not self._alone))
-        if lost or self._desk.paused or finished:
-            return OBSERVER
-        if self.made is not None:
-            return CONTRIBUTOR
-        return TRAINING if self._me in self.recent_members() else JOINER
-
-    @property
-    def _announced(self) -> bool:
-        """Whether a contribution to the round under way was announced, in this life or an earlier one."""
-        return "ready" in self._kinds()
-
-    @property
-    def _bound(self) -> bool:
-        """Whether this node proposed or voted for a value of the round under way, or may have: it may have what was
-        contributed."""
-        return not self._kinds().isdisjoint(BINDING)
-
-    def _kinds(self) -> set[str]:
-        """Of what is on disk about the round under way."""
-        return {record.kind for record in self._p.store.bound_in(next_position(self._custody.head))}
-
     @property
     def _alone(self) -> bool:
         """Whether nobody else can have heard what this node announced."""
         return self._custody.head.members == (self._me,)
 
-    async def resume(self) -> None:
-        """Take up what this node had learnt and made before a restart, once the state at the head is here.
+    async def find_work(self, *, countable: bool) -> bool:
+        """Look for what this node had learnt and made before a restart, once the state at the head is here.
 
-        Raises StorageError.
+        countable: of the newest work on disk nothing can have been counted. Returns whether it is a contribution to the
+        round under way. Raises StorageError.
         """
         chain, resumption = self._custody.chain, self._p.resumption
-        position = next_position(chain.head)
-        # What was announced after the newest work on disk may have taken the residual of that work along.
-        countable = not self._bound and (self._alone or not self._announced)
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
-            return
+            return False
         if found.work is not None:
             await self._keep_to(found.work.account.round)  # its codec is that of its own round
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
-        if not again and found.files.position == position:
-            return  # what the trainer knows is ahead of what is going to be made
-        if found.files.position == position:
-            await self._mark_announced()  # the node may have died between the two files
-        await self.settle()
-        spent = not countable and found.files.position != position
-        await resumption.restore_trainer(found, spent=spent)
+        of_this_round = found.files.position == next_position(chain.head)
+        if of_this_round and not again:
+            return False  # what the trainer knows is ahead of what is going to be made
+        self._found, self._spent = found, not countable and not of_this_round
+        return of_this_round
 
-    def announcement(self, role: str) -> Ready:
-        """What to say as the round begins: the contribution of before a restart again, or that there is none yet."""
-        return self._ready(self.made) if self.made is not None and role == CONTRIBUTOR else self.absent(role)
+    async def resume_work(self) -> None:
+        """Take up what was found. Raises StorageError."""
+        found, self._found = self._found, None
+        if found is not None:
+            await self.settle()
+            await self._p.resumption.restore_trainer(found, spent=self._spent)
 
-    def absent(self, role: str) -> Ready:
-        """The announcement that there is no contribution, or none yet."""
-        return absent_ready(role, self._custody.head, self._custody.digest)
+    def announcement(self) -> Ready:
+        """What to say of the contribution that is here."""
+        assert self.made is not None
+        return self._ready(self.made)
 
     async def stand_on_head(self) -> None:
         """Give the trainer the state at the head; what it learnt on one that was abandoned is dropped."""
@@ -155,7 +126,7 @@ class Participation:
         await self._desk.train(self._custody.head, self._me, state.tokens, contribute=contribute)
 
     async def contribute(self, event: Contribution) -> Ready | None:
-        """Encode what the trainer made for this round, commit to it, and note on disk that it is about to be announced.
+        """Encode what the trainer made for this round, commit to it, and have it on disk.
 
         Returns the announcement, None if this is not what was waited for. Raises StorageError.
         """
@@ -165,20 +136,12 @@ class Participation:
             made = await trio.to_thread.run_sync(self._make, event)
         except LocalError as error:
             logger.error("round %d: this node contributes nothing: %s", event.round, error)
-            return self.absent(OBSERVER)
+            return absent_ready(OBSERVER, self._custody.head, self._custody.digest)
         head = self._custody.head
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=self._alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
-        await self._mark_announced()
         self._p.log.contributed(event, made.tokens)
         return self._ready(made)
-
-    async def _mark_announced(self) -> None:
-        """Have it on disk that a contribution to the round under way is announced. Raises StorageError."""
-        head = self._custody.head
-        if not self._announced:
-            mark = DurableRecord(kind="ready", term=head.next_term, round=head.next_round)
-            await trio.to_thread.run_sync(self._p.store.persist, mark)
 
     def _ready(self, made: Made) -> Ready:
         return made.ready(

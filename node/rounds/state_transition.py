@@ -10,9 +10,9 @@ import trio
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.outer import OuterSettings
 from shoal.node.outcome import RoundCertified
-from shoal.node.rounds.candidates import Candidate, Candidates
+from shoal.node.rounds.candidates import Candidates
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.protocol.messages import Certificate, Report, Value
+from shoal.protocol.messages import Certificate, Report
 
 
 class StateTransition:
@@ -30,14 +30,6 @@ class StateTransition:
         amended = self._custody.chain.amended(self._custody.head.next_round)
         self._candidates.begin_round(OuterSettings.of(amended or self._p.config.manifest))
         self._round_started = now
-
-    def knows(self, plan_hash: bytes) -> bool:
-        """Whether the finals of a plan are here."""
-        return self._candidates.get(plan_hash) is not None
-
-    def candidate(self, value: Value) -> Candidate | None:
-        """S(e) as `value` says it is, if it was worked out here to the same digest."""
-        return self._candidates.of(value)
 
     def _begin(self, finals: Finals) -> UseFinal | None:
         """All finals of a reduction are here, and about to be checked: work out ahead what can be."""
@@ -57,12 +49,15 @@ class StateTransition:
         self._p.log.reduced(finals, candidate.digest, seconds)
         return candidate.report(self._custody.head)
 
-    async def apply(self, certificate: Certificate, candidate: Candidate) -> None:
-        """Hold the certified state, and tell of the round. Raises StorageError.
+    async def apply(self, certificate: Certificate) -> None:
+        """Hold the certified state, which was worked out here, and tell of the round. Raises StorageError.
 
         Cancellation: the finals of the round are on disk.
         """
-        value, finals = certificate.value, candidate.finals
+        value = certificate.value
+        candidate = self._candidates.of(value)
+        assert candidate is not None
+        finals = candidate.finals
         state = await self._candidates.take(candidate)
         await self._custody.follow(state, candidate.header)
         self._p.checkpoints.certified(state)

@@ -31,7 +31,7 @@ from shoal.node.control_client import RolloutStatus
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import EventLog
-from shoal.node.rounds.inbox import Own, SetPaused
+from shoal.node.rounds.inbox import Own
 from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
     AgentReport,
@@ -57,6 +57,7 @@ from shoal.node.workload import WorkloadError
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import SetPaused
 from shoal.protocol.manifest_rollouts import RolloutsSection
 from shoal.protocol.messages import Message
 from shoal.protocol.offer_book import Offer

@@ -4,7 +4,6 @@
     behind            finals were not to be had: the state, beside the engine, while no round is under way here
     claimed ahead     certificates from who claims to be, beside the round under way, which goes on until one of them
                       holds and shows that it is over (`hints`)
-    a peer behind     what it says of an older round is answered with that round's certificate
     another S(0)      before anything is certified, the first founder's initial state replaces the one drawn here
     ever behind       rounds are shorter than coming to a state takes: say that this node comes, so that a lead waits
                       for it, and follow the chain until that one stands still (`protocol.newcomers`)
@@ -26,14 +25,12 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
 from shoal.node.rounds.orders import obeyed
 from shoal.node.state.hints import Hints
-from shoal.protocol.chain import Chain, Position, next_position
-from shoal.protocol.durable import BINDING
+from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Entry, Leave, Message, Ready, RoundMessage
-from shoal.protocol.newcomers import Newcomers, coming
+from shoal.protocol.messages import NO_HASH, Entry
+from shoal.protocol.newcomers import coming
 
-ANSWER_PERIOD_S = 1.0  # between two answers to a peer that is behind
 RETRY_S = 1.0
 """Between two attempts to fetch what peers could not give."""
 JOBS_LIMIT = 512
@@ -64,10 +61,7 @@ class StateSync:
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
         self._retry_at = 0.0
-        self._answered: dict[PeerId, float] = {}
         self._took_s: float | None = None  # to come to the state at the head, the last time
-        self.newcomers = Newcomers()
-        """Who is on the way to a state, for the rounds that this node leads."""
 
     async def run(self) -> None:
         """Do what waits for peers, until cancelled.
@@ -78,22 +72,11 @@ class StateSync:
             async for job in self._job_queue:
                 nursery.start_soon(job)
 
-    # -- what peers say --------------------------------------------------------------------------------------
+    # -- what peers claim --------------------------------------------------------------------------------------
 
     def ahead(self, peer: PeerId, position: Position) -> None:
         """This peer claims that all before `position` is decided."""
         self._hints.heard(peer, position, members=self._custody.head.members)
-
-    def answer_late(self, peer: PeerId, position: Position, message: Message) -> None:
-        """Anything of an older round is answered with its certificate, or with the rebase that abandoned it, at most
-        once a second per peer."""
-        now = trio.current_time()
-        due = now - self._answered.get(peer, float("-inf")) > ANSWER_PERIOD_S
-        if due and isinstance(message, RoundMessage) and not isinstance(message, Leave):
-            certificate = self._custody.chain.decided(position)
-            if certificate is not None:
-                self._answered[peer] = now
-                self._p.links.send(peer, certificate)
 
     # -- what is due -----------------------------------------------------------------------------------------
 
@@ -207,19 +190,6 @@ class StateSync:
 
     # -- S(0) ------------------------------------------------------------------------------------------------
 
-    def another_genesis(self, peer: PeerId, ready: Ready) -> bool:
-        """Whether the first founder drew another S(0) than this machine, while its word still decides.
-
-        The same seed may give other last bits on another CPU. Once something is bound here, others may have decided on
-        a state that follows from the one here.
-        """
-        differs = peer != self._me and peer == self._custody.head.planner and ready.state != self._custody.digest
-        return differs and self._genesis_is_open()
-
-    def _genesis_is_open(self) -> bool:
-        head = self._custody.head
-        return not head.round and not any(r.kind in BINDING for r in self._p.store.bound_in(next_position(head)))
-
     def fetch_genesis(self, founder: PeerId) -> None:
         """Have S(0) as the first founder has it, unless that is under way; it is tried as often as it is heard of."""
         if not self._fetching_genesis and trio.current_time() >= self._retry_at:
@@ -233,15 +203,12 @@ class StateSync:
         if state is not None:
             self._put(AnotherGenesis(state))
 
-    async def take_genesis(self, event: AnotherGenesis) -> bool:
-        """Hold the first founder's S(0) if its word still decides; whether it is held.
-
-        Raises ConfigError, StorageError.
-        """
-        if event.state.round or not self._genesis_is_open():
+    async def take_genesis(self, state: CertifiedState) -> bool:
+        """Hold the first founder's S(0); False if it is none. Raises ConfigError, StorageError."""
+        if state.round:
             return False
         logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
-        await self.adopt(event.state)
+        await self.adopt(state)
         return True
 
     async def adopt(self, state: CertifiedState) -> None:

@@ -62,7 +62,7 @@ class CertifiedRounds(Rounds):
     @property
     def record_phase(self) -> Phase:
         """See `Rounds`. Who is needed until a vote is through says only that it is paused."""
-        if not self._engine.departure.needed:
+        if not self._engine.member.needed:
             return super().record_phase
         return "joining" if self._engine.machine is None else "paused"
 

@@ -20,7 +20,6 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.fork_watch import ForkWatch
-from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
@@ -36,6 +35,7 @@ from shoal.node.training.trainer import TrainerEvent
 from shoal.node.training.training import TrainingDesk
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Reduced
 from shoal.protocol.messages import Value
 from shoal.protocol.peering import FetchRequest
 from shoal.protocol.wire import canonical, decode

@@ -36,7 +36,7 @@ from shoal.node.state import tensor_files
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.protocol.messages import Message, Value
+from shoal.protocol.messages import NO_HASH, Message, Value
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY
 from tests.node.box_life import NUMEL, Life
 from tests.node.box_net import Net
@@ -254,6 +254,9 @@ class Box:
                 states[value.hash] = states[value.rollback.target.certificate]
                 counted[:] = 0  # what was learnt since is dropped
                 continue
+            if value.plan == NO_HASH:  # the authority went on from the head
+                states[value.hash] = states[value.base]
+                continue
             finals = self.finals[value.plan]
             began = (p for p in finals.plan.participants if p.root in self.contributions)  # who did not is in nothing
             given = {p.peer: self.contributions[p.root] for p in began}
@@ -305,6 +308,11 @@ def manifest_of(founders: Sequence[PeerId], codec: str, grace_s: float, strategy
 
 @pytest.fixture
 def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """The disks of a box."""
+    return simulated(monkeypatch)
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Disks:
     """Everything that a box needs of the process: its disks, its threads, its tasks in an order of the seed's."""
     monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", LOG_LIMIT_BYTES)
     monkeypatch.setattr(engine_module, "PLAN_OUT_S", 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.rounds.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_PATIENCE_S
 from tests.node.lab import Swarm, assert_exact, assert_votes_once, eventually
 from tests.node.test_joining import MODEL
 

@@ -64,7 +64,7 @@ def test_certificate_of_a_rollback_to_nowhere_ends_no_node(tmp_path: Path, disks
 
 def invention(box: Box, liar: Life, head: Value) -> Finals:
     """Finals of a plan that nobody was sent, in which its lead weighs a thousand times what the others do."""
-    settings, key, peers = liar.engine._settings, key_of(box, liar), sorted(box.peers)
+    settings, key, peers = liar.engine.member._settings, key_of(box, liar), sorted(box.peers)
     place, chunks = peers.index(liar.peer), -(-settings.numel // settings.chunk_values)
     plan = Plan(
         term=head.next_term,

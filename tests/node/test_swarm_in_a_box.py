@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Reduced
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine

@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.simulate.outcome import Kit, Workload
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.node.rounds.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_PATIENCE_S
 from shoal.protocol.round import RoundMachine
 
 LAST_COPY = random_scenario(995)
@@ -76,18 +76,21 @@ def joined_and_left(leaves_at_s: float) -> Scenario:
     return Scenario(peers=1, rounds=8, seed=1, fault=faults)
 
 
-@pytest.mark.parametrize("leaves_at_s", [9.3, 9.6], ids=["its contribution made", "in training"])
-def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(leaves_at_s: float) -> None:
+@pytest.mark.parametrize(
+    ("leaves_at_s", "alone"), [(9.3, 3), (9.6, 4)], ids=["the round nearly trained", "a round later, in training"]
+)
+def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(leaves_at_s: float, alone: int) -> None:
     simulation = Gone(joined_and_left(leaves_at_s), Kit(work=Workload(state_bytes=60e6)))
     outcome = simulation.run()
     assert (outcome.violation, outcome.rounds_certified) == ("", 8)
     founder, newcomer = simulation.peers
     members = {value.round: value.members for value in newcomer.disk.chain}
-    assert members[4] == (founder.id,)
-    assert 9.3 < simulation.decided_at[4] < 9.6
-    assert members[5] == tuple(sorted((founder.id, newcomer.id)))
-    assert simulation.decided_at[5] < simulation.left_at[0] < simulation.decided_at[5] + 1.0
-    assert members[6] == (newcomer.id,)
+    together = alone + 1
+    assert members[alone] == (founder.id,)
+    assert simulation.decided_at[alone] < leaves_at_s
+    assert members[together] == tuple(sorted((founder.id, newcomer.id)))
+    assert simulation.decided_at[together] < simulation.left_at[0] < simulation.decided_at[together] + 1.0
+    assert members[together + 1] == (newcomer.id,)
 
 
 def test_leaver_whose_state_takes_too_long_to_fetch_goes_when_its_patience_is_over() -> None:

@@ -14,6 +14,7 @@ from blake3 import blake3
 from shoal.collectives.finals import FinalFormat
 from shoal.lab.simulate import judge as judge_module
 from shoal.lab.simulate import watch as watch_module
+from shoal.lab.simulate.course import DOERS
 from shoal.lab.simulate.many import simulate_many, violation_of
 from shoal.lab.simulate.network import IN_FLIGHT_S, Timeline
 from shoal.lab.simulate.outcome import Kit
@@ -27,7 +28,10 @@ from shoal.protocol import gathering as gathering_module
 from shoal.protocol import round as round_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
+from shoal.protocol.agreement import NeedState
+from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.certificate import lead
+from shoal.protocol.effects import AdoptGenesis, FetchGenesis, MemberEffect, PauseTrainer
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from tests.lab.simulate.seeded_bugs import (
@@ -310,3 +314,10 @@ def test_shrunk_scenario_still_fails_and_is_printed_as_a_test() -> None:
 def test_many_seeds_are_told_with_their_faults() -> None:
     report = simulate_many(200, 3, rounds=2, limit_s=1e9)
     assert (report["seeds"], report["violations"], report["rounds_certified"]) == (3, 0, 6)
+
+
+def test_every_effect_of_a_member_is_done_or_cannot_come_about_here() -> None:
+    """Everybody draws the same S(0); nobody pauses, goes back or shows evidence."""
+    never = {AdoptGenesis, FetchGenesis, NeedState, NeedEvidence, PauseTrainer}
+    assert DOERS.keys() | never == set(MemberEffect.__args__)
+    assert DOERS.keys().isdisjoint(never)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.outcome import Progress
-from shoal.node.rounds.inbox import SetPaused
 from shoal.node.training.trainer import Restarted
+from shoal.protocol.inputs import SetPaused
 
 GONE = Detached(cause="the training loop (process 7) is gone", round=None)
 BACK = Restarted(cause="a training loop attached", round=None)

@@ -22,6 +22,7 @@ from shoal.node.rounds.amendments import NAME, Amending
 from shoal.node.rounds.authority import KEY_NAME
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.state_transition import StateTransition
+from shoal.node.rounds.surroundings import NodeSurroundings
 from shoal.node.state.contributions import Contributions
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import write_state
@@ -344,7 +345,9 @@ def test_part_in_a_round_is_by_its_settings_from_the_anchor_on(tmp_path: Path) -
     amended = here.ledger.chain.amended(4)
     assert here.orders == ["stand on 2", "stand on 3", amended]
     assert here.make() == "bf16"
-    assert here.part.recent_members() == frozenset(here.ledger.peers)
+    surroundings = NodeSurroundings(here.part._p)
+    surroundings.begin(here.part, Fragments(GRID))
+    assert [surroundings.rules(round).staleness_rounds for round in (3, 4)] == [3, 0]
     here.ledger.certify()
     here.stand()
     assert here.orders[3:] == ["stand on 4"]
@@ -393,12 +396,12 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
 
     here.custody.finals = no_finals
     parts = here.part._p
-    parts.store = SimpleNamespace(bound_in=lambda position: [])  # type: ignore[misc]
     found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
     parts.resumption = SimpleNamespace(  # type: ignore[misc]
         find=lambda chain, *, countable: found, restore_trainer=restore
     )
-    trio.run(here.part.resume)
+    assert not trio.run(partial(here.part.find_work, countable=True))
+    trio.run(here.part.resume_work)
     assert told == ["restored"]
     here.stand()
     assert here.orders == ["stand on 3", chain.amended(4)]

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from shoal.node.holds import Holds
-from shoal.node.rounds.engine import PLAN_OUT_S, Engine
+from shoal.node.rounds.engine import PERFORMERS, PLAN_OUT_S, Engine
 from shoal.protocol.effects import Repair, StartReduce
 from shoal.protocol.messages import Plan
 from tests.node.ledger import Ledger, identity, plan_of
@@ -53,5 +53,5 @@ def test_a_lead_sees_its_plan_out_before_its_own_threads_are_at_work(kind: Any, 
     plan = plan_of([identity(1), identity(2)], LEDGER.chain.head)
     for me, expected in ((plan.planner, ["plan is out", does]), (identity(9).peer_id, [does])):
         parts = Parts(me)
-        trio.run(engine_of(parts)._follow, effect_of(kind, plan))
+        trio.run(PERFORMERS[kind], engine_of(parts), effect_of(kind, plan))
         assert parts.did == expected

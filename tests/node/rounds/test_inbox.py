@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import trio
 import trio.testing
 
-from shoal.node.rounds.early import (
-    EARLY_LIMIT_BYTES,
-    EARLY_LIMIT_MESSAGES,
-    EARLY_PEER_LIMIT_BYTES,
-    EARLY_PEER_LIMIT_MESSAGES,
-    Heard,
-)
 from shoal.node.rounds.engine import Engine
-from shoal.node.rounds.inbox import (
-    NEIGHBOURS_BEGIN_S,
-    TICK_S,
-    Inbox,
-    Input,
-    Linked,
-    SetPaused,
-    Tick,
-)
+from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, TICK_S, Inbox, ToHandle
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Heard, Linked, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
-from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
 
 PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
@@ -38,8 +25,8 @@ def heard(round: int) -> Heard:
     return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
 
 
-def drained(inbox: Inbox, count: int) -> list[Input]:
-    async def main() -> list[Input]:
+def drained(inbox: Inbox, count: int) -> list[ToHandle]:
+    async def main() -> list[ToHandle]:
         return [await inbox.next() for _ in range(count)]
 
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -54,7 +41,7 @@ def test_inbox_gives_a_due_tick_then_own_inputs_then_those_of_peers_in_order() -
 
 
 def test_inbox_ticks_in_time_however_much_peers_say() -> None:
-    async def main() -> list[Input]:
+    async def main() -> list[ToHandle]:
         inbox, given = Inbox(), []
         for _ in range(20):
             inbox.hear(heard(1))
@@ -67,52 +54,13 @@ def test_inbox_ticks_in_time_however_much_peers_say() -> None:
     assert sum(isinstance(event, Tick) for event in given) == 10
 
 
-def test_inbox_keeps_what_is_early_once_and_bounded() -> None:
-    inbox = Inbox()
-    inbox.keep_for_later(ready(OTHER, 7))
-    for round in range(EARLY_PEER_LIMIT_MESSAGES + 1):
-        inbox.keep_for_later(heard(round))
-    early = inbox.take_early()
-    positions = [(Term(), 7), *((Term(), n) for n in range(1, EARLY_PEER_LIMIT_MESSAGES + 1))]
-    assert [event.position for event in early] == positions
-    assert inbox.take_early() == []
-
-
-def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() -> None:
-    inbox, words = Inbox(), tuple([1.5] * 16384)
-    inbox.keep_for_later(ready(OTHER, 2))
-    large = Heard(PEER, msgspec.structs.replace(READY, round=2, squares=words))
-    size = len(canonical(large.message))
-    for _ in range(2 * EARLY_PEER_LIMIT_BYTES // size):
-        inbox.keep_for_later(large)
-    early = inbox.take_early()
-    assert early[0] == ready(OTHER, 2)
-    assert (len(early) - 1) * size <= EARLY_PEER_LIMIT_BYTES < len(early) * size
-    strangers = [Identity.from_seed(bytes([9, n]) * 16).peer_id for n in range(40)]
-    inbox.keep_for_later(ready(OTHER, 2))
-    for stranger in strangers:
-        for _ in range(EARLY_PEER_LIMIT_BYTES // size):
-            inbox.keep_for_later(Heard(stranger, large.message))
-    early = inbox.take_early()
-    assert early[0] == ready(OTHER, 2)
-    assert EARLY_LIMIT_BYTES - size < (len(early) - 1) * size <= EARLY_LIMIT_BYTES
-    for stranger in strangers:
-        for round in range(EARLY_PEER_LIMIT_MESSAGES):
-            inbox.keep_for_later(ready(stranger, round))
-    inbox.keep_for_later(ready(OTHER, 2))
-    early = inbox.take_early()
-    assert len(early) == EARLY_LIMIT_MESSAGES
-    assert early[-1] == ready(OTHER, 2)
-
-
 def ready(peer: PeerId, round: int) -> Heard:
     return Heard(peer, msgspec.structs.replace(READY, round=round))
 
 
 def test_neighbours_are_waited_for_until_they_announce_themselves_in_the_round() -> None:
-    async def main() -> tuple[float, list[Heard], Input]:
+    async def main() -> tuple[float, ToHandle]:
         inbox, began = Inbox(), trio.current_time()
-        inbox.keep_for_later(ready(PEER, 2))
 
         async def say() -> None:
             for one in (ready(OTHER, 1), Heard(OTHER, heard(2).message), ready(OTHER, 2)):
@@ -121,14 +69,14 @@ def test_neighbours_are_waited_for_until_they_announce_themselves_in_the_round()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(say)
-            await inbox.until_begun((Term(), 2), frozenset({PEER, OTHER}))
+            await inbox.until_begun((Term(), 2), frozenset({OTHER}))
             took = trio.current_time() - began
         await inbox.next()  # a tick
-        return took, inbox.take_early(), await inbox.next()
+        return took, await inbox.next()
 
-    took, early, first = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    took, first = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert took == pytest.approx(0.03)
-    assert (early, first) == ([ready(PEER, 2)], ready(OTHER, 1)), "nothing is taken out"
+    assert first == ready(OTHER, 1), "nothing is taken out"
 
 
 @pytest.mark.parametrize(("neighbours", "limit_s"), [({OTHER}, NEIGHBOURS_BEGIN_S), ({PEER}, 0), (set(), 0)])
@@ -153,6 +101,6 @@ class Unwritten:
 def test_engine_answers_a_new_link_only_in_its_turn() -> None:
     engine = Engine.__new__(Engine)
     engine._inbox = Inbox()
-    engine.machine = Unwritten()  # type: ignore[assignment]
+    engine.member = SimpleNamespace(machine=Unwritten())  # type: ignore[assignment]
     engine.linked(PEER, (Term(), 3))  # while the engine waits for an fsync, say
     assert drained(engine._inbox, 2) == [Tick(), Linked(PEER, (Term(), 3))]

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
 import trio
 
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.participation import Participation
 from shoal.node.training.training import TrainingDesk
-from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
-from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING
 from shoal.protocol.terms import make_rebase
-from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, vector
+from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
 
 
 class Part:
@@ -40,17 +36,11 @@ class Part:
             finals=self._finals,
             digest=NO_HASH,
         )
-        self.records: list[DurableRecord] = []
-        self.orders: list[str] = []
-        self.desk = SimpleNamespace(
-            stand_on=self._stand_on, train=self._train, pause=self._pause, resume=self._resume, paused=False
-        )
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=manifest),
             identity=me,
             custody=self.custody,
-            desk=self.desk,
-            store=SimpleNamespace(bound_in=lambda at: [r for r in self.records if (r.term, r.round) == at]),
+            desk=SimpleNamespace(stand_on=self._stand_on),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
@@ -58,38 +48,6 @@ class Part:
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))
         await trio.lowlevel.checkpoint()
-
-    async def _train(self, *order: object, contribute: bool) -> None:
-        self.orders.append("train")
-        await trio.lowlevel.checkpoint()
-
-    async def _pause(self) -> None:
-        self.desk.paused = True
-        await trio.lowlevel.checkpoint()
-
-    async def _resume(self) -> None:
-        self.desk.paused = False
-        await trio.lowlevel.checkpoint()
-
-    def said_after(self, *paused: bool) -> list[str]:
-        """The roles that the engine announces as it is paused and resumed in one round."""
-        said: list[str] = []
-
-        async def carry_out(roles: list[str]) -> None:
-            said.extend(roles)
-            await trio.lowlevel.checkpoint()
-
-        machine = SimpleNamespace(agreement=SimpleNamespace(member=True), ready=lambda ready, at: [ready.role])
-        engine = SimpleNamespace(
-            machine=machine, finished=False, leaving=False, _desk=self.desk, _part=self.part, _carry_out=carry_out
-        )
-
-        async def main() -> None:
-            for one in paused:
-                await Engine._set_paused(engine, one)  # type: ignore[arg-type]
-
-        trio.run(main)
-        return said
 
     async def _finals(self, round: int, peers: list[str]) -> object:
         await trio.lowlevel.checkpoint()
@@ -112,59 +70,6 @@ class Part:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
         return bool(contributions._input(np.zeros(GRID.numel, np.float32), contributions._left[0], GRID).any())
-
-
-def test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before() -> None:
-    here = Part(3)
-    assert here.part.role(finished=False) == TRAINING
-    assert here.said_after(True, False) == [OBSERVER, TRAINING]
-    assert here.orders == ["train"]
-    here.make()
-    assert here.part.role(finished=False) == CONTRIBUTOR
-    assert here.said_after(True, False) == []  # its contribution is made, whatever comes after it
-
-
-def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() -> None:
-    """Else it would train on the batches of the round a second time, and be counted for both."""
-    here = Part(3)
-    head = here.custody.head
-    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
-    assert here.part.role(finished=False) == OBSERVER
-    assert here.said_after(True, False) == [OBSERVER, OBSERVER]
-    assert here.orders == []
-
-
-@pytest.mark.parametrize("others", [0, 1, 2])
-def test_who_announced_makes_another_contribution_only_where_nobody_else_can_have_heard(others: int) -> None:
-    here = Part(3)
-    head = here.custody.head
-    here.custody.head = msgspec.structs.replace(head, members=head.members[: others + 1])
-    here.part._me = head.members[0]
-    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
-    assert here.part.role(finished=False) == (OBSERVER if others else TRAINING)
-
-
-@pytest.mark.parametrize("kind", sorted(BINDING))
-@pytest.mark.parametrize("alone", [True, False])
-def test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round(kind: str, alone: bool) -> None:
-    """Killed between its vote and the certificate, without its work on disk: what it made is in that value."""
-    here = Part(3)
-    head = here.custody.head
-    if alone:
-        here.custody.head = msgspec.structs.replace(head, members=(here.part._me,))
-    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
-    assert here.part.role(finished=False) == (TRAINING if alone else OBSERVER)
-    here.records.append(DurableRecord(kind=kind, term=head.next_term, round=head.next_round - 1))
-    assert here.part.role(finished=False) == (TRAINING if alone else OBSERVER)
-    here.records.append(DurableRecord(kind=kind, term=head.next_term, round=head.next_round))
-    assert here.part.role(finished=False) == OBSERVER
-
-
-def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
-    here = Part(3)
-    here.part._me = identity(200).peer_id
-    assert here.said_after(True, False) == [OBSERVER, JOINER]
-    assert here.orders == []
 
 
 def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> None:

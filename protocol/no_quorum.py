@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.node.outcome import Notice
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -18,11 +17,11 @@ ALONE_S = 3.0  # without a quorum, until it is said and training goes on alone
 IDLE_S = 3.0  # that nobody trains, until an observer contributes
 
 
-def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> Notice:
+def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
     """What to tell the user; `waits`: this node cannot train on meanwhile."""
     help = "start these members again, or, gone for good, `shoal rebase --forget` them"
     meanwhile = "waiting" if waits else "training on locally"
-    return Notice(text=f"no quorum, {meanwhile}; {help}: {', '.join(missing)}")
+    return f"no quorum, {meanwhile}; {help}: {', '.join(missing)}"
 
 
 def abstaining(round: int) -> str:
@@ -42,7 +41,7 @@ class Advice:
     contribute_after_all: bool = False
 
 
-class Solitude:
+class NoQuorum:
     """Watches one round after the other. `without_quorum` is for status."""
 
     def __init__(self) -> None:

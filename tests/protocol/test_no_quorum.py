@@ -1,11 +1,11 @@
-"""Solitude: told once that there is no quorum, trained on all the while, and a contribution where nobody makes one."""
+"""NoQuorum: told once that there is no quorum, trained on all the while, and a contribution where nobody makes one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import cast
 
-from shoal.node.rounds.solitude import ALONE_S, IDLE_S, Advice, Solitude
+from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum
 from shoal.protocol.round import Phase, RoundMachine
 
 
@@ -32,7 +32,7 @@ class Round:
 
 
 def advise(
-    solitude: Solitude,
+    solitude: NoQuorum,
     round: Round,
     now: float,
     *,
@@ -45,7 +45,7 @@ def advise(
 
 
 def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_one() -> None:
-    solitude, round = Solitude(), Round(quorum=False)
+    solitude, round = NoQuorum(), Round(quorum=False)
     said = [advise(solitude, round, now).say_no_quorum for now in (0.0, ALONE_S / 2, ALONE_S, ALONE_S + 1)]
     assert said == [False, False, True, False]
     assert solitude.without_quorum
@@ -57,7 +57,7 @@ def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_on
 
 
 def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribution() -> None:
-    solitude, round = Solitude(), Round(quorum=False)
+    solitude, round = NoQuorum(), Round(quorum=False)
     advise(solitude, round, 0.0)
     assert not advise(solitude, round, ALONE_S).train_on
     assert not advise(solitude, round, ALONE_S, contributed=True, may_train=False).train_on
@@ -68,7 +68,7 @@ def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribu
 
 
 def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_train() -> None:
-    solitude, round = Solitude(), Round(busy=False)
+    solitude, round = NoQuorum(), Round(busy=False)
     solitude.begin_round(0.0)
     wanted = [advise(solitude, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
     assert wanted == [False, False, True, False]
@@ -82,7 +82,7 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
 
 def test_solitude_contributes_to_no_round_of_which_a_value_is_known() -> None:
     """The contribution that was lost may be in it: made again it would be counted twice."""
-    solitude, bound = Solitude(), Round(busy=False, agreement=Membership(something_binds=True))
+    solitude, bound = NoQuorum(), Round(busy=False, agreement=Membership(something_binds=True))
     solitude.begin_round(0.0)
     assert not any(advise(solitude, bound, now).contribute_after_all for now in (0.0, IDLE_S, 2 * IDLE_S))
     bound.agreement.something_binds = False

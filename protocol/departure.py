@@ -18,9 +18,6 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
-import trio
-
-from shoal.node.outcome import Notice, Progress
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -41,10 +38,10 @@ class Parting(Enum):
 class Departure:
     """When this node may go. `left` is set when it has gone, `finished` once its rounds are done.
 
-    tell: is called with what the user is to know.
+    tell: is called with what the user is to know, in a line.
     """
 
-    def __init__(self, *, rounds: int | None, tell: Callable[[Progress], None] = lambda _: None) -> None:
+    def __init__(self, *, rounds: int | None, tell: Callable[[str], None] = lambda _: None) -> None:
         self._rounds = rounds
         self._tell = tell
         self._asked_at: float | None = None
@@ -53,7 +50,7 @@ class Departure:
         self.needed = False
         """Whether this node is to leave, and stays for the sake of others who want what it has."""
         self.finished = False
-        self.left = trio.Event()
+        self.left = False
 
     @property
     def asked(self) -> bool:
@@ -91,7 +88,7 @@ class Departure:
 
     def advise(self, machine: RoundMachine, now: float) -> Parting:
         """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary."""
-        if self._asked_at is None or self.left.is_set():
+        if self._asked_at is None or self.left:
             return Parting.STAY
         overdue = self.overdue(now)
         alone = machine.holds_alone()
@@ -116,26 +113,26 @@ class Departure:
             self._tell(waits_for_others(machine.previous.state_round))
 
 
-def waits_for_others(round: int) -> Notice:
+def waits_for_others(round: int) -> str:
     """What to tell the user of a node that is to leave and stays a while."""
-    return Notice(
-        text=f"the others cannot go on from round {round} without this node yet: staying until they can, "
+    return (
+        f"the others cannot go on from round {round} without this node yet: staying until they can, "
         f"{LEAVE_PATIENCE_S:g} s at most"
     )
 
 
-def only_copy_goes(round: int) -> Notice:
+def only_copy_goes(round: int) -> str:
     """What to tell the user of a node that leaves with what nobody else has."""
-    return Notice(
-        text=f"leaving with the only copy of the state of round {round}, which nobody fetched within "
+    return (
+        f"leaving with the only copy of the state of round {round}, which nobody fetched within "
         f"{LEAVE_PATIENCE_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
         "until `shoal rebase --forget` has them go on from an earlier round"
     )
 
 
-def last_voter_goes(round: int) -> Notice:
+def last_voter_goes(round: int) -> str:
     """What to tell the user of a node without which nobody can certify a round."""
-    return Notice(
-        text=f"leaving although the others, who have the state of round {round}, cannot certify another without this "
+    return (
+        f"leaving although the others, who have the state of round {round}, cannot certify another without this "
         "node: start it again on its data folder, or let `shoal rebase --forget` have them go on without it"
     )

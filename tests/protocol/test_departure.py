@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from shoal.node.outcome import Notice, Progress
-from shoal.node.rounds.departure import LEAVE_PATIENCE_S, Departure, Parting
+from shoal.protocol.departure import LEAVE_PATIENCE_S, Departure, Parting
 from shoal.protocol.identity import Identity
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -76,7 +75,7 @@ def test_departure_waits_for_nothing_longer_than_its_patience_from_the_first_tim
     departure.ask(1.0 + LEAVE_PATIENCE_S / 2)
     assert advise(departure, Round(phase), 0.9 + LEAVE_PATIENCE_S) is not Parting.GO
     assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.GO
-    departure.left.set()
+    departure.left = True
     assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.STAY
 
 
@@ -85,12 +84,8 @@ class Leaving:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.departure = Departure(rounds=None, tell=self._tell)
+        self.departure = Departure(rounds=None, tell=self.told.append)
         self.departure.ask(0.0)
-
-    def _tell(self, progress: Progress) -> None:
-        assert isinstance(progress, Notice)
-        self.told.append(progress.text)
 
     def advise(self, round: Round, now: float) -> Parting:
         return advise(self.departure, round, now)

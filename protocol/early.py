@@ -1,6 +1,6 @@
 """What peers said about rounds that have not begun here: kept for later, and no more of one peer than it needs for one.
 
-Who says too much loses its oldest words, not another's; and where all say too much, who takes up most room does.
+Who says too much loses its oldest messages, not another's; and where all say too much, who takes up most room does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Rebase, RoundMessage, Term, Value
+from shoal.protocol.inputs import Heard
 from shoal.protocol.wire import canonical
 
 EARLY_PEER_LIMIT_MESSAGES = 64
@@ -22,42 +21,31 @@ EARLY_LIMIT_MESSAGES = 1024
 EARLY_LIMIT_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A round message from a peer."""
-
-    peer: PeerId
-    message: Message
-
-    @property
-    def position(self) -> Position:
-        """The decision that the message is about."""
-        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
-        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
-
-
 @dataclass(slots=True)
-class _Words:
+class _Kept:
     """Of one peer, the oldest first: each with its place among all, and its size in bytes."""
 
     kept: deque[tuple[int, Heard, int]] = field(default_factory=deque)
     size: int = 0
 
 
-class EarlyWords:
+class EarlyMessages:
     """Messages that wait for their round. Use from one thread."""
 
     def __init__(self) -> None:
-        self._by_peer: dict[PeerId, _Words] = {}
+        self._by_peer: dict[PeerId, _Kept] = {}
         self._count = self._size = 0
         self._places = itertools.count()
 
     def __iter__(self) -> Iterator[Heard]:
         return (heard for words in self._by_peer.values() for _, heard, _ in words.kept)
 
+    def __len__(self) -> int:
+        return self._count
+
     def keep(self, heard: Heard) -> None:
         """Keep a message, and let go of what is too much."""
-        words, size = self._by_peer.setdefault(heard.peer, _Words()), len(canonical(heard.message))
+        words, size = self._by_peer.setdefault(heard.peer, _Kept()), len(canonical(heard.message))
         words.kept.append((next(self._places), heard, size))
         words.size += size
         self._size += size

@@ -1,0 +1,125 @@
+"""What a member (`shoal.protocol.member`) looks at before it decides, in the parts of a node, and what users want."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from shoal.collectives.fragments import Fragments
+from shoal.node.rounds.amendments import Amending
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.going_back import GoingBack
+from shoal.node.rounds.participation import Participation
+from shoal.protocol.chain import Chain, Position
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.effects import Effect
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import StateHeld
+from shoal.protocol.member import Rules
+from shoal.protocol.messages import Value
+from shoal.protocol.planning import RoundSettings
+from shoal.protocol.round import RoundMachine
+from shoal.protocol.wire import HASH_BYTES
+
+
+class NodeSurroundings:
+    """As `Surroundings` says. `believed_alive` is for the engine to keep up; `part` has what the node gives."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._p = parts
+        self._fragments: Fragments
+        self._part: Participation | None = None
+        self.believed_alive: frozenset[PeerId] = frozenset()
+
+    def begin(self, part: Participation, fragments: Fragments) -> None:
+        """The model is built."""
+        self._part, self._fragments = part, fragments
+
+    @property
+    def chain(self) -> Chain:
+        """All that is decided, as far as is known here."""
+        return self._p.custody.chain
+
+    @property
+    def current(self) -> bool:
+        """Whether the state at the head is here."""
+        return self._p.custody.current
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the state that is here."""
+        return self._p.custody.digest
+
+    @property
+    def made(self) -> bool:
+        """Whether this node's contribution to the round under way is made."""
+        return self._part is not None and self._part.made is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the user has the accelerator."""
+        return self._p.desk.paused
+
+    @property
+    def resting(self) -> bool:
+        """Whether the trainer has done what it was told."""
+        return self._p.desk.resting
+
+    @property
+    def waits_alone(self) -> bool:
+        """Whether the trainer waits without a quorum: of gradients an anchor gives this node one."""
+        return self._p.config.manifest.sync.exchanges_gradients
+
+    def bound_in(self, position: Position) -> Iterable[DurableRecord]:
+        """What is on disk of what this node bound itself to in a round."""
+        return self._p.store.bound_in(position)
+
+    def alive(self) -> frozenset[PeerId]:
+        """Who is believed alive."""
+        return self.believed_alive
+
+    def suspected(self) -> frozenset[PeerId]:
+        """Who of them may be gone."""
+        return self._p.suspected()
+
+    def linked(self) -> frozenset[PeerId]:
+        """Who can be told something."""
+        return self._p.links.linked()
+
+    def may_join(self, peer: PeerId) -> bool:
+        """Whether the swarm lets a peer in."""
+        return self._p.may_join(peer)
+
+    def stands_still(self, head: Value) -> str | None:
+        """In a word why nothing may be signed after `head`. Raises StorageError."""
+        return self._p.standstill.phase(head)
+
+    def rules(self, round: int) -> Rules:
+        """What holds in the round after the head."""
+        manifest = self.chain.amended(round) or self._p.config.manifest
+        settings = RoundSettings.of(manifest, self._fragments.of_round(round).numel)
+        return Rules(settings=settings, staleness_rounds=manifest.round.staleness_rounds)
+
+    def new_life(self) -> bytes:
+        """Drawn anew."""
+        return secrets.token_bytes(HASH_BYTES)
+
+
+class NodeWishes:
+    """As `Wishes` says, by what users ordered."""
+
+    def __init__(self, going_back: GoingBack, amending: Amending) -> None:
+        self._going_back = going_back
+        self._amending = amending
+
+    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
+        """What to say about going back in the round under way."""
+        return self._going_back.advise(machine, now)
+
+    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
+        """What to say about amending in the round under way."""
+        return self._amending.advise(machine, now)
+
+    def held(self, event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
+        """A state to go back to is on disk, or was not to be had this time."""
+        return self._going_back.held(event, machine)

@@ -1,0 +1,131 @@
+"""What a member is told: what peers say, what its trainer, its reductions and its user do, what became of its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.protocol.chain import Position
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
+
+
+class OfPlan(Protocol):
+    """All finals of a plan, as whoever reduces has them."""
+
+    @property
+    def plan(self) -> Plan:
+        """What they are of."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A round message from a peer."""
+
+    peer: PeerId
+    message: Message
+
+    @property
+    def position(self) -> Position:
+        """The decision that the message is about."""
+        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
+        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed, or who is alive changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A link came up: the peer, whose newest certificate is of `certified`, may have missed what this node said."""
+
+    peer: PeerId
+    certified: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The trainer made its inner steps of a round; `work` is theirs, as whoever encodes it knows it."""
+
+    round: int
+    work: object
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRestarted:
+    """The trainer began anew, and what it was ordered is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """All finals of a plan are here, from a reduction or fetched; they took so many seconds."""
+
+    finals: OfPlan
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetPaused:
+    """The user wants the accelerator, or gives it back."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """The authority, which is at this node, signed a rebase."""
+
+    rebase: Rebase
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Evidence of that digest is verified here, and no ban covers it."""
+
+    evidence: bytes
+    accused: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeld:
+    """The state of a round to go back to is on disk, and has this digest; None if it was not to be had this time."""
+
+    target: Target
+    digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMoved:
+    """The chain went on, or was replaced: the round under way is over, wherever its state may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSought:
+    """An attempt to come to the state at the head is over; it may be here."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenesisFetched:
+    """S(0) as the first founder has it; `state` as whoever holds states knows it."""
+
+    state: object
+
+
+Input = (
+    Heard
+    | Tick
+    | Linked
+    | Trained
+    | TrainerRestarted
+    | Reduced
+    | SetPaused
+    | Rebased
+    | Proven
+    | StateHeld
+    | HeadMoved
+    | StateSought
+    | GenesisFetched
+)

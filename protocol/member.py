@@ -1,0 +1,843 @@
+"""One member of a swarm, across its rounds: everything that a node decides about them, sans-IO.
+
+Theory. A member is fed one input after the other (inputs.py). To each it answers with one effect after the other
+(effects.py): its driver does what an effect asks for, however long that takes, and tells the member what came of it,
+before the next; only then comes the next input. So the order of a member's effects is the order in which things happen:
+what is to be on disk before something is said is written before it. What waits for a peer, or takes long, goes on
+beside, and comes back as an input.
+
+    take(input, now) ─► effect ─► done(result, now) ─► effect ─► … ─► None        or failed(error, now) in place of done
+
+Where a member stands, and what it takes there:
+
+    stands        while                                    goes on with
+    OUTSIDE       the state at the head is not here,       the state is here (StateSought)     -> IN_ROUND
+                  or something forbids to sign
+    IN_ROUND      a RoundMachine is under way              certified and applied               -> IN_ROUND, LINGERING
+                                                           certified, and not computed here    -> OUTSIDE
+                                                           the chain went on without it        -> OUTSIDE
+    LINGERING     the rounds asked for are done            those who are linked know it        -> IN_ROUND, to leave
+    GONE          it took its leave                        -
+
+Between two rounds:
+
+    Decided ─► own work on disk ─► append ─► tell ─► settle ─► apply ─► begin: restore the log, announce, give the
+    trainer the state, train, then take up what was said early
+
+The round machine (round.py) says what to do in a round; of its effects two wait for the others of their step: a
+reduction is closed off when all before that is done, and what is decided is carried out last of all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.bans import NeedEvidence
+from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.commitments import check_commitment
+from shoal.protocol.departure import LINGER_S, Departure, Parting
+from shoal.protocol.durable import BINDING, DurableRecord
+from shoal.protocol.early import EarlyMessages
+from shoal.protocol.effects import (
+    AdoptGenesis,
+    Announce,
+    Append,
+    Apply,
+    BeginRound,
+    Blame,
+    Certified,
+    ClaimsAhead,
+    CloseOff,
+    Contribute,
+    Effect,
+    Evicted,
+    Examine,
+    FetchFinals,
+    FetchGenesis,
+    FindWork,
+    FinishWork,
+    GiveWay,
+    Goodbye,
+    MemberEffect,
+    PauseTrainer,
+    Rejoin,
+    Repair,
+    ResumeWork,
+    SeekState,
+    Send,
+    SettleWork,
+    StandOnHead,
+    StartReduce,
+    StopReduction,
+    TakePart,
+    Tell,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
+    batched,
+)
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import (
+    GenesisFetched,
+    HeadMoved,
+    Heard,
+    Input,
+    Linked,
+    Proven,
+    Rebased,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    StateSought,
+    Tick,
+    Trained,
+    TrainerRestarted,
+)
+from shoal.protocol.messages import Certificate, Leave, Ready, Rebase, Report, RoundMessage, Value
+from shoal.protocol.newcomers import Newcomers
+from shoal.protocol.no_quorum import NoQuorum, abstaining, no_quorum
+from shoal.protocol.planning import (
+    CONTRIBUTOR,
+    JOINER,
+    OBSERVER,
+    TRAINING,
+    Deal,
+    RoundSettings,
+    absent_ready,
+    check_plan,
+)
+from shoal.protocol.probation import Probation
+from shoal.protocol.round import Phase, RoundMachine
+
+ANSWER_PERIOD_S = 1.0
+"""Between two answers to one peer that is behind."""
+ANSWERED_LIMIT_PEERS = 1024
+
+Steps = Generator[MemberEffect, Any, None]
+"""Effects, one after the other; each comes to what was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds in a round: the settings of its machine, and how many rounds a member may have been away."""
+
+    settings: RoundSettings
+    staleness_rounds: int
+
+
+class Surroundings(Protocol):
+    """What a member looks at before it decides. Nothing of it waits, and asking changes nothing."""
+
+    @property
+    def chain(self) -> Chain:
+        """All that is decided, as far as is known here. It changes by `Append`, or before a `HeadMoved`."""
+        ...
+
+    @property
+    def current(self) -> bool:
+        """Whether the state at the head is here."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the state that is here; there is one."""
+        ...
+
+    @property
+    def made(self) -> bool:
+        """Whether this node's contribution to the round under way is made."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether the user has the accelerator."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether the trainer has done what it was told."""
+        ...
+
+    @property
+    def waits_alone(self) -> bool:
+        """Whether an anchor gives the trainer one contribution only, so that without a quorum it waits."""
+        ...
+
+    def bound_in(self, position: Position) -> Iterable[DurableRecord]:
+        """What is on disk of what this node bound itself to in a round."""
+        ...
+
+    def alive(self) -> frozenset[PeerId]:
+        """Who is believed alive."""
+        ...
+
+    def suspected(self) -> frozenset[PeerId]:
+        """Who of them may be gone."""
+        ...
+
+    def linked(self) -> Collection[PeerId]:
+        """Who can be told something."""
+        ...
+
+    def may_join(self, peer: PeerId) -> bool:
+        """Whether the swarm lets a peer in."""
+        ...
+
+    def stands_still(self, head: Value) -> str | None:
+        """In a word why nothing may be signed after `head`; None if it may. Raises StorageError."""
+        ...
+
+    def rules(self, round: int) -> Rules:
+        """What holds in the round after the head, which is `round`."""
+        ...
+
+    def new_life(self) -> bytes:
+        """32 bytes that no machine had before."""
+        ...
+
+
+class Wishes(Protocol):
+    """What users want that no round does by itself: to go back, to amend."""
+
+    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
+        """What to say about that in the round under way."""
+        ...
+
+    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
+        """What to say about that in the round under way."""
+        ...
+
+    def held(self, event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
+        """A state to go back to is on disk, or was not to be had this time."""
+        ...
+
+
+class Standing(enum.Enum):
+    """Where a member stands."""
+
+    OUTSIDE = "outside"
+    IN_ROUND = "in round"
+    LINGERING = "lingering"
+    GONE = "gone"
+
+
+class Member:
+    """One member's decisions. `rounds`: how many to take part in; `newcomers`: who is on the way to a state."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        surroundings: Surroundings,
+        wishes: Wishes,
+        deal: Deal,
+        rounds: int | None = None,
+        make: Callable[..., RoundMachine] = RoundMachine,
+    ) -> None:
+        self._identity = identity
+        self._me = identity.peer_id
+        self._here = surroundings
+        self._wishes = wishes
+        self._deal = deal
+        self._make = make
+        self._said: list[str] = []
+        self._early = EarlyMessages()
+        self._answered: dict[PeerId, float] = {}
+        self._departure = Departure(rounds=rounds, tell=self._said.append)
+        self._no_quorum = NoQuorum()
+        self._probation = Probation()
+        self._reports: dict[bytes, Report] = {}
+        self._settings: RoundSettings
+        self._resumed = False
+        self._linger_until: float | None = None
+        self._still: str | None = None
+        self._now = 0.0
+        self._steps: Steps | None = None
+        self.newcomers = Newcomers()
+        self.machine: RoundMachine | None = None
+
+    # -- for drivers -----------------------------------------------------------------------------------------
+
+    def take(self, event: Input, now: float) -> MemberEffect | None:
+        """An input; the first effect that it has, None if it has none. Raises RemoteError for a `Rebased` amiss."""
+        if self._steps is not None:
+            raise LocalError(f"{type(event).__name__} came before the last effect was done")
+        self._now = now
+        self._steps = TRANSITIONS[type(event)][self.standing](self, event)
+        return self._next(None)
+
+    def done(self, result: Any, now: float) -> MemberEffect | None:
+        """The last effect is done, and came to `result`; the next one, None if there is none."""
+        self._now = now
+        return self._next(result)
+
+    def failed(self, error: RemoteError, now: float) -> MemberEffect | None:
+        """The last effect was refused; the next one, None if there is none. Raises what the member does not take."""
+        self._now = now
+        return self._next(error)
+
+    def _next(self, came: Any) -> MemberEffect | None:
+        steps = self._steps
+        if steps is None:
+            raise LocalError("no effect is under way")
+        self._steps = None
+        try:
+            effect = steps.throw(came) if isinstance(came, RemoteError) else steps.send(came)
+        except StopIteration:
+            return None
+        self._steps = steps
+        return effect
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing:
+        """Where this member stands."""
+        if self._departure.left:
+            return Standing.GONE
+        if self._linger_until is not None:
+            return Standing.LINGERING
+        return Standing.OUTSIDE if self.machine is None else Standing.IN_ROUND
+
+    @property
+    def phase(self) -> str:
+        """What it does, for its user."""
+        if self.leaving:
+            return "leaving"
+        if self.machine is None:
+            return "done" if self.finished else self._still or "joining"
+        if self.abstains is not None:
+            return "abstaining"
+        if self._no_quorum.without_quorum:
+            return "no quorum"
+        return "paused" if self._here.paused else self.machine.phase.value
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether something forbids it to sign, as far as was looked."""
+        return self._still is not None
+
+    @property
+    def abstains(self) -> str | None:
+        """Why it signs nothing in the round under way, and what helps; None if it may sign."""
+        machine = self.machine
+        return abstaining(machine.round) if machine is not None and machine.agreement.abstains else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rounds asked for are done: the node stops by itself."""
+        return self._departure.finished
+
+    @property
+    def leaving(self) -> bool:
+        """Whether leaving was asked for."""
+        return self._departure.asked
+
+    @property
+    def needed(self) -> bool:
+        """Whether it is to leave, and stays for the sake of others who want what it has."""
+        return self._departure.needed
+
+    def overdue(self, now: float) -> bool:
+        """Whether it was to leave so long ago that it waits for nothing more."""
+        return self._departure.overdue(now)
+
+    @property
+    def early(self) -> int:
+        """How many messages wait for their round."""
+        return len(self._early)
+
+    def missing(self) -> tuple[PeerId, ...]:
+        """The electorate's members that are not here; a machine that has just begun has not heard who is."""
+        alive = self._here.alive()
+        return () if self.machine is None else tuple(p for p in self.machine.missing() if p not in alive)
+
+    def ask_to_leave(self, now: float) -> None:
+        """Leave as soon as the round allows: looked at with the next tick."""
+        self._departure.ask(now)
+
+    @property
+    def _head(self) -> Value:
+        return self._here.chain.head
+
+    # -- inputs ----------------------------------------------------------------------------------------------
+
+    def _hear(self, heard: Heard) -> Steps:
+        yield from self._look_around()
+        yield from self._take_message(heard)
+
+    def _take_message(self, heard: Heard) -> Steps:
+        message, position, head = heard.message, heard.position, self._head
+        machine, current = self.machine, next_position(head)
+        yield Examine(heard.peer, message)
+        if position <= current:  # who claims to be beyond this round is on its way to no state that there is
+            self.newcomers.heard(heard.peer, message, self._now)
+        if isinstance(message, Rebase):
+            yield from self._take_rebase(heard.peer, message)
+            return
+        if self._may_not_sign() and machine is not None:
+            yield from self._abandon_round()
+            return
+        if isinstance(message, Certificate) and position >= (head.term, head.round):
+            self._departure.has_certificate(heard.peer)
+        if position < current:
+            yield from self._answer_late(heard.peer, position, message)
+        elif position > current or machine is None:
+            self._early.keep(heard)
+            if position > current:
+                yield ClaimsAhead(heard.peer, position)
+        elif isinstance(message, Ready) and self._is_another_genesis(heard.peer, message):
+            self._early.keep(heard)
+            yield FetchGenesis(heard.peer)
+        else:
+            yield from self._receive(machine, heard)
+
+    def _receive(self, machine: RoundMachine, heard: Heard) -> Steps:
+        try:
+            if isinstance(heard.message, Ready):
+                check_commitment(heard.peer, heard.message, self._settings)
+            effects = machine.receive(heard.peer, heard.message, self._now)
+        except RemoteError as error:
+            yield Blame(heard.peer, f"round {machine.round}: {error}")
+            return
+        yield from self._carry_out(effects)
+
+    def _answer_late(self, peer: PeerId, position: Position, message: object) -> Steps:
+        """Anything of an older round is answered with its certificate, or with the rebase that abandoned it, at most
+        once a second per peer."""
+        due = self._now - self._answered.get(peer, float("-inf")) > ANSWER_PERIOD_S
+        if due and isinstance(message, RoundMessage) and not isinstance(message, Leave):
+            entry = self._here.chain.decided(position)
+            if entry is not None:
+                self._answered.pop(peer, None)
+                self._answered[peer] = self._now
+                if len(self._answered) > ANSWERED_LIMIT_PEERS:
+                    del self._answered[next(iter(self._answered))]
+                yield Send(peer, entry)
+
+    def _is_another_genesis(self, peer: PeerId, ready: Ready) -> bool:
+        """Whether the first founder drew another S(0) than this machine, while its word still decides.
+
+        The same seed may give other last bits on another CPU.
+        """
+        differs = peer != self._me and peer == self._head.planner and ready.state != self._here.digest
+        return differs and self._genesis_is_open()
+
+    def _genesis_is_open(self) -> bool:
+        """Whether the first founder's word decides which S(0) it is.
+
+        Once something is bound here, others may have decided on a state that follows from the one here.
+        """
+        return not self._head.round and not self._is_bound()
+
+    def _hear_of_link(self, event: Linked) -> Steps:
+        yield from self._look_around()
+        term, round = event.certified
+        yield ClaimsAhead(event.peer, (term, round + 1))
+        for message in () if self.machine is None else self.machine.current():
+            yield Send(event.peer, message)
+
+    def _tick(self, event: Tick) -> Steps:
+        yield from self._look_around()
+        yield SeekState(in_round=self.machine is not None)
+        machine = self.machine
+        if machine is None:
+            if self.leaving:
+                yield from self._go()
+            return
+        here = self._here
+        yield from self._carry_out(machine.peers_alive(here.alive(), self._now, suspected=here.suspected()))
+        if self._goes_on(machine):
+            yield from self._look_after_reduction(machine)
+            yield from self._carry_out(self._wishes.advise_going_back(machine, self._now))
+        if self._goes_on(machine):
+            yield from self._carry_out(self._wishes.advise_amending(machine, self._now))
+        if self._goes_on(machine):
+            yield from self._keep_busy(machine)
+            yield from self._try_leave(machine)
+
+    def _goes_on(self, machine: RoundMachine) -> bool:
+        return self.machine is machine and machine.phase is not Phase.DECIDED
+
+    def _look_after_reduction(self, machine: RoundMachine) -> Steps:
+        watched: Watched = yield WatchReduction(machine.complete_at())
+        if watched.stalled is not None:
+            yield from self._carry_out(machine.stalled(*watched.stalled, self._now))
+        yield from self._carry_out(machine.relayed(*watched.relayed))
+
+    def _linger(self, event: Input) -> Steps:
+        """Of all inputs, what others say alone is of interest until they know that the last round is certified."""
+        if isinstance(event, Heard):
+            yield from self._take_message(event)
+        yield from self._linger_on()
+
+    def _trained(self, event: Trained) -> Steps:
+        yield from self._look_around()
+        machine = self.machine
+        if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
+            return
+        ready: Ready | None = yield Contribute(event.work)
+        if ready is None:
+            return
+        if ready.role == CONTRIBUTOR:
+            yield from self._mark_announced()
+        yield from self._carry_out(machine.ready(ready, self._now))
+
+    def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
+        yield from self._look_around()
+        if self.machine is not None and not self._here.made and not self._here.paused:
+            yield Train()
+
+    def _reduced(self, event: Reduced) -> Steps:
+        yield from self._look_around()
+        plan, machine = event.finals.plan, self.machine
+        if machine is None or not self._here.current or plan.base != machine.previous.hash:
+            return
+        try:
+            check_plan(plan, plan.planner, machine.previous, self._settings)
+        except RemoteError as error:  # one that was fetched no machine has looked at
+            yield Blame(plan.planner, f"round {plan.round}: {error}")
+            return
+        report: Report = yield WorkOut(event.finals, event.seconds)
+        self._reports[plan.hash] = report
+        participants = [participant.peer for participant in plan.participants]
+        yield from self._carry_out(machine.reduced(report, self._now, participants=participants))
+
+    def _set_paused(self, event: SetPaused) -> Steps:
+        """Pausing before the contribution is made makes this node an observer of the round; after it, of the next."""
+        yield from self._look_around()
+        yield PauseTrainer(event.paused)
+        machine = self.machine
+        if machine is None or not machine.agreement.member or self._here.made:
+            return
+        role = self._role()
+        yield from self._carry_out(machine.ready(self._absent(role), self._now))
+        if role == TRAINING and self.machine is machine:
+            yield Train()
+
+    def _proven(self, event: Proven) -> Steps:
+        yield from self._look_around()
+        if self.machine is not None and self.machine.phase is not Phase.DECIDED:
+            yield from self._carry_out(self.machine.proven(event.evidence, event.accused, self._now))
+
+    def _state_held(self, event: StateHeld) -> Steps:
+        yield from self._look_around()
+        yield from self._carry_out(self._wishes.held(event, self.machine))
+
+    def _head_moved(self, event: HeadMoved) -> Steps:
+        yield from self._look_around()
+        if self.machine is None or self.machine.previous.hash != self._head.hash:
+            yield from self._abandon_round()
+
+    def _state_sought(self, event: StateSought) -> Steps:
+        """Take part from here, if the state at the head is here, no round is under way and nothing is against it."""
+        yield from self._look_around()
+        if self.machine is not None or not self._here.current or self._may_not_sign():
+            return
+        if self._resumed:
+            yield SettleWork()
+            yield Rejoin(self._head)
+        else:
+            self._resumed = True
+            yield from self._resume_work()
+        yield from self._begin_round_or_finish()
+
+    def _genesis_fetched(self, event: GenesisFetched) -> Steps:
+        """Hold the first founder's S(0), if its word still decides, and begin the first round again on it."""
+        yield from self._look_around()
+        if self._genesis_is_open() and (yield AdoptGenesis(event.state)):
+            yield from self._abandon_round()
+            yield from self._begin_round()
+
+    def _ignore(self, event: Input) -> Steps:
+        yield from ()
+
+    def _look_around(self) -> Steps:
+        """A round that nothing may be signed in any more is not gone on with."""
+        if self._may_not_sign() and self.machine is not None:
+            yield from self._abandon_round()
+
+    def _may_not_sign(self) -> bool:
+        """Whether this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
+        self._still = self._here.stands_still(self._head)
+        return self._still is not None
+
+    # -- effects of the round --------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Iterable[Effect]) -> Steps:
+        decided: Certificate | None = None
+        closing: list[CloseOff] = []
+        for effect in batched(effects):
+            if isinstance(effect, tuple):
+                yield Write(effect)
+            elif isinstance(effect, CloseOff):
+                closing.append(effect)
+            elif isinstance(effect, NeedFinals):
+                if effect.value.plan not in self._reports:  # it was not reduced here: from those who did
+                    yield FetchFinals(effect.value)
+            elif isinstance(effect, Decided):
+                decided = effect.certificate
+            elif isinstance(effect, Broadcast | StartReduce | Repair | Evicted | NeedState | NeedEvidence | Mismatch):
+                yield effect
+            else:
+                raise LocalError(f"no member carries out {type(effect).__name__}")
+        for asked in closing:
+            chunks = yield asked
+            if self.machine is not None:
+                yield from self._carry_out(self.machine.closed_off(asked, chunks, self._now))
+        if decided is not None:
+            yield from self._decided(decided)
+
+    def _abandon_round(self) -> Steps:
+        self.machine = None
+        yield StopReduction()
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def _begin_round_or_finish(self) -> Steps:
+        """Go on, or, when the rounds asked for are done, see that the others know it and leave."""
+        if not self._departure.rounds_done(self._head.state_round):
+            yield from self._begin_round()
+            return
+        self._departure.finished = True
+        self.machine = None
+        self._linger_until = self._now + LINGER_S
+        yield from self._linger_on()
+
+    def _linger_on(self) -> Steps:
+        if self._linger_until is None:
+            return
+        if self._departure.known_to(frozenset(self._here.linked())) or self._now >= self._linger_until:
+            self._linger_until = None
+            self._departure.ask(self._now)
+            yield from self._begin_round()
+
+    def _begin_round(self) -> Steps:
+        """Start the round after the head of the chain, whose state is here, unless this node is to stand still."""
+        if self._may_not_sign():
+            yield from self._abandon_round()
+            return
+        head, here = self._head, self._here
+        rules = here.rules(head.next_round)
+        self._settings = rules.settings
+        machine = self.machine = self._machine_after(head, rules)
+        unfinished = machine.restore(here.bound_in(next_position(head)))
+        if self.abstains is not None:
+            yield Tell(self.abstains, alarming=True)
+        self._reports.clear()
+        self._departure.begin_round()
+        self._no_quorum.begin_round(self._now)
+        accused: Mapping[bytes, PeerId] = yield BeginRound(head, rules.settings)
+        role = self._role()
+        yield TakePart(head, role)
+        alive = machine.peers_alive(here.alive(), self._now, suspected=here.suspected())
+        proofs = [machine.proven(*one, self._now) for one in accused.items()]
+        yield from self._carry_out([*unfinished, *alive, *(effect for effects in proofs for effect in effects)])
+        if self.machine is not machine:  # its own vote of before a restart was enough
+            return
+        again = here.made and role == CONTRIBUTOR
+        ready: Ready = (yield Announce()) if again else self._absent(role)
+        yield from self._carry_out(machine.ready(ready, self._now))
+        if self.machine is not machine:
+            return
+        yield GiveWay(self._announced_early(next_position(head)))
+        yield StandOnHead()  # may take a while, in which the others know already that they have to wait
+        if role == TRAINING:
+            yield Train()
+        for heard in self._early.take():
+            yield from self._take_message(heard)
+
+    def _machine_after(self, head: Value, rules: Rules) -> RoundMachine:
+        chain = self._here.chain
+        machine = self._make(
+            identity=self._identity,
+            previous=head,
+            state=self._here.digest,
+            life=self._here.new_life(),  # of what it signed in this round so far it knows nothing
+            settings=rules.settings,
+            deal=self._deal,
+            returners=self._recent_members(),
+            in_force=chain.in_force,
+            banned=chain.banned,
+            leads_back=chain.leads_back,
+            may_join=self._here.may_join,
+        )
+        machine.remember(self.newcomers, self._probation)
+        return machine
+
+    def _announced_early(self, position: Position) -> frozenset[PeerId]:
+        early = (heard for heard in self._early if heard.position == position)
+        return frozenset(heard.peer for heard in early if isinstance(heard.message, Ready))
+
+    def _decided(self, certificate: Certificate) -> Steps:
+        """The round is certified: extend the chain, apply, and go on."""
+        value = certificate.value
+        report = self._reports.get(value.plan)
+        computed = report is not None and report.digest == value.digest
+        yield FinishWork(value)
+        yield Append(certificate)
+        yield Broadcast(certificate)
+        yield Certified(certificate)
+        yield StopReduction()
+        if value.rollback or not computed:
+            self.machine = None  # after a rollback, the next term begins on a state of long ago
+            yield from self._go_on_or_catch_up()
+            return
+        yield SettleWork()
+        yield Apply(certificate)
+        yield from self._begin_round_or_finish()
+
+    # -- what this node gives --------------------------------------------------------------------------------
+
+    def _role(self) -> str:
+        """As what it takes part in the round under way."""
+        here = self._here
+        # A contribution that was announced before a restart, and is not on disk, is not announced as another.
+        lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))
+        if lost or here.paused or self.finished or self.leaving:
+            return OBSERVER
+        if here.made:
+            return CONTRIBUTOR
+        return TRAINING if self._me in self._recent_members() else JOINER
+
+    def _absent(self, role: str) -> Ready:
+        """The announcement that there is no contribution, or none yet."""
+        return absent_ready(role, self._head, self._here.digest)
+
+    def _recent_members(self) -> frozenset[PeerId]:
+        """Who may come back as a contributor: the members of the last rounds."""
+        rules = self._here.rules(self._head.next_round)
+        return self._here.chain.recent_members(rules.staleness_rounds)
+
+    def _is_announced(self) -> bool:
+        """Whether a contribution to the round under way was announced, in this life or an earlier one."""
+        return "ready" in self._kinds()
+
+    def _is_bound(self) -> bool:
+        """Whether this node proposed or voted for a value of the round under way, or may have: it may have what was
+        contributed."""
+        return not self._kinds().isdisjoint(BINDING)
+
+    def _kinds(self) -> set[str]:
+        """Of what is on disk about the round under way."""
+        return {record.kind for record in self._here.bound_in(next_position(self._head))}
+
+    def _is_alone(self) -> bool:
+        """Whether nobody else can have heard what this node announced."""
+        return self._head.members == (self._me,)
+
+    def _mark_announced(self) -> Steps:
+        """Have it on disk that a contribution to the round under way is announced."""
+        head = self._head
+        if not self._is_announced():
+            yield Write((DurableRecord(kind="ready", term=head.next_term, round=head.next_round),))
+
+    def _resume_work(self) -> Steps:
+        # What was announced after the newest work on disk may have taken the residual of that work along.
+        countable = not self._is_bound() and (self._is_alone() or not self._is_announced())
+        again: bool = yield FindWork(countable)
+        if again:
+            yield from self._mark_announced()  # the node may have died between the two files
+        yield ResumeWork()
+
+    # -- other terms -----------------------------------------------------------------------------------------
+
+    def _take_rebase(self, peer: PeerId, rebase: Rebase) -> Steps:
+        try:
+            yield from self._rebase(rebase)
+        except RemoteError as error:
+            yield Blame(peer, str(error))
+            yield ClaimsAhead(peer, next_position(rebase.value))  # it may stand on what is not here yet
+
+    def _rebased(self, event: Rebased) -> Steps:
+        yield from self._rebase(event.rebase)
+
+    def _rebase(self, rebase: Rebase) -> Steps:
+        """Go on in the term that the authority opened. Raises RemoteError if it cannot have."""
+        new: bool = yield Append(rebase)
+        if not new:
+            return
+        yield Broadcast(rebase)
+        yield from self._abandon_round()
+        yield from self._go_on_or_catch_up()
+
+    def _go_on_or_catch_up(self) -> Steps:
+        if not self._here.current or not self._resumed:
+            yield SeekState(in_round=False, at_once=True)
+            return
+        yield SettleWork()
+        yield from self._begin_round_or_finish()
+
+    # -- alone, and leaving ----------------------------------------------------------------------------------
+
+    def _keep_busy(self, machine: RoundMachine) -> Steps:
+        """Do what is left to be done: train on without a quorum, or contribute where nobody does."""
+        here = self._here
+        may_train = not here.paused and self._departure.may_train(machine)
+        advice = self._no_quorum.advise(
+            machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
+        )
+        if advice.say_no_quorum and self.missing():
+            yield Tell(no_quorum(self.missing(), waits=here.waits_alone))
+        if advice.train_on and not here.waits_alone:
+            yield Train(contribute=False)
+        if advice.contribute_after_all:
+            yield from self._carry_out(machine.ready(self._absent(TRAINING), self._now))
+            yield Train()
+
+    def _try_leave(self, machine: RoundMachine) -> Steps:
+        """Promise to sign nothing more, where the round allows and somebody stays; then go."""
+        parting = self._departure.advise(machine, self._now)
+        while self._said:
+            yield Tell(self._said.pop(0))
+        if parting is Parting.PROMISE:
+            effects = machine.leave(self._now)
+            yield from self._carry_out(effects)
+            if any(isinstance(effect, Persist) for effect in effects):
+                yield from self._go()
+        elif parting is Parting.REST:
+            yield from self._carry_out(machine.ready(self._absent(OBSERVER), self._now))
+        elif parting is Parting.GO:
+            yield from self._go()
+
+    def _go(self) -> Steps:
+        self._departure.left = True
+        yield Goodbye()
+
+
+Transition = Callable[[Member, Any], Steps]
+
+
+def _everywhere(step: Transition) -> dict[Standing, Transition]:
+    """An input that is taken wherever a member takes part, or may do so later."""
+    return {
+        Standing.OUTSIDE: step,
+        Standing.IN_ROUND: step,
+        Standing.LINGERING: Member._linger,
+        Standing.GONE: Member._ignore,
+    }
+
+
+TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
+    Heard: _everywhere(Member._hear),
+    Tick: _everywhere(Member._tick),
+    Linked: _everywhere(Member._hear_of_link),
+    Trained: _everywhere(Member._trained),
+    TrainerRestarted: _everywhere(Member._trainer_restarted),
+    Reduced: _everywhere(Member._reduced),
+    SetPaused: _everywhere(Member._set_paused),
+    Rebased: {**_everywhere(Member._rebased), Standing.LINGERING: Member._rebased},
+    Proven: _everywhere(Member._proven),
+    StateHeld: _everywhere(Member._state_held),
+    HeadMoved: _everywhere(Member._head_moved),
+    StateSought: _everywhere(Member._state_sought),
+    GenesisFetched: _everywhere(Member._genesis_fetched),
+}
+"""By input, what a member does with it where it stands."""

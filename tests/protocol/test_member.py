@@ -1,0 +1,467 @@
+"""A member by itself: what it says of its part, whose messages it takes up, what it asks of its driver, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.collectives.partition import deal
+from shoal.node.rounds.engine import PERFORMERS
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.departure import LINGER_S
+from shoal.protocol.durable import BINDING, DurableRecord
+from shoal.protocol.effects import (
+    AdoptGenesis,
+    Append,
+    Apply,
+    BeginRound,
+    Certified,
+    ClaimsAhead,
+    Contribute,
+    FetchGenesis,
+    FinishWork,
+    Goodbye,
+    MemberEffect,
+    PauseTrainer,
+    SeekState,
+    Send,
+    SettleWork,
+    StandOnHead,
+    StopReduction,
+    TakePart,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
+)
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import (
+    GenesisFetched,
+    HeadMoved,
+    Heard,
+    Input,
+    Linked,
+    Rebased,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    StateSought,
+    Tick,
+    Trained,
+)
+from shoal.protocol.member import TRANSITIONS, Member, Rules, Standing
+from shoal.protocol.messages import NO_HASH, Message, Ready, Rebase, Report, Term, Value
+from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
+from shoal.protocol.round import RoundMachine
+from shoal.protocol.terms import make_rebase
+from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, plan_of
+
+SETTINGS = RoundSettings(
+    numel=GRID.numel,
+    chunk_values=GRID.chunk_values,
+    codec="fp32",
+    grace_s=3.0,
+    reduce_deadline_s=30.0,
+    weight_cap=4.0,
+)
+ROOT = bytes(32)
+
+
+@dataclass
+class Paper:
+    """A member whose surroundings are plain fields; what it asks for is noted, and comes to what `results` says."""
+
+    ledger: Ledger
+    me: Identity
+    rounds: int | None = None
+    current: bool = True
+    made: bool = False
+    paused: bool = False
+    resting: bool = True
+    waits_alone: bool = False
+    still: str | None = None
+    digest: bytes = NO_HASH
+    peers: frozenset[PeerId] = frozenset()
+    records: list[DurableRecord] = field(default_factory=list)
+    asked: list[MemberEffect] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        nothing: Any = SimpleNamespace(
+            advise_going_back=lambda machine, now: [], advise_amending=lambda machine, now: [], held=lambda *_: []
+        )
+        self.results: dict[type, Callable[[Any], Any]] = {
+            BeginRound: lambda effect: {},
+            WatchReduction: lambda effect: Watched(None, (NO_HASH, ())),
+            Append: lambda effect: self.chain.extend(effect.entry),
+            Write: lambda effect: self.records.extend(effect.records),
+            PauseTrainer: lambda effect: setattr(self, "paused", effect.paused),
+        }
+        self.member = Member(identity=self.me, surroundings=self, wishes=nothing, deal=deal, rounds=self.rounds)
+
+    # -- its surroundings ------------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> Chain:
+        return self.ledger.chain
+
+    def bound_in(self, position: Position) -> list[DurableRecord]:
+        return [record for record in self.records if (record.term, record.round) == position]
+
+    def alive(self) -> frozenset[PeerId]:
+        return self.peers
+
+    def suspected(self) -> frozenset[PeerId]:
+        return frozenset()
+
+    def linked(self) -> frozenset[PeerId]:
+        return self.peers
+
+    def may_join(self, peer: PeerId) -> bool:
+        return True
+
+    def stands_still(self, head: Value) -> str | None:
+        return self.still
+
+    def rules(self, round: int) -> Rules:
+        return Rules(settings=SETTINGS, staleness_rounds=3)
+
+    def new_life(self) -> bytes:
+        return bytes(32)
+
+    # -- its driver ------------------------------------------------------------------------------------------
+
+    def feed(self, event: Input) -> list[MemberEffect]:
+        """All that it asks for, in order."""
+        asked: list[MemberEffect] = []
+        effect = self.member.take(event, self.now)
+        while effect is not None:
+            asked.append(effect)
+            try:
+                result = self.results.get(type(effect), lambda _: None)(effect)
+            except RemoteError as error:
+                effect = self.member.failed(error, self.now)
+            else:
+                effect = self.member.done(result, self.now)
+        self.asked += asked
+        return asked
+
+    def hear(self, peer: PeerId, message: Message) -> list[MemberEffect]:
+        return self.feed(Heard(peer, message))
+
+    def record(self, kind: str, *, rounds_ago: int = 0) -> None:
+        head = self.chain.head
+        self.records.append(DurableRecord(kind=kind, term=head.next_term, round=head.next_round - rounds_ago))
+
+    def begin(self) -> str:
+        """Take part; as what."""
+        asked = self.feed(StateSought())
+        return next(effect.role for effect in asked if isinstance(effect, TakePart))
+
+
+def paper(rounds: int = 3, *, me: Identity | None = None, **options: Any) -> Paper:
+    ledger = Ledger(codec="fp32")
+    if rounds:
+        ledger.certify(rounds)
+    return Paper(ledger, me or ledger.founders[0], **options)
+
+
+def said(asked: list[MemberEffect]) -> list[str]:
+    """The roles that are announced."""
+    messages = [effect.message for effect in asked if isinstance(effect, Broadcast)]
+    return [message.role for message in messages if isinstance(message, Ready)]
+
+
+def kinds(asked: list[MemberEffect]) -> list[type]:
+    return [type(effect) for effect in asked]
+
+
+# -- the driver's side -----------------------------------------------------------------------------------------
+
+
+def test_member_takes_no_input_before_the_last_effect_is_done() -> None:
+    here = paper()
+    assert here.member.take(Tick(), 0.0) == SeekState(in_round=False)
+    with pytest.raises(LocalError, match="before the last effect was done"):
+        here.member.take(Tick(), 0.0)
+    assert here.member.done(None, 0.0) is None
+    with pytest.raises(LocalError, match="no effect is under way"):
+        here.member.done(None, 0.0)
+
+
+def test_every_input_has_its_transition_wherever_a_member_stands() -> None:
+    inputs = set(Input.__args__)
+    assert TRANSITIONS.keys() == inputs
+    assert all(row.keys() == set(Standing) for row in TRANSITIONS.values())
+
+
+def test_the_engine_does_everything_that_a_member_may_ask_for() -> None:
+    assert PERFORMERS.keys() == set(MemberEffect.__args__)
+
+
+def test_an_effect_of_a_round_that_no_member_knows_is_an_error() -> None:
+    here = paper()
+    here.begin()
+    assert here.member.machine is not None
+    here.member.machine.peers_alive = lambda *_, **__: [object()]  # type: ignore[method-assign, list-item]
+    with pytest.raises(LocalError, match="object"):
+        here.feed(Tick())
+
+
+# -- its part --------------------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before() -> None:
+    here = paper()
+    assert here.begin() == TRAINING
+    assert said(here.feed(SetPaused(True))) == [OBSERVER]
+    asked = here.feed(SetPaused(False))
+    assert said(asked) == [TRAINING]
+    assert kinds(asked).count(Train) == 1
+    here.made = True
+    assert said([*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]) == []
+
+
+def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() -> None:
+    """Else it would train on the batches of the round a second time, and be counted for both."""
+    here = paper()
+    here.record("ready")
+    assert here.begin() == OBSERVER
+    asked = [*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]
+    assert said(asked) == [OBSERVER, OBSERVER]
+    assert Train not in kinds(here.asked)
+
+
+@pytest.mark.parametrize("kind", sorted(BINDING))
+@pytest.mark.parametrize("alone", [True, False])
+def test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round(kind: str, alone: bool) -> None:
+    """Killed between its vote and the certificate, without its work on disk: what it made is in that value."""
+    here = paper()
+    if alone:
+        here.chain.extend(make_rebase(AUTHORITY, here.chain.head, [here.me.peer_id]))
+    here.record("ready")
+    assert here.member._role() == (TRAINING if alone else OBSERVER)
+    here.record(kind, rounds_ago=1)
+    assert here.member._role() == (TRAINING if alone else OBSERVER)
+    here.record(kind)
+    assert here.member._role() == OBSERVER
+
+
+def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
+    here = paper(me=identity(200))
+    assert here.begin() == JOINER
+    here.member.machine.agreement.member = True  # type: ignore[union-attr]
+    assert said([*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]) == [OBSERVER, JOINER]
+    assert Train not in kinds(here.asked)
+
+
+def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> None:
+    here = paper()
+    here.begin()
+    head = here.chain.head
+    absent = absent_ready(OBSERVER, head, NO_HASH)
+    ready = msgspec.structs.replace(absent, role=CONTRIBUTOR, root=ROOT, tokens=1, squares=(1.0,) * 3)
+    here.results[Contribute] = lambda effect: ready
+    asked = here.feed(Trained(head.next_round, "work"))
+    assert kinds(asked)[:3] == [Contribute, Write, Broadcast]
+    assert asked[1].records[0].kind == "ready"  # type: ignore[union-attr]
+    assert Write not in kinds(here.feed(Trained(head.next_round, "again")))
+    assert here.feed(Trained(head.next_round + 1, "of another round")) == []
+
+
+# -- what others say -------------------------------------------------------------------------------------------
+
+
+def test_what_is_early_waits_for_its_round_and_whoever_is_late_is_answered_once_a_second() -> None:
+    here = paper()
+    here.begin()
+    peer = here.ledger.peers[1]
+    behind = here.chain.value(1)
+    late = absent_ready(OBSERVER, behind, NO_HASH)
+    for now, answers in ((0.0, 1), (0.5, 0), (1.5, 1)):
+        here.now = now
+        assert kinds(here.hear(peer, late)).count(Send) == answers
+    ahead = msgspec.structs.replace(late, round=here.chain.head.next_round + 1)
+    assert ClaimsAhead(peer, next_position(here.chain.head)) not in here.hear(peer, ahead)
+    assert here.member.early == 1
+    assert here.asked[-1] == ClaimsAhead(peer, (Term(), ahead.round))
+
+
+def test_early_messages_are_taken_up_once_their_round_begins() -> None:
+    here = paper()
+    peer, head = here.ledger.peers[1], here.chain.head
+    here.hear(peer, absent_ready(OBSERVER, head, NO_HASH))
+    assert here.member.early == 1
+    here.begin()
+    assert here.member.early == 0
+    assert here.member.machine is not None
+    assert here.member.machine._gathering.get(peer) is not None
+
+
+def test_first_founders_state_is_taken_as_long_as_nothing_binds() -> None:
+    here = paper(0, me=identity(2))
+    here.begin()
+    founder, head = here.ledger.peers[0], here.chain.head
+    assert founder == head.planner
+    theirs = absent_ready(TRAINING, head, bytes([7]) * 32)
+    assert FetchGenesis(founder) in here.hear(founder, theirs)
+    before = here.member.machine
+    assert kinds(here.feed(GenesisFetched("none of theirs"))) == [AdoptGenesis]
+    assert here.member.machine is before
+    here.results[AdoptGenesis] = lambda effect: True
+    assert BeginRound in kinds(here.feed(GenesisFetched("theirs")))
+    here.record("vote")
+    assert here.feed(GenesisFetched("theirs")) == []
+    assert FetchGenesis(founder) not in here.hear(founder, theirs)
+
+
+# -- certified, and other chains -------------------------------------------------------------------------------
+
+
+def certify(here: Paper, *, computed: bool) -> list[MemberEffect]:
+    """The next round is certified by others; this node worked out its state, or not."""
+    other = Ledger(codec="fp32")
+    other.certify(here.chain.height + 1)
+    certificate = other.chain.entries[-1]
+    if computed:
+        finals = other.finals[other.chain.head.round]
+        value = certificate.value
+        report = Report(
+            term=value.term,
+            round=value.round,
+            base=value.base,
+            plan=value.plan,
+            digest=value.digest,
+            bitmaps=value.bitmaps,
+            tokens=value.tokens,
+        )
+        here.member._reports[finals.plan.hash] = report
+
+    def append(effect: Append) -> bool:
+        here.current = computed
+        return here.chain.extend(effect.entry)
+
+    here.results[Append] = append
+    return here.hear(here.ledger.peers[1], certificate)
+
+
+def test_a_certified_round_is_appended_told_applied_and_left_for_the_next_in_this_order() -> None:
+    here = paper()
+    here.begin()
+    asked = [kind for kind in kinds(certify(here, computed=True)) if kind is not Train][1:]
+    assert asked[:7] == [FinishWork, Append, Broadcast, Certified, StopReduction, SettleWork, Apply]
+    assert asked.index(BeginRound) == 7
+    assert asked[-1] is StandOnHead
+    assert here.member.standing is Standing.IN_ROUND
+
+
+def test_what_was_certified_and_not_worked_out_here_is_caught_up_with() -> None:
+    here = paper()
+    here.begin()
+    asked = kinds(certify(here, computed=False))
+    assert Apply not in asked
+    assert asked[-2:] == [StopReduction, SeekState]
+    assert asked.index(Append) < asked.index(Broadcast)
+    assert here.member.standing is Standing.OUTSIDE
+    here.current = True
+    assert here.begin() == TRAINING
+
+
+def test_the_round_under_way_is_over_once_the_chain_went_on() -> None:
+    here = paper()
+    here.begin()
+    assert here.feed(HeadMoved()) == []
+    here.ledger.certify(1)
+    assert kinds(here.feed(HeadMoved())) == [StopReduction]
+    assert here.member.standing is Standing.OUTSIDE
+
+
+def test_a_rebase_that_does_not_follow_is_a_claim_to_be_ahead_from_a_peer_and_an_error_from_a_user() -> None:
+    here = paper()
+    here.begin()
+    stranger = Ledger(codec="int8")
+    stranger.certify(5)
+    rebase: Rebase = make_rebase(AUTHORITY, stranger.chain.head, stranger.peers[:1])
+    asked = here.hear(here.ledger.peers[1], rebase)
+    assert ClaimsAhead(here.ledger.peers[1], next_position(rebase.value)) in asked
+    with pytest.raises(RemoteError, match="not known here"):
+        here.feed(Rebased(rebase))
+    assert here.member.standing is Standing.IN_ROUND
+    assert here.feed(Tick()), "it goes on"
+
+
+def test_finals_of_another_base_or_of_a_plan_that_the_settings_forbid_are_not_worked_out() -> None:
+    here = paper()
+    here.begin()
+    founders = here.ledger.founders
+    late = SimpleNamespace(plan=plan_of(founders, here.chain.value(2), codec="fp32"))
+    assert here.feed(Reduced(late, 0.1)) == []  # type: ignore[arg-type]
+    plan = plan_of(founders, here.chain.head, codec="int8")
+    assert WorkOut not in kinds(here.feed(Reduced(SimpleNamespace(plan=plan), 0.1)))  # type: ignore[arg-type]
+
+
+# -- standing still, finishing and going -----------------------------------------------------------------------
+
+
+def test_member_that_may_sign_nothing_leaves_its_round_and_says_why() -> None:
+    here = paper()
+    here.begin()
+    here.still = "forked"
+    assert kinds(here.feed(Tick())) == [StopReduction, SeekState]
+    assert (here.member.standing, here.member.phase) == (Standing.OUTSIDE, "forked")
+    assert kinds(here.feed(StateSought())) == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_member_whose_rounds_are_done_lingers_until_the_others_know_and_no_longer_than_it_has_to(told: bool) -> None:
+    here = paper(rounds=3)
+    here.member._departure._rounds = 3
+    here.peers = frozenset(here.ledger.peers[1:2])
+    here.feed(StateSought())
+    assert (here.member.standing, here.member.phase) == (Standing.LINGERING, "done")
+    assert here.feed(SetPaused(True)) == []
+    if told:
+        here.hear(here.ledger.peers[1], here.chain.entries[-1])
+    else:
+        here.feed(Tick())
+        assert here.member.standing is Standing.LINGERING
+        here.now = LINGER_S
+        here.feed(Tick())
+    assert here.member.standing is Standing.IN_ROUND
+    assert here.member.leaving
+
+
+def test_member_that_is_gone_takes_nothing_any_more() -> None:
+    here = paper()
+    here.current = False
+    here.member.ask_to_leave(0.0)
+    assert Goodbye() in here.feed(Tick())
+    assert here.member.standing is Standing.GONE
+    for event in (Tick(), StateSought(), Linked(here.ledger.peers[1], (Term(), 3)), StateHeld.__new__(StateHeld)):
+        assert here.feed(event) == []
+
+
+def test_machine_of_a_round_hears_who_is_alive_before_it_announces_anything() -> None:
+    heard: list[str] = []
+
+    class Listening(RoundMachine):
+        def peers_alive(self, *arguments: Any, **options: Any) -> Any:
+            heard.append("alive")
+            return super().peers_alive(*arguments, **options)
+
+        def ready(self, *arguments: Any) -> Any:
+            heard.append("ready")
+            return super().ready(*arguments)
+
+    here = paper()
+    here.member._make = Listening
+    here.begin()
+    assert heard == ["alive", "ready"]
