@@ -82,4 +82,10 @@ COLLECTIVES: tuple[Bug, ...] = (
         "if final.chunk not in unsound:",
         "if final.chunk >= 0:",
     ),
+    bug(
+        "a final of another result than stands is accepted",
+        "tests/collectives/test_repair.py::test_final_of_the_owner_that_differs_from_the_one_that_stands_is_refused",
+        "return standing is None or standing[1] == final.result",
+        "return standing is None or bool(standing[1])",
+    ),
 )

@@ -224,4 +224,11 @@ SHELL: tuple[Bug, ...] = (
 
         """,
     ),
+    bug(
+        "one of two takes itself for alone",
+        "tests/node/rounds/test_participation.py"
+        "::test_who_announced_makes_another_contribution_only_where_nobody_else_can_have_heard",
+        "return self._custody.head.members == (self._me,)",
+        "return len(self._custody.head.members) <= 2",
+    ),
 )

@@ -137,6 +137,12 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "finals under the name of another plan are taken from disk",
+        "tests/node/state/test_states.py::test_finals_under_the_name_of_another_plan_are_not_taken",
+        "return finals if finals.plan.hash == plan_hash else None",
+        "return finals",
+    ),
+    bug(
         "chunks of one state go on into another of the same round",
         "tests/node/state/test_catchup_interrupted.py"
         "::test_attempt_that_failed_is_not_gone_on_with_for_the_same_round_of_another_term",
@@ -153,6 +159,24 @@ STATE: tuple[Bug, ...] = (
         """
         logger.warning("%s", error)
         scores.disappointed(peer, trio.current_time())
+        """,
+    ),
+    bug(
+        "going back forgets the state that is gone back to",
+        "tests/node/state/test_states.py::test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it",
+        "self._states = {kept: held for kept, held in self._states.items() if kept <= round}",
+        "self._states = {kept: held for kept, held in self._states.items() if kept < round}",
+    ),
+    bug(
+        "going back leaves a later state on disk",
+        "tests/node/state/test_states.py::test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it",
+        """
+        if saved > round:
+            self._state_path(saved).unlink(missing_ok=True)
+        """,
+        """
+        if saved > round + 1:
+            self._state_path(saved).unlink(missing_ok=True)
         """,
     ),
 )
