@@ -126,7 +126,7 @@ class Course(Reducing):
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
-        self.member = Member(
+        self.member: Member = Member(
             identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.kit.machine
         )
         self._inputs: deque[Input] = deque()

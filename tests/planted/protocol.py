@@ -17,7 +17,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
         "weightless=candidates.keys() - returners,",
         "weightless=(),",
-        "if self._me in self.recent_members() else JOINER",
+        "if self._me in self._recent_members() else JOINER",
         "if True else JOINER",
     ),
     bug(

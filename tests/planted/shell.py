@@ -40,25 +40,26 @@ SHELL: tuple[Bug, ...] = (
         "tests/node/test_swarm_in_a_box.py"
         "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
         """
-        await self._mark_announced()
-        self._p.log.contributed(event, made.tokens)
+            yield from self._mark_announced()
+        yield from self._carry_out(machine.ready(ready, self._now))
         """,
         """
-        self._p.log.contributed(event, made.tokens)
+            pass
+        yield from self._carry_out(machine.ready(ready, self._now))
         """,
     ),
     bug(
         "the ready mark not written before a contribution is announced again",
         "tests/node/test_swarm_in_a_box.py"
         "::test_a_contribution_that_is_announced_again_after_a_restart_is_marked_first",
-        "await self._mark_announced()  #",
+        "yield from self._mark_announced()  #",
         "pass  #",
     ),
     bug(
         "a joiner that trains before it is a member",
         "tests/node/test_swarm_in_a_box.py"
         "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
-        "if self._me in self.recent_members() else JOINER",
+        "if self._me in self._recent_members() else JOINER",
         "if True else JOINER",
     ),
     bug(
@@ -71,7 +72,7 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "finals of an earlier base worked out in the next round",
         "tests/node/test_swarm_in_a_box.py::test_finals_of_an_earlier_round_that_come_late_change_nothing",
-        "or finals.plan.base != machine.previous.hash:",
+        "or plan.base != machine.previous.hash:",
         "or False:",
     ),
     bug(
@@ -88,7 +89,7 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "one peer's early words take the room of all others'",
-        "tests/node/rounds/test_inbox.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
+        "tests/protocol/test_early.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
         "while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:",
         "while len(words.kept) > EARLY_LIMIT_MESSAGES:",
     ),
@@ -108,32 +109,32 @@ SHELL: tuple[Bug, ...] = (
         "tests/node/test_swarm_in_a_box.py"
         "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
         """
-        await self._part.settle()
-        await self._transition.apply(certificate, candidate)
+        yield SettleWork()
+        yield Apply(certificate)
         """,
         """
-        await self._transition.apply(certificate, candidate)
+        yield Apply(certificate)
         """,
     ),
     bug(
         "a pause takes back a contribution that is made",
-        "tests/node/rounds/test_participation.py::test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before",
-        "if machine is None or not machine.agreement.member or self._part.made is not None:",
+        "tests/protocol/test_member.py::test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before",
+        "if machine is None or not machine.agreement.member or self._here.made:",
         "if machine is None or not machine.agreement.member:",
     ),
     bug(
         "a member that voted contributes anew after a restart",
-        "tests/node/rounds/test_participation.py"
+        "tests/protocol/test_member.py"
         "::test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round",
-        "lost = self.made is None and (self._bound or (self._announced and not self._alone))",
-        "lost = self.made is None and self._announced and not self._alone",
+        "lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))",
+        "lost = not here.made and self._is_announced() and not self._is_alone()",
     ),
     bug(
         "a member that announced contributes anew after a restart",
-        "tests/node/rounds/test_participation.py"
+        "tests/protocol/test_member.py"
         "::test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause",
-        "lost = self.made is None and (self._bound or (self._announced and not self._alone))",
-        "lost = self.made is None and self._bound",
+        "lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))",
+        "lost = not here.made and self._is_bound()",
     ),
     bug(
         "work is settled while its round is under way",
@@ -218,7 +219,7 @@ SHELL: tuple[Bug, ...] = (
         "the certificate does not wait for the work of its round",
         "tests/node/test_swarm_in_a_box.py::test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is",
         """
-        await self._p.resumption.written(value.term, value.round)
+        yield FinishWork(value)
         """,
         """
 
@@ -226,9 +227,9 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "one of two takes itself for alone",
-        "tests/node/rounds/test_participation.py"
+        "tests/protocol/test_member.py"
         "::test_who_announced_makes_another_contribution_only_where_nobody_else_can_have_heard",
-        "return self._custody.head.members == (self._me,)",
-        "return len(self._custody.head.members) <= 2",
+        "return self._head.members == (self._me,)",
+        "return len(self._head.members) <= 2",
     ),
 )

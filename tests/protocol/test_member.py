@@ -255,6 +255,15 @@ def test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round(
     assert here.member._role() == OBSERVER
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_who_announced_makes_another_contribution_only_where_nobody_else_can_have_heard(others: int) -> None:
+    here = paper()
+    members = sorted([here.me.peer_id, *(identity(100 + n).peer_id for n in range(others))])
+    here.chain.extend(make_rebase(AUTHORITY, here.chain.head, members))
+    here.record("ready")
+    assert here.member._role() == (OBSERVER if others else TRAINING)
+
+
 def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
     here = paper(me=identity(200))
     assert here.begin() == JOINER
