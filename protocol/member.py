@@ -31,13 +31,12 @@ reduction is closed off when all before that is done, and what is decided is car
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
-from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
 from shoal.protocol.departure import LINGER_S, Departure, Parting
 from shoal.protocol.durable import BINDING, DurableRecord
@@ -115,6 +114,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.surroundings import Rules, Surroundings, Wishes
 
 ANSWER_PERIOD_S = 1.0
 """Between two answers to one peer that is behind."""
@@ -122,101 +122,6 @@ ANSWERED_LIMIT_PEERS = 1024
 
 Steps = Generator[MemberEffect, Any, None]
 """Effects, one after the other; each comes to what was done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What holds in a round: the settings of its machine, and how many rounds a member may have been away."""
-
-    settings: RoundSettings
-    staleness_rounds: int
-
-
-class Surroundings(Protocol):
-    """What a member looks at before it decides. Nothing of it waits, and asking changes nothing."""
-
-    @property
-    def chain(self) -> Chain:
-        """All that is decided, as far as is known here. It changes by `Append`, or before a `HeadMoved`."""
-        ...
-
-    @property
-    def current(self) -> bool:
-        """Whether the state at the head is here."""
-        ...
-
-    @property
-    def digest(self) -> bytes:
-        """The digest of the state that is here; there is one."""
-        ...
-
-    @property
-    def made(self) -> bool:
-        """Whether this node's contribution to the round under way is made."""
-        ...
-
-    @property
-    def paused(self) -> bool:
-        """Whether the user has the accelerator."""
-        ...
-
-    @property
-    def resting(self) -> bool:
-        """Whether the trainer has done what it was told."""
-        ...
-
-    @property
-    def waits_alone(self) -> bool:
-        """Whether an anchor gives the trainer one contribution only, so that without a quorum it waits."""
-        ...
-
-    def bound_in(self, position: Position) -> Iterable[DurableRecord]:
-        """What is on disk of what this node bound itself to in a round."""
-        ...
-
-    def alive(self) -> frozenset[PeerId]:
-        """Who is believed alive."""
-        ...
-
-    def suspected(self) -> frozenset[PeerId]:
-        """Who of them may be gone."""
-        ...
-
-    def linked(self) -> Collection[PeerId]:
-        """Who can be told something."""
-        ...
-
-    def may_join(self, peer: PeerId) -> bool:
-        """Whether the swarm lets a peer in."""
-        ...
-
-    def stands_still(self, head: Value) -> str | None:
-        """In a word why nothing may be signed after `head`; None if it may. Raises StorageError."""
-        ...
-
-    def rules(self, round: int) -> Rules:
-        """What holds in the round after the head, which is `round`."""
-        ...
-
-    def new_life(self) -> bytes:
-        """32 bytes that no machine had before."""
-        ...
-
-
-class Wishes(Protocol):
-    """What users want that no round does by itself: to go back, to amend."""
-
-    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about that in the round under way."""
-        ...
-
-    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about that in the round under way."""
-        ...
-
-    def held(self, event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
-        """A state to go back to is on disk, or was not to be had this time."""
-        ...
 
 
 class Standing(enum.Enum):

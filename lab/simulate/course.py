@@ -80,10 +80,11 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Heard, Input, Linked, Reduced, StateHeld, StateSought, Tick, Trained
-from shoal.protocol.member import Member, Rules
+from shoal.protocol.member import Member
 from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import StateHeld
-from shoal.protocol.member import Rules
 from shoal.protocol.messages import Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Rules
 from shoal.protocol.wire import HASH_BYTES
 
 

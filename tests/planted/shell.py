@@ -124,15 +124,13 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "a member that voted contributes anew after a restart",
-        "tests/protocol/test_member.py"
-        "::test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round",
+        "tests/protocol/test_member.py::test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round",
         "lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))",
         "lost = not here.made and self._is_announced() and not self._is_alone()",
     ),
     bug(
         "a member that announced contributes anew after a restart",
-        "tests/protocol/test_member.py"
-        "::test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause",
+        "tests/protocol/test_member.py::test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause",
         "lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))",
         "lost = not here.made and self._is_bound()",
     ),

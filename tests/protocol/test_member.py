@@ -57,10 +57,11 @@ from shoal.protocol.inputs import (
     Tick,
     Trained,
 )
-from shoal.protocol.member import TRANSITIONS, Member, Rules, Standing
+from shoal.protocol.member import TRANSITIONS, Member, Standing
 from shoal.protocol.messages import NO_HASH, Message, Ready, Rebase, Report, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Rules
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, plan_of
 
