@@ -60,6 +60,7 @@ from shoal.protocol.effects import (
     GiveWay,
     Goodbye,
     MemberEffect,
+    PauseTrainer,
     Rejoin,
     Repair,
     ResumeWork,
@@ -79,7 +80,18 @@ from shoal.protocol.effects import (
 )
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import HeadMoved, Heard, Input, Linked, Reduced, StateHeld, StateSought, Tick, Trained
+from shoal.protocol.inputs import (
+    HeadMoved,
+    Heard,
+    Input,
+    Linked,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    StateSought,
+    Tick,
+    Trained,
+)
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR
@@ -122,8 +134,8 @@ class NoWishes:
 class Course(Reducing):
     """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
 
-    waits_alone = paused = False
-    """Nobody pauses, and contributions are parameters."""
+    waits_alone = False
+    """Contributions are parameters."""
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
@@ -143,6 +155,7 @@ class Course(Reducing):
             computed=self._disk.finals.get,
         )
         self._trained_at: float | None = None
+        self.paused = False
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
 
@@ -230,6 +243,10 @@ class Course(Reducing):
         """The user wants the peer to go."""
         self.member.ask_to_leave(self._now)
 
+    def pause(self, *, paused: bool = True) -> None:
+        """The user wants the accelerator, or gives it back."""
+        self._put(SetPaused(paused))
+
     def trained(self) -> None:
         """What training was waited for is there."""
         if self._trained_at is not None:
@@ -264,7 +281,8 @@ class Course(Reducing):
     def tick(self, now: float) -> None:
         """As the engine's tick."""
         self.obtaining.tick(now)
-        if self._trained_at is not None and now >= self._trained_at and self.machine is not None:
+        done = self._trained_at is not None and now >= self._trained_at and not self.paused
+        if done and self.machine is not None:
             self._trained_at = None
             self._put(Trained(self.machine.round, None))
         self._put(Tick())
@@ -395,6 +413,9 @@ class Course(Reducing):
     def _train(self, effect: Train) -> None:
         if effect.contribute:  # what is learnt alone meanwhile is not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
+
+    def _pause_trainer(self, effect: PauseTrainer) -> None:
+        self.paused = effect.paused
 
     def _contribute(self, effect: Contribute) -> Ready:
         """Training is done: encode, and note on disk."""
@@ -536,6 +557,7 @@ DOERS: Mapping[type[Any], Callable[[Course, Any], Any]] = {
     GiveWay: Course._nothing,
     Goodbye: Course._goodbye,
     Mismatch: Course._mismatch,
+    PauseTrainer: Course._pause_trainer,
     Rejoin: Course._nothing,
     Repair: Course._repair,
     ResumeWork: Course._nothing,
@@ -552,4 +574,4 @@ DOERS: Mapping[type[Any], Callable[[Course, Any], Any]] = {
     WorkOut: Course._work_out,
     Write: Course._write,
 }
-"""What does each effect of a member. Nobody draws another S(0), pauses, goes back or bans here."""
+"""What does each effect of a member. Nobody draws another S(0), goes back or bans here."""

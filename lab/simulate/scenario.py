@@ -39,7 +39,7 @@ ROLLOUTS_SHARE = 0.25
 TRANSFER_SHARE = 0.5
 """Of the others, those with a newcomer whose donors are struck."""
 
-Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join"]
+Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause"]
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
 """Those that are told of rollouts."""
@@ -58,7 +58,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
     round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state; of
     rollouts it serves what it does not have, or other bytes, or announces other rewards.
-    leave: it goes in order. join: a newcomer starts.
+    leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator; not where rollouts are
+    shared.
     """
 
     kind: Kind
@@ -113,6 +114,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
         if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
             raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
+        if self.rollouts and any(fault.kind == "pause" for fault in self.fault):
+            raise ValueError("nobody pauses where rollouts are shared: that is not simulated")
         for fault in self.fault:
             named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
             newcomers = sum(1 for other in self.fault if other.kind == "join")

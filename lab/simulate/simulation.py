@@ -341,6 +341,12 @@ class Simulation:
         elif fault.kind == "lossy":
             network.lossy[peer.number] = fault.share
             action = undo.mend
+        elif fault.kind == "pause":
+            if not peer.up:
+                return
+            peer.course.pause()
+            undo.life = peer.life
+            action = undo.go_on
         elif fault.kind == "lie":
             assert fault.lie is not None
             peer.lies.add(fault.lie)
@@ -481,7 +487,7 @@ class Simulation:
         )
 
 
-_FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join")
+_FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause")
 _KINDS: dict[type, int] = {}
 
 

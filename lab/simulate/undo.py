@@ -30,6 +30,11 @@ class Undo:
             self.peer.disturbed_at = self.swarm.timeline.now
             self.peer.wake()
 
+    def go_on(self) -> None:
+        """Its user gives the accelerator back."""
+        if self.peer.up and self.peer.life == self.life:
+            self.peer.course.pause(paused=False)
+
     def quicken(self) -> None:
         """It is as fast as ever."""
         self.swarm.network.slowed.pop(self.peer.number, None)

@@ -31,7 +31,7 @@ from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import NeedState
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.certificate import lead
-from shoal.protocol.effects import AdoptGenesis, FetchGenesis, MemberEffect, PauseTrainer
+from shoal.protocol.effects import AdoptGenesis, FetchGenesis, MemberEffect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from tests.lab.simulate.seeded_bugs import (
@@ -107,6 +107,23 @@ def test_every_kind_of_fault_and_lie_was_met_within_a_hundred_seeds() -> None:
     assert {f.lie for f in faults if f.lie} == set(get_args(Lie))
     assert any(f.one_way for f in faults)
     assert 10 < sum(random_scenario(seed).rollouts for seed in range(100)) < 40
+
+
+def test_peer_that_pauses_in_its_training_observes_the_round_and_trains_again_later() -> None:
+    simulation = Simulation(Scenario(peers=3, rounds=6, fault=(Fault(kind="pause", peer=1, at_s=0.5, duration_s=6.0),)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified, outcome.false_evictions) == ("", 6, 0)
+    head, paused = simulation.peers[0].disk.chain[-1], simulation.peers[1].id
+    assert all(paused in value.members for value in simulation.peers[0].disk.chain)
+    plans = {finals.plan.round: finals.plan for peer in simulation.peers for finals in peer.disk.finals.values()}
+    weights = {round: plan.participants[plan.number(paused) or 0].weight for round, plan in plans.items()}
+    assert weights[1] == 0
+    assert weights[head.round] > 0
+
+
+def test_nobody_pauses_where_rollouts_are_shared() -> None:
+    with pytest.raises(ValueError, match="not simulated"):
+        Scenario(peers=3, rounds=1, rollouts=True, fault=(Fault(kind="pause", peer=1, at_s=0.5),))
 
 
 def test_liar_is_left_out_and_blamed() -> None:
@@ -317,7 +334,7 @@ def test_many_seeds_are_told_with_their_faults() -> None:
 
 
 def test_every_effect_of_a_member_is_done_or_cannot_come_about_here() -> None:
-    """Everybody draws the same S(0); nobody pauses, goes back or shows evidence."""
-    never = {AdoptGenesis, FetchGenesis, NeedState, NeedEvidence, PauseTrainer}
+    """Everybody draws the same S(0); nobody goes back or shows evidence."""
+    never = {AdoptGenesis, FetchGenesis, NeedState, NeedEvidence}
     assert DOERS.keys() | never == set(MemberEffect.__args__)
     assert DOERS.keys().isdisjoint(never)
