@@ -1,5 +1,7 @@
 """An option of a command, declared once: as the metadata of the field or parameter that it fills.
 
+The options of `shoal run` are the fields of `NodeOptions`, in `shoal.node.config`.
+
     threads: Annotated[int, Option("--threads", help="CPU threads of the trainer.", check=Within(0, 4096))] = 0
 
 The type and the default are the field's own. From this one line come the option of the command line with its

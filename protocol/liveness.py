@@ -15,7 +15,8 @@ it cannot be re-made, and all those whom we asked gave the peer up or could not 
 peer is no evidence by itself: a firewall may stand between two that everybody else reaches. So a peer to which we have
 no link is asked after through others at once, and for as long as they vouch for it it is alive.
 
-The detector itself is `shoal.protocol.membership`.
+The detector itself is `shoal.protocol.membership`, with all of its deadlines; how long a peer may hang in a reduction
+is `STALL_S` of `shoal.node.rounds.pace`.
 """
 
 from __future__ import annotations
