@@ -93,13 +93,21 @@ def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
     """Those of the two files that are there, oldest first, as of one moment."""
     while True:
         with ExitStack() as both:
-            files: list[BinaryIO] = []
+            files: dict[Path, BinaryIO] = {}
             for path in (log, earlier_of(log)):
                 with suppress(FileNotFoundError):
-                    files.append(both.enter_context(path.open("rb")))
-            if len({_inode(file) for file in files}) == len(files):  # else one took the other's name in between
+                    files[path] = both.enter_context(path.open("rb"))
+            if _is_still(log, files.get(log)):  # else the names have changed in between, perhaps more than once
                 opened.push(both.pop_all())
-                return files[::-1]
+                return list(files.values())[::-1]
+
+
+def _is_still(path: Path, file: BinaryIO | None) -> bool:
+    """Whether this file has the name, or no file has it if there was none; one that is open keeps its inode."""
+    try:
+        return file is not None and os.stat(path).st_ino == _inode(file)
+    except FileNotFoundError:
+        return file is None
 
 
 def _inode(file: BinaryIO) -> int:

@@ -27,6 +27,8 @@ from shoal.collectives.state import StateAssembly, StateHeader
 from shoal.collectives.summing import check_encoded
 from shoal.node import control, control_client
 from shoal.node.loops import loop_messages
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.sapo import agent_messages, sandbox, sandbox_process
 from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
@@ -389,6 +391,8 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
                 trainer_messages.unpack_command(frame)
 
     yield Target("pipe framing", (frames,), feed, allowed)
+    lines = (events.Started(peer_id=PEER, pid=1, boot=1), events.Evaluated(round=3, loss=0.5), events.Died(peer=PEER))
+    yield Target("event", tuple(map(line_of, lines)), parse_event, ())
     reply = msgspec.json.encode({"ok": True, "peer_id": PEER, "members": [{"peer_id": PEER}]})
     refused = msgspec.json.encode({"ok": False, "error": "no"})
     yield Target(

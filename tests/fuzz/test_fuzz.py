@@ -63,6 +63,7 @@ COVERS = {
     "shared memory": ("swarm.shared_memory:SharedMemory._serve",),
     "straightening": ("swarm.reaching.straight:Straightening._serve",),
     "control request": ("node.control:ControlServer._handle",),
+    "event": ("node.reporting.event_log:parse_event",),
     "control reply": ("node.control_client:_parse_reply",),
     "trainer command": ("node.training.trainer_messages:unpack_command",),
     "trainer report": ("node.training.trainer_messages:unpack_report",),

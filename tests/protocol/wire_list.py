@@ -36,6 +36,7 @@ OF_ONE_MACHINE = (
     "shoal.protocol.liveness",
     "shoal.protocol.manifest",
     "shoal.protocol.membership",
+    "shoal.node.training.trainer_messages",
     "shoal.swarm.address_book",
     "shoal.swarm.lanes.frame",
     "shoal.swarm.rendezvous.hivemind_messages",

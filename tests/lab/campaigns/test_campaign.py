@@ -21,7 +21,7 @@ import trio
 
 from shoal.cli.main import execute
 from shoal.cli.render import ShowNow
-from shoal.lab.campaigns import campaign, campaign_swarm
+from shoal.lab.campaigns import campaign
 from shoal.lab.campaigns.campaign import Campaign, run_campaign
 from shoal.lab.campaigns.campaign_check import Findings, Member, Window, examine, round_bound_s
 from shoal.lab.campaigns.campaign_faults import until_voted
@@ -52,6 +52,7 @@ from shoal.node.state.store import Store
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import detection_bound_s
+from shoal.testnet import fleet
 from shoal.testnet.nodes import Runtime
 
 SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
@@ -296,7 +297,7 @@ def test_swarms_that_do_not_come_up_fail_their_runs_and_end_the_command_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     crash = Runtime(command=lambda launch: [sys.executable, "-c", "raise SystemExit(7)"])
-    monkeypatch.setattr(campaign_swarm, "Runtime", lambda: crash)
+    monkeypatch.setattr(fleet, "Runtime", lambda: crash)
     arguments = ["--runs", "2", "--seed", "3", "--peers", "3", "--codecs", "fp32", "--out", str(tmp_path)]
     assert execute(["campaign", *arguments, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
