@@ -180,11 +180,6 @@ def verify_step(domain: bytes, peer: PeerId, view: int, value_hash: bytes, signa
     return verify(peer, domain, step_preimage(view, value_hash), signature)
 
 
-def verify_vote(peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer`'s vote for the value in `view`."""
-    return verify_step(VOTE_DOMAIN, peer, view, value_hash, signature)
-
-
 def verify_leave(peer: PeerId, base: bytes, signature: bytes) -> bool:
     """Whether `signature` is `peer`'s promise to sign nothing in the round after the value of hash `base`."""
     return verify(peer, LEAVE_DOMAIN, base, signature)

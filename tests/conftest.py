@@ -29,3 +29,14 @@ def _logging_as_it_was() -> Iterator[None]:
     loggers[0].handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Small tensors gain nothing by threads, and lose much on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

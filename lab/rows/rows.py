@@ -65,10 +65,3 @@ def joined(rows: Sequence[Row], newcomers: Sequence[PeerId]) -> tuple[Row, ...]:
     for peer in newcomers:
         found[shortest(found)].append(peer)
     return tuple(tuple(row) for row in found)
-
-
-def head_of(row: Sequence[PeerId], head: PeerId | None, gone: Collection[PeerId] = ()) -> PeerId | None:
-    """Who heads a row that `head` has headed so far; None where nobody is left."""
-    if head in row and head not in gone:
-        return head
-    return next((peer for peer in row if peer not in gone), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +28,7 @@ CPU = torch.device("cpu")
 SHARE = Assignment(seed=3, round=1, member=0, members=2)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def new_replica(workload: RegressionWorkload | None = None, *, contributions: int = 0, accumulate: int = 1) -> Replica:

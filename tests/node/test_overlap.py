@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -60,12 +59,7 @@ def new_replica(sync: SyncSettings | None = None) -> Replica:
 NUMEL = new_replica().layout.numel
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 class Orders(Control):

@@ -18,7 +18,7 @@ from shoal.protocol.certificate import (
     lead,
     lead_order,
     leave_needs_promise,
-    verify_vote,
+    verify_step,
 )
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
@@ -247,10 +247,10 @@ def test_value_that_does_not_follow_is_refused(wrong: dict[str, object]) -> None
 def test_vote_is_bound_to_its_view_value_and_voter() -> None:
     value = value_of(start(3), plan_hash("p"), KEYS[0].peer_id)
     signature = KEYS[0].sign(VOTE_DOMAIN, step_preimage(2, value.hash))
-    assert verify_vote(KEYS[0].peer_id, 2, value.hash, signature)
-    assert not verify_vote(KEYS[0].peer_id, 1, value.hash, signature)
-    assert not verify_vote(KEYS[1].peer_id, 2, value.hash, signature)
-    assert not verify_vote(KEYS[0].peer_id, 2, NO_HASH, signature)
+    assert verify_step(VOTE_DOMAIN, KEYS[0].peer_id, 2, value.hash, signature)
+    assert not verify_step(VOTE_DOMAIN, KEYS[0].peer_id, 1, value.hash, signature)
+    assert not verify_step(VOTE_DOMAIN, KEYS[1].peer_id, 2, value.hash, signature)
+    assert not verify_step(VOTE_DOMAIN, KEYS[0].peer_id, 2, NO_HASH, signature)
 
 
 # -- the chain -----------------------------------------------------------------------------------------------

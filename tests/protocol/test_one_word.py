@@ -41,11 +41,6 @@ def broadcast(effects: Sequence[Effect], kind: type[Message]) -> list[Message]:
     return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
 
 
-def lead_and_other(machines: Sequence[RoundMachine], lab: RoundLab) -> tuple[RoundMachine, RoundMachine]:
-    lead = machines[lab.lead()]
-    return lead, next(machine for machine in machines if machine is not lead)
-
-
 def identity_of(lab: RoundLab, machine: RoundMachine) -> PaperIdentity:
     return next(node.identity for node in lab.nodes if node.peer == machine.me)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,7 @@ OPTIONS = {"inputs": 100, "outputs": 100}
 WHO = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
 
 
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def manifest_of(clip_norm: float) -> Manifest:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from shoal.cli.main import execute
 from shoal.lab.bench.attack import AttackedSwarm, render
@@ -22,12 +20,7 @@ PROVABLE = frozenset({"nan", "false_norm", "wrong_sums"})
 """Attacks of which signed bytes are proof."""
 
 
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def swarm_of(attack: str, defence: str, *, bench: AttackBench = BENCH) -> AttackedSwarm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,7 @@ ALPHA, BETA, GAMMA = 0.5, 0.7, 0.6
 KEYS = {"round": {"chunk_values": 4096}, "inner": {"lr": 0.01, "warmup_tokens": 0}}
 
 
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def tiny(**changes: Any) -> TrainBench:

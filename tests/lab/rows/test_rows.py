@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from shoal.lab.rows.rows import ROWS_LIMIT, deal_rows, head_of, joined, row_count, without
+from shoal.lab.rows.rows import ROWS_LIMIT, deal_rows, joined, row_count, without
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import SwarmId
@@ -46,16 +46,6 @@ def test_who_goes_moves_nobody_else_and_newcomers_fill_the_shortest() -> None:
     assert left == (rows[0], (rows[1][1], rows[1][3]), rows[2][:3])
     new = [PeerId("a"), PeerId("b"), PeerId("c"), PeerId("d")]
     assert joined(left, new) == ((*rows[0], "d"), (*left[1], "a", "b"), (*left[2], "c"))
-
-
-def test_head_stays_until_it_is_gone() -> None:
-    row = deal_rows(SWARM, PEERS[:5], 1)[0]
-    assert head_of(row, None) == row[0]
-    assert head_of(row, row[3]) == row[3]
-    assert head_of(row, row[3], {row[3], row[0]}) == row[1]
-    assert head_of(row[1:], row[0]) == row[1]
-    assert head_of(row, row[0], set(row)) is None
-    assert head_of((), None) is None
 
 
 def test_rows_without_anybody_are_refused() -> None:

@@ -24,13 +24,7 @@ from shoal.protocol.errors import ConfigError, LocalError
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing by threads, and lose much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def new_replica(workload: Workload | None = None, *, contributions: int = 0) -> Replica:

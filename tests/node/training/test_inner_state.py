@@ -21,13 +21,7 @@ from shoal.node.training.trainer_messages import Assignment, Contribution, Inner
 from shoal.node.workloads.regression import Batch, RegressionWorkload
 from shoal.protocol.errors import LocalError
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 class Noisy(RegressionWorkload):

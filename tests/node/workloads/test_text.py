@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,7 @@ from shoal.node.workloads.text import TextWorkload
 from shoal.node.workloads.text_data import deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing by threads, and lose much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def share(member: int, members: int = 3, round_: int = 1) -> Assignment:
