@@ -103,9 +103,10 @@ def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
 
 
 def _is_still(path: Path, file: BinaryIO | None) -> bool:
-    """Whether this file has the name, or no file has it if there was none; one that is open keeps its inode."""
+    """Whether this file has the name, or none has it where there was none; one that is open keeps its inode."""
     try:
-        return file is not None and os.stat(path).st_ino == _inode(file)
+        with path.open("rb") as now:
+            return file is not None and _inode(now) == _inode(file)
     except FileNotFoundError:
         return file is None
 

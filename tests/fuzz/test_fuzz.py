@@ -82,7 +82,6 @@ OF_ITS_OWN = {
     "node.doctor:run_trial",
     "node.founded:_read",
     "node.doctor_trial:main",
-    "node.rounds.evaluations:past_losses",
     "node.training.inner_state:SavedInner.__init__",
     "node.training.random_state:RandomState.read",
     "node.sapo.learner_state:_read_values",
