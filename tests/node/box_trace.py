@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ FILE = Path(__file__).with_name("traces.txt")
 FIXED_ORDER = {**os.environ, "PYTHONHASHSEED": "0"}
 WHIM_S = (0.2, 2.0)
 WHIMS = 3
+NUMBERED = r"\.\d+\.partial$"
 
 
 class Trace(list[str]):
@@ -106,7 +108,11 @@ def traced(patch: pytest.MonkeyPatch) -> Iterator[Trace]:
         life.told = _Told(partial(note, life.number))
         return life.number, "is built"
 
-    before(Disk, "count", lambda disk, what, name: (disk.root.name.removeprefix("node"), f"disk {what} {name}"))
+    def counts(disk: Disk, what: str, name: str) -> tuple[object, str]:
+        """Numbers of partial files go on from course to course."""
+        return disk.root.name.removeprefix("node"), f"disk {what} {re.sub(NUMBERED, '.partial', name)}"
+
+    before(Disk, "count", counts)
     before(BoxLinks, "_let_out", lets_out)
     before(BoxTrainer, "send", lambda trainer, order: (trainer._tell.__self__.number, f"orders {_mark(order)}"))
     before(Life, "build", builds)
