@@ -47,7 +47,7 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.key_use import KeyUse
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
@@ -64,7 +64,7 @@ from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -77,7 +77,7 @@ from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
-from shoal.swarm.manifest_exchange import ManifestDesk
+from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream
@@ -125,7 +125,7 @@ class Node:
         # -- what trains
         self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned)
         self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
-        desk = _training_desk(self.trainer, manifest, members)
+        training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
         self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, shelf=shelf, outer=outer)
         ask = catchup.certificates
@@ -164,12 +164,12 @@ class Node:
             members=members,
             holds=holds,
             layouts=self.layouts,
-            desk=desk,
+            training_client=training_client,
             standstill=Standstill(forks=forks, key_use=self.key_use),
             custody=custody,
             resumption=resumption,
             checkpoints=_checkpoints(config, chain, shelf, custody, resumption, on_progress),
-            reduce=ReduceDesk(
+            reduce=ReductionDriver(
                 identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
             ),
             relay_room=RelayRoom(host, self.traffic, linked),
@@ -277,7 +277,7 @@ class Node:
             self.host.serve(LANE_PROTOCOL, self._answer_lane)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
-            ManifestDesk(self.host, parts.config.manifest)
+            ManifestServer(self.host, parts.config.manifest)
             await nursery.start(parts.lanes.run)
             nursery.start_soon(self.shared_memory.run)
             await nursery.start(self.members.run)
@@ -344,14 +344,14 @@ class Node:
 
     async def _watch_trainer(self) -> None:
         async for event in self.trainer.events:
-            self.parts.desk.heard(event)
+            self.parts.training_client.heard(event)
             self.parts.resumption.heard(event)
             if isinstance(event, TrainerFailed):
                 await self._training_failed(event)
             else:
                 self._note_trainer(event)
                 if isinstance(event, Restarted) and not isinstance(event, Detached):
-                    await self.parts.desk.restarted()
+                    await self.parts.training_client.restarted()
                 self.attendance.heard(event)
                 self.rounds.engine.put(event)
 
@@ -365,7 +365,7 @@ class Node:
         self._leave_then(Outcome.FAILED)
 
     def _note_trainer(self, event: TrainerEvent) -> None:
-        if isinstance(event, Contribution) and self.parts.desk.speed_is_news:
+        if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
             metric = self.trainer.started.metric
@@ -402,7 +402,7 @@ class Node:
     async def _watch_left(self) -> None:
         await self.rounds.engine.left.wait()
         if self.rounds.engine.finished:
-            await self.parts.desk.evaluate_last(EVALUATION_DEADLINE_S)
+            await self.parts.training_client.evaluate_last(EVALUATION_DEADLINE_S)
             self._end(Outcome.DONE, "rounds done")
         self._end(self.outcome, "left")
 
@@ -445,9 +445,9 @@ class Node:
         )
 
 
-def _training_desk(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingDesk:
+def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingClient:
     """The trainer's orders, and what it makes. Steps of a round follow the members' speeds where these are balanced."""
-    return TrainingDesk(
+    return TrainingClient(
         trainer,
         seed=manifest.workload.seed,
         inner_steps=manifest.sync.round_steps,

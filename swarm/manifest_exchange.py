@@ -55,7 +55,7 @@ OTHER_SWARM = "this node is in swarm "
 logger = logging.getLogger(__name__)
 
 
-class ManifestDesk:
+class ManifestServer:
     """Answers those who ask `host` for the manifest, from when it is made."""
 
     def __init__(self, host: Host, manifest: Manifest) -> None:

@@ -58,7 +58,7 @@ class LocalNode:
         self._out: F32 = np.zeros(layout.numel, np.float32)
 
     def initial_state(self) -> CertifiedState:
-        """S(0), as `TrainingDesk.initial_state` has it; only before the first `stand_on`."""
+        """S(0), as `TrainingClient.initial_state` has it; only before the first `stand_on`."""
         self._replica.write_initial(self._out)
         return CertifiedState.initial(self._out.copy(), self.layout_hash, OuterSettings.of(self._manifest).kinds)
 

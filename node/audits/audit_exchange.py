@@ -116,7 +116,7 @@ class AuditClient:
         return found[: plan.chunks]
 
 
-class AuditDesk:
+class AuditServer:
     """Answers other nodes.
 
     finals: those of a plan, if they are here. commitments: what was heard in the round after the value with that hash.

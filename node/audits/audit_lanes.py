@@ -60,7 +60,7 @@ class Pause:
             await self._quiet.wait()
 
 
-class ContributionDesk:
+class ContributionServer:
     """Shows this node's contributions.
 
     held: the payload of a chunk under the root that begins with these bytes, if it may be shown. rate: bytes per

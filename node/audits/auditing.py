@@ -29,8 +29,8 @@ from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.progress import Exclusion, Reason
 from shoal.collectives.proofs import is_unsound, is_wrong, proves_itself, top_in
-from shoal.node.audits.audit_exchange import AuditClient, AuditDesk
-from shoal.node.audits.audit_lanes import ContributionDesk, ContributionFetch, Pause, Wanted
+from shoal.node.audits.audit_exchange import AuditClient, AuditServer
+from shoal.node.audits.audit_lanes import ContributionFetch, ContributionServer, Pause, Wanted
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.audits.work_audit import WorkAudit
 from shoal.node.outcome import Notice
@@ -84,10 +84,10 @@ class Auditing(RoundObserver):
         self.suspicion = Suspicion()
         self.shelf = EvidenceShelf(parts.store.folder, parts.swarm_id, first=parts.chain.was_member)
         self._client = AuditClient(parts.host)
-        self._desk = AuditDesk(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
-        self._desk.charged = self._charged
+        self._server = AuditServer(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
+        self._server.charged = self._charged
         self._pause = Pause()
-        self._shown = ContributionDesk(
+        self._shown = ContributionServer(
             parts.chunks, self._pause, held=self._held, rate=lambda: self._settings.share * self._rates()[0]
         )
         self._fetch_lanes = ContributionFetch(parts.lanes, parts.chunks, self._pause)
@@ -109,7 +109,7 @@ class Auditing(RoundObserver):
         """Take up what is on disk, answer others, and audit until cancelled. Raises StorageError."""
         self._token = trio.lowlevel.current_trio_token()
         await trio.to_thread.run_sync(self.shelf.load)
-        self._p.host.serve(AUDIT_PROTOCOL, self._desk.serve)
+        self._p.host.serve(AUDIT_PROTOCOL, self._server.serve)
         async with trio.open_nursery() as nursery:
             queues = self._job_queue, self._audit_queue, self._need_queue, self._pull_queue, self._weighing_queue
             for queue in queues:
@@ -262,7 +262,7 @@ class Auditing(RoundObserver):
 
     async def _exchange(self, peer: PeerId) -> None:
         """Tell a peer what is here, and fetch what it has and this node has not."""
-        self._charged(peer, await self._client.charges(peer, self._desk.charges()))
+        self._charged(peer, await self._client.charges(peer, self._server.charges()))
 
     def _charged(self, peer: PeerId, charges: Sequence[Charge]) -> None:
         for charge in charges:

@@ -112,7 +112,7 @@ class WorkAudit:
                 options=config.manifest.workload.options,
                 data=config.data,
                 seed=config.manifest.workload.seed,
-                assignment=self._p.desk.assignment(drawn.base, drawn.peer),
+                assignment=self._p.training_client.assignment(drawn.base, drawn.peer),
                 anchor=str(paths[0]),
                 contribution=str(paths[1]),
             )

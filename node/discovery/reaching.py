@@ -32,11 +32,11 @@ from shoal.swarm.lanes.seal import format_address as format_lane
 from shoal.swarm.lanes.seal import parse_address as parse_lane
 from shoal.swarm.members import Change
 from shoal.swarm.reaching.circuit_address import format_circuit, is_circuit
-from shoal.swarm.reaching.dial_back import DialBackDesk, Evidence, ask_dial_back
+from shoal.swarm.reaching.dial_back import DialBackServer, Evidence, ask_dial_back
 from shoal.swarm.reaching.networks import is_private, own_hosts
-from shoal.swarm.reaching.passages import PassageDesk, ask_passage
+from shoal.swarm.reaching.passages import RelayedLaneServer, ask_passage
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import SightingDesk
+from shoal.swarm.reaching.sightings import ObservedAddressServer
 from shoal.swarm.reaching.straight import Straightening
 
 CHECKERS = 4
@@ -82,10 +82,10 @@ class Reaching:
         self.proven: tuple[str, ...] = ()
         """Control addresses at which members have reached this node."""
         self.proven_lanes: tuple[str, ...] = ()
-        self.passages = PassageDesk(self._host, upload=self._lanes.upload)
+        self.passages = RelayedLaneServer(self._host, upload=self._lanes.upload)
         self.passages.comes_first = self._host.comes_first
-        DialBackDesk(self._host, self._is_linked)
-        self.sightings = SightingDesk(self._host)
+        DialBackServer(self._host, self._is_linked)
+        self.sightings = ObservedAddressServer(self._host)
         self._parted: set[PeerId] = set()
         """The linked members of whom the user was told that there are no lanes to them."""
         self._puncher = Puncher(self._host, self, self._evidence.hosts)
@@ -95,8 +95,8 @@ class Reaching:
     def connect(self) -> None:
         """Have circuits and lanes go by what is known here: who comes first, who relays, where holes are punched."""
         self._host.relay.comes_first = self._host.comes_first
-        desks = (self.passages, self.sightings)
-        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=self._puncher)
+        handlers = (self.passages, self.sightings)
+        self._lanes.use(self, knocks=self._host.knocks, handlers=handlers, puncher=self._puncher)
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class GossipEngine:
         self._grace_s = manifest.round.grace_s
         self._inbox = Inbox()
         self._saver = StateSaver(parts.shelf)
-        self._moments = GossipMoments(parts.store.folder, parts.desk)
+        self._moments = GossipMoments(parts.store.folder, parts.training_client)
         self._alive: frozenset[PeerId] = frozenset()
         self._steps: GossipSteps
         self._start: GossipStart | None = None
@@ -146,7 +146,7 @@ class GossipEngine:
             return "leaving"
         if self.machine is None:
             return "joining"
-        return "paused" if self._p.desk.paused and self._made is None else self.machine.phase.value
+        return "paused" if self._p.training_client.paused and self._made is None else self.machine.phase.value
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class GossipEngine:
         start = self._start = GossipStart(
             shelf=self._p.shelf,
             exchange=self._exchange,
-            desk=self._p.desk,
+            training_client=self._p.training_client,
             founder=self._me in self._founders,
             others=[peer for peer in self._founders if peer != self._me],
             accepts=self._layouts.accept,
@@ -210,7 +210,7 @@ class GossipEngine:
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
         await self._moments.restore(state.round)
-        await self._p.desk.stand_on(state, taken=0)
+        await self._p.training_client.stand_on(state, taken=0)
         return True
 
     async def _handle(self, event: ToHandle) -> None:
@@ -286,7 +286,7 @@ class GossipEngine:
         self._p.log.began(machine.round, members=len(self.others) + 1)
         await self._p.holds.at(machine.round, "train")
         await self._carry_out(effects)
-        if self._p.desk.paused:
+        if self._p.training_client.paused:
             await self._carry_out(machine.pause())
         else:
             await self._train()
@@ -294,12 +294,12 @@ class GossipEngine:
     async def _train(self) -> None:
         assert self.machine is not None
         assert self._state is not None
-        await self._p.desk.train_round(self.machine.round, self._me, self._founders, self._state.tokens)
+        await self._p.training_client.train_round(self.machine.round, self._me, self._founders, self._state.tokens)
 
     async def _set_paused(self, paused: bool) -> None:
         machine = self.machine
         assert machine is not None
-        await (self._p.desk.pause() if paused else self._p.desk.resume())
+        await (self._p.training_client.pause() if paused else self._p.training_client.resume())
         if paused:
             await self._carry_out(machine.pause())
         elif machine.phase is Phase.PAUSED:
@@ -310,14 +310,19 @@ class GossipEngine:
         """The inner steps are made: encode the vector, offer it, and find a partner."""
         machine = self.machine
         assert machine is not None
-        if self._made is not None or self.leaving or event.round != machine.round or not self._p.desk.is_current(event):
+        if (
+            self._made is not None
+            or self.leaving
+            or event.round != machine.round
+            or not self._p.training_client.is_current(event)
+        ):
             return
         try:
             self._made = made = await trio.to_thread.run_sync(self._encode, event, machine.catch_up())
         except LocalError as error:
             logger.error("round %d: what was learnt is dropped: %s", event.round, error)
             assert self._state is not None
-            await self._p.desk.stand_on(self._state, taken=self._taken, fresh=True)
+            await self._p.training_client.stand_on(self._state, taken=self._taken, fresh=True)
             await self._train()
             return
         await self._moments.made(made.vector.offer.round)
@@ -330,7 +335,7 @@ class GossipEngine:
 
     def _encode(self, event: Contribution, round: int) -> _Made:
         assert self._state is not None
-        delta = -self._p.desk.pseudo_gradient(self._state.numel)
+        delta = -self._p.training_client.pseudo_gradient(self._state.numel)
         vector = self._steps.vector(self._state, delta, round)
         return _Made(event=event, delta=delta, vector=vector)
 
@@ -398,7 +403,7 @@ class GossipEngine:
             )
         )
         self._taken = made.event.number
-        await self._p.desk.stand_on(state, taken=self._taken)
+        await self._p.training_client.stand_on(state, taken=self._taken)
         await self._saver.save_soon(state)
         seconds, partner = trio.current_time() - self._began_at, None if wanted is None else wanted.peer
         if partner is not None:
@@ -414,7 +419,9 @@ class GossipEngine:
             traffic=self._p.traffic_bytes(),
         )
         self._p.on_progress(
-            RoundStepped(round=state.round, partner=partner, why=why, loss=self._p.desk.loss, seconds=seconds)
+            RoundStepped(
+                round=state.round, partner=partner, why=why, loss=self._p.training_client.loss, seconds=seconds
+            )
         )
         await self._begin_round_or_finish()
 

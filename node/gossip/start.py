@@ -20,7 +20,7 @@ from shoal.node.outcome import Progress, StateFetched
 from shoal.node.state.state_files import header_in
 from shoal.node.state.states import StateShelf
 from shoal.node.state.tensor_files import TensorFile
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
@@ -41,7 +41,7 @@ class GossipStart:
         *,
         shelf: StateShelf,
         exchange: GossipExchange,
-        desk: TrainingDesk,
+        training_client: TrainingClient,
         founder: bool,
         others: Collection[PeerId],
         accepts: Callable[[bytes], None],
@@ -50,7 +50,7 @@ class GossipStart:
     ) -> None:
         self._shelf = shelf
         self._exchange = exchange
-        self._desk = desk
+        self._training_client = training_client
         self._founder = founder
         self._others = frozenset(others)
         self._accepts_layout = accepts
@@ -98,7 +98,7 @@ class GossipStart:
         heard_all = self._others <= self.standings.keys()
         if not self._founder or not (heard_all or now >= self._draws_at):
             return None
-        state = await self._desk.initial_state()
+        state = await self._training_client.initial_state()
         header = await trio.to_thread.run_sync(self._shelf.header, state)
         self._shelf.put(state, header)
         return state
@@ -121,7 +121,7 @@ class GossipStart:
         self._accepts_layout(header.layout)
 
     def _check_layout(self, layout: bytes) -> None:
-        if layout != self._desk.layout_hash:
+        if layout != self._training_client.layout_hash:
             raise ConfigError(
                 "the state in this data folder has other parameters than this workload builds here; install the same "
                 "version of it, or choose another --data-dir"

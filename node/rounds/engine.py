@@ -348,7 +348,7 @@ class Engine:
         await self._part.train(contribute=effect.contribute)
 
     async def _pause_trainer(self, effect: PauseTrainer) -> None:
-        await (self._p.desk.pause() if effect.paused else self._p.desk.resume())
+        await (self._p.training_client.pause() if effect.paused else self._p.training_client.resume())
 
     async def _contribute(self, effect: Contribute) -> Ready | None:
         assert isinstance(effect.work, Contribution)

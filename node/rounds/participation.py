@@ -35,7 +35,7 @@ class Participation:
         self._p = parts
         self._me = parts.identity.peer_id
         self._custody = parts.custody
-        self._desk = parts.desk
+        self._training_client = parts.training_client
         self._manifest = manifest
         """The settings that contributions and trainer keep to."""
         self._stood_on: Value | None = None
@@ -106,7 +106,7 @@ class Participation:
         if fresh:
             self._contributions.drop()
         self._stood_on = chain.standing
-        await self._desk.stand_on(state, taken=self._contributions.taken, fresh=fresh)
+        await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
 
     async def _keep_to(self, round: int) -> None:
@@ -116,21 +116,21 @@ class Participation:
             return
         sync = manifest.sync
         self._contributions.retune(sync.plan_codec, manifest.round.staleness_rounds, mixing=sync.applied_mixing)
-        await self._desk.retune(manifest)
+        await self._training_client.retune(manifest)
         self._manifest = manifest
 
     async def train(self, *, contribute: bool = True) -> None:
         """Have the trainer make this round's inner steps."""
         state = self._custody.state
         assert state is not None
-        await self._desk.train(self._custody.head, self._me, state.tokens, contribute=contribute)
+        await self._training_client.train(self._custody.head, self._me, state.tokens, contribute=contribute)
 
     async def contribute(self, event: Contribution) -> Ready | None:
         """Encode what the trainer made for this round, commit to it, and have it on disk.
 
         Returns the announcement, None if this is not what was waited for. Raises StorageError.
         """
-        if self.made is not None or not self._desk.is_current(event):
+        if self.made is not None or not self._training_client.is_current(event):
             return None
         try:
             made = await trio.to_thread.run_sync(self._make, event)
@@ -157,7 +157,7 @@ class Participation:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
         fragment, base = self._contributions.fragment(event.round), self._custody.head.hash
-        values = self._desk.pseudo_gradient(fragment.numel)
+        values = self._training_client.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
     async def look_up(self, peers: Sequence[PeerId]) -> None:

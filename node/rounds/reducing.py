@@ -70,7 +70,7 @@ class _Detour:
 logger = logging.getLogger(__name__)
 
 
-class ReduceDesk:
+class ReductionDriver:
     """Starts and stops reductions for the engine."""
 
     def __init__(

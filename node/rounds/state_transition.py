@@ -70,7 +70,7 @@ class StateTransition:
                 round=value.round,
                 members=len(value.members),
                 contributors=finals.contributors,
-                loss=self._p.desk.loss,
+                loss=self._p.training_client.loss,
                 seconds=seconds,
             )
         )

@@ -58,12 +58,12 @@ class NodeSurroundings:
     @property
     def paused(self) -> bool:
         """Whether the user has the accelerator."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def resting(self) -> bool:
         """Whether the trainer has done what it was told."""
-        return self._p.desk.resting
+        return self._p.training_client.resting
 
     @property
     def waits_alone(self) -> bool:

@@ -150,7 +150,7 @@ class StateSync:
 
     async def _draw(self) -> None:
         """As a founder, draw S(0); where the swarm went back to another one, that is left to peers."""
-        state, certified = await self._p.desk.initial_state(), self._custody.chain.digest(0)
+        state, certified = await self._p.training_client.initial_state(), self._custody.chain.digest(0)
         if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.shelf.digest, state)):
             await self.adopt(state)
 
@@ -216,7 +216,7 @@ class StateSync:
 
         Raises ConfigError when it is of another model, StorageError.
         """
-        if state.layout_hash != self._p.desk.layout_hash:
+        if state.layout_hash != self._p.training_client.layout_hash:
             raise ConfigError(
                 "the swarm's model has other parameters than this workload builds here; install the same version of it"
             )

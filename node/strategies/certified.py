@@ -30,7 +30,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         reduce=parts.reduce,
         resumption=parts.resumption,
         checkpoints=parts.checkpoints,
-        desk=parts.desk,
+        training_client=parts.training_client,
         log=RoundLog(parts.events),
         holds=parts.holds,
         audit=AuditTrail(parts.store.folder / "rounds", enabled=parts.config.test_mode),
@@ -69,7 +69,7 @@ class CertifiedRounds(Rounds):
     @property
     def paused(self) -> bool:
         """See `Rounds`."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def position(self) -> Position:

@@ -33,7 +33,7 @@ class PairRounds(Rounds):
     @property
     def paused(self) -> bool:
         """See `Rounds`."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def position(self) -> Position:

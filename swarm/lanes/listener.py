@@ -73,7 +73,7 @@ class _Pending:
     connections: int = 0
 
 
-class Desk(Protocol):
+class ConnectionHandler(Protocol):
     """Takes connections at the lanes' port that are no lanes of this node's."""
 
     def claims(self, ticket: bytes) -> bool:
@@ -113,7 +113,7 @@ class LaneListener:
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer may have all that there is; others leave half of it."""
         self.knocks: Knocks | None = None
-        self.desks: Sequence[Desk] = ()
+        self.handlers: Sequence[ConnectionHandler] = ()
 
     async def open(self) -> list[trio.SocketListener]:
         """The listening sockets, for `serve`. Raises ConfigError if the address cannot be had."""
@@ -154,7 +154,11 @@ class LaneListener:
 
     def _is_noise(self, first: bytes) -> bool:
         """Whether a connection began with a whole id, and with none that anybody here waits for."""
-        if len(first) < LANE_ID_BYTES or first in self._pending or any(desk.claims(first) for desk in self.desks):
+        if (
+            len(first) < LANE_ID_BYTES
+            or first in self._pending
+            or any(handler.claims(first) for handler in self.handlers)
+        ):
             return False
         if self.knocks is not None and self.knocks.expects(first):
             return False
@@ -163,15 +167,15 @@ class LaneListener:
 
     async def _greet(self, stream: trio.SocketStream, address: str) -> None:
         """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""
-        desk: Desk | None = None
+        handler: ConnectionHandler | None = None
         try:
             with self._stranger(address):
                 first = await receive_exactly(stream, LANE_ID_BYTES)
-                desk = next((desk for desk in self.desks if desk.claims(first)), None)
-                if desk is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
+                handler = next((handler for handler in self.handlers if handler.claims(first)), None)
+                if handler is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
                     await self._authenticate(stream, first)
-            if desk is not None:  # it may last
-                await desk.hold(first, stream)
+            if handler is not None:  # it may last
+                await handler.hold(first, stream)
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
             self.refusals.note(Reason.LANE_HELLO)
             logger.debug("a stranger was turned away: %r", error)

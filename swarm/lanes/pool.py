@@ -40,7 +40,7 @@ from shoal.swarm.lanes.dial import LaneDialler, Request
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
-from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of
+from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
 from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pairs import Pair
@@ -145,10 +145,12 @@ class LanePool:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._join_all)
 
-    def use(self, reach: LaneReach, *, knocks: Knocks, desks: Sequence[Desk], puncher: Puncher | None = None) -> None:
-        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the desks', at the listener."""
+    def use(
+        self, reach: LaneReach, *, knocks: Knocks, handlers: Sequence[ConnectionHandler], puncher: Puncher | None = None
+    ) -> None:
+        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the handlers', at the listener."""
         self._dialler.reach, self._dialler.puncher = reach, puncher
-        self._listener.knocks, self._listener.desks = knocks, desks
+        self._listener.knocks, self._listener.handlers = knocks, handlers
 
     def prefer(self, comes_first: Callable[[PeerId], bool], is_known: Callable[[str], bool]) -> None:
         """Leave half of the room for whom this says that it comes first, and connections from its addresses."""

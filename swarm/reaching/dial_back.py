@@ -65,7 +65,7 @@ class DialedBack(Message, frozen=True, kw_only=True):
 DialBackReply = DialedBack | Refusal
 
 
-class DialBackDesk:
+class DialBackServer:
     """Knocks for those whom `admits` lets ask."""
 
     def __init__(self, host: Host, admits: Callable[[PeerId], bool]) -> None:

@@ -85,7 +85,7 @@ class _Open:
     left_bytes: int = 0
 
 
-class PassageDesk:
+class RelayedLaneServer:
     """Joins passages while `admits` is set; it says between whom. upload: what all passages together may send."""
 
     def __init__(self, host: Host, *, limits: PassageLimits | None = None, upload: RateLimit | None = None) -> None:

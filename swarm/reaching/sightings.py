@@ -97,7 +97,7 @@ class _Call:
     address: str = ""
 
 
-class SightingDesk:
+class ObservedAddressServer:
     """Says where calls come from while `admits` is set, which says to whom. A ticket is good for call_deadline_s."""
 
     def __init__(self, host: Host, *, call_deadline_s: float = CALL_DEADLINE_S) -> None:

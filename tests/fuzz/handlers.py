@@ -15,7 +15,7 @@ import trio
 from shoal.collectives import traffic as traffic_module
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.traffic import PlanTraffic, Routes
-from shoal.node.audits.audit_exchange import AuditDesk
+from shoal.node.audits.audit_exchange import AuditServer
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
@@ -42,13 +42,13 @@ from shoal.swarm.lanes.reach import Everywhere
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
-from shoal.swarm.manifest_exchange import ManifestDesk
+from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.reaching.circuits import read_message
-from shoal.swarm.reaching.dial_back import AskDialBack, DialBackDesk
-from shoal.swarm.reaching.passages import AskPassage, PassageDesk
+from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
+from shoal.swarm.reaching.passages import AskPassage, RelayedLaneServer
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import SightingDesk, SightingRequest
+from shoal.swarm.reaching.sightings import ObservedAddressServer, SightingRequest
 from shoal.swarm.reaching.straight import Straighten, Straightening
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
@@ -202,10 +202,10 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
-    desk = AuditDesk(EvidenceShelf(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    server = AuditServer(EvidenceShelf(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
-        "audit request": (desk.serve, audit_messages.AuditRequest),
-        "manifest request": (ManifestDesk(host, MANIFEST)._serve, peering.GetManifest),
+        "audit request": (server.serve, audit_messages.AuditRequest),
+        "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
         "fetch": (librarian.serve, peering.FetchRequest),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
@@ -277,10 +277,10 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     yield Target("varint frames", (frames,), on_stream(read_all, raw=True, framing=VarintFrames), FOREIGN)
     yield Target("meeting point", (point,), lambda data: open_point(data, swarm=SWARM, blame=PEER))
     yield Target("meeting points", (pack_points([point]),), lambda data: unpack_points(data, blame=PEER))
-    passages = PassageDesk(host)
+    passages = RelayedLaneServer(host)
     passages.admits = lambda peer: True
-    knocks = DialBackDesk(host, lambda peer: True)
-    sightings = SightingDesk(host, call_deadline_s=0.01)
+    knocks = DialBackServer(host, lambda peer: True)
+    sightings = ObservedAddressServer(host, call_deadline_s=0.01)
     sightings.admits = lambda peer: True
     pool = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
@@ -352,9 +352,9 @@ def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
     """What is brought against others, and what is asked about it."""
     shelf = EvidenceShelf(folder, SWARM)
     shelf.load()
-    desk = AuditDesk(shelf, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    server = AuditServer(shelf, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     asked = tuple(wire.canonical(one) for one in examples(AuditRequest, rng, 8))
-    yield Target("audit", asked, on_stream(desk.serve), FOREIGN)
+    yield Target("audit", asked, on_stream(server.serve), FOREIGN)
     brought = tuple(pack(_of_this_swarm(one), rng.randbytes(40)) for one in examples(Evidence, rng, 24))
     yield Target("evidence", brought, lambda data: verify_evidence(data, SWARM))
 

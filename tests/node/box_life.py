@@ -32,7 +32,7 @@ from shoal.node.state.resumption import Resumption
 from shoal.node.state.states import StateShelf
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Reduced
@@ -89,7 +89,7 @@ class Life:
         self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.shelf.lookup)
         lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
         self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, shelf=self.shelf, outer=outer)
-        self.desk = TrainingDesk(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
+        self.training_client = TrainingClient(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
         links: Any = self.links
         key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
         ask, tell = self.catchup.certificates, self.told.append
@@ -138,7 +138,7 @@ class Life:
                 reduce=self.reduce,  # type: ignore[arg-type]
                 resumption=self.resumption,
                 checkpoints=self.checkpoints,
-                desk=self.desk,
+                training_client=self.training_client,
                 log=log,
                 holds=holds,
                 audit=AuditTrail(folder / "rounds", enabled=False),
@@ -150,7 +150,7 @@ class Life:
         )
 
     def _trainer_told(self, event: TrainerEvent) -> None:
-        self.desk.heard(event)
+        self.training_client.heard(event)
         self.resumption.heard(event)
         self.engine.put(event)
 

@@ -14,8 +14,8 @@ from shoal.node.audits.audit_lanes import (
     ALLOWANCE_PATIENCE_S,
     FETCH_DEADLINE_S,
     PAUSE_PATIENCE_S,
-    ContributionDesk,
     ContributionFetch,
+    ContributionServer,
     Pause,
     Wanted,
 )
@@ -53,7 +53,7 @@ class Pair:
         self.shown = dict(PAYLOADS)
         here, there = self.net.add(HERE), self.net.add(THERE)
         self.fetch = ContributionFetch(Lanes(self.net), here, self.pauses[HERE])  # type: ignore[arg-type]
-        self._desk = ContributionDesk(there, self.pauses[THERE], held=self._held, rate=lambda: rate)
+        self._server = ContributionServer(there, self.pauses[THERE], held=self._held, rate=lambda: rate)
 
     def _held(self, scope: bytes, chunk: int) -> memoryview | None:
         return memoryview(self.shown[chunk]) if ROOT.startswith(scope) and chunk in self.shown else None
@@ -61,7 +61,7 @@ class Pair:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._desk.run)
+            nursery.start_soon(self._server.run)
             await trio.testing.wait_all_tasks_blocked()
             yield
             nursery.cancel_scope.cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.audits import evidence_shelf
-from shoal.node.audits.audit_exchange import AuditDesk
+from shoal.node.audits.audit_exchange import AuditServer
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.protocol.audit_messages import (
     COMMITMENTS_LIMIT,
@@ -133,19 +133,19 @@ def test_desk_shows_evidence_in_parts_and_what_owners_stated(tmp_path: Path) -> 
     mesh.start()
     mesh.run(0)
     finals = mesh.finals()[0]
-    desk = AuditDesk(shelf, lambda h: finals if h == plan.hash else None, lambda base: (), frozenset)
-    held = desk.answer(EvidenceHeld(charges=()))
+    server = AuditServer(shelf, lambda h: finals if h == plan.hash else None, lambda base: (), frozenset)
+    held = server.answer(EvidenceHeld(charges=()))
     assert isinstance(held, EvidenceHeld)
     assert [(charge.digest, charge.peer, charge.round) for charge in held.charges] == [
         (digest_of(data), LIARS[0].peer_id, 1)
     ]
-    assert desk.answer(GetEvidence(digest=digest_of(data), offset=7)) == Part(total=len(data), data=data[7:])
-    assert desk.answer(GetEvidence(digest=digest_of(data), offset=1 << 40)) == Part(total=len(data), data=b"")
-    assert isinstance(desk.answer(GetEvidence(digest=bytes(32))), Refusal)
-    stated = desk.answer(GetStatements(plan=plan.hash, first=1))
+    assert server.answer(GetEvidence(digest=digest_of(data), offset=7)) == Part(total=len(data), data=data[7:])
+    assert server.answer(GetEvidence(digest=digest_of(data), offset=1 << 40)) == Part(total=len(data), data=b"")
+    assert isinstance(server.answer(GetEvidence(digest=bytes(32))), Refusal)
+    stated = server.answer(GetStatements(plan=plan.hash, first=1))
     assert isinstance(stated, StatementsPart)
     assert [one.result for one in stated.statements] == [final.result for final in finals.chunks[1:]]
-    assert isinstance(desk.answer(GetStatements(plan=bytes(32))), Refusal)
+    assert isinstance(server.answer(GetStatements(plan=bytes(32))), Refusal)
 
 
 def test_desk_shows_what_was_committed_to_in_a_round(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_desk_shows_what_was_committed_to_in_a_round(tmp_path: Path) -> None:
         signature=bytes(64),
     )
     heard = {commitment.base: [commitment] * (COMMITMENTS_LIMIT + 1)}
-    desk = AuditDesk(shelf_in(tmp_path), lambda plan: None, lambda base: heard.get(base, []), frozenset)
-    shown = desk.answer(GetCommitments(base=commitment.base))
+    server = AuditServer(shelf_in(tmp_path), lambda plan: None, lambda base: heard.get(base, []), frozenset)
+    shown = server.answer(GetCommitments(base=commitment.base))
     assert isinstance(shown, Commitments)
     assert shown.commitments == (commitment,) * COMMITMENTS_LIMIT
     assert decode(canonical(shown), AuditAnswer) == shown  # type: ignore[arg-type]
-    assert desk.answer(GetCommitments(base=bytes(32))) == Commitments(commitments=())
+    assert server.answer(GetCommitments(base=bytes(32))) == Commitments(commitments=())

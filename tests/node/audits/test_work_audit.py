@@ -87,7 +87,7 @@ class Bench:
             identity=SimpleNamespace(peer_id=ME),
             shelf=SimpleNamespace(state=lambda round: state if round == self.base.state_round else None),
             store=SimpleNamespace(folder=self.folder),
-            desk=SimpleNamespace(assignment=lambda base, peer: self.share(peer)),
+            training_client=SimpleNamespace(assignment=lambda base, peer: self.share(peer)),
             events=SimpleNamespace(write=self.events.append),
         )
 

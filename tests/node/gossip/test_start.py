@@ -45,7 +45,7 @@ class Peers:
         return self.states[peer], header
 
 
-class Desk:
+class TrainingClientStandIn:
     """A trainer that draws S(0)."""
 
     layout_hash = LAYOUT
@@ -66,11 +66,11 @@ class Beginner:
         for part in ("state", "finals"):
             (folder / part).mkdir(exist_ok=True)
         self.shelf = StateShelf(folder, GRID.chunk_values)
-        self.peers, self.desk = Peers(self.shelf), Desk()
+        self.peers, self.training_client = Peers(self.shelf), TrainingClientStandIn()
         self.start = GossipStart(
             shelf=self.shelf,
             exchange=self.peers,  # type: ignore[arg-type]
-            desk=self.desk,  # type: ignore[arg-type]
+            training_client=self.training_client,  # type: ignore[arg-type]
             founder=founder,
             others=(A, B),
             accepts=self.accepts,
@@ -108,7 +108,7 @@ async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained
     one.says(B, state_of(0))
     state = await one.attempt()
     assert state is not None
-    assert (state.round, one.desk.drawn, one.shelf.newest_round()) == (0, 1, 0)
+    assert (state.round, one.training_client.drawn, one.shelf.newest_round()) == (0, 1, 0)
 
 
 @in_trio
@@ -125,7 +125,7 @@ async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_pat
     one.says(B, state_of(9, seed=9))
     state = await one.attempt()
     assert state is one.peers.states[B]
-    assert (one.desk.drawn, one.shelf.newest_round()) == (0, 9)
+    assert (one.training_client.drawn, one.shelf.newest_round()) == (0, 9)
 
 
 @in_trio

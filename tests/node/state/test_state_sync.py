@@ -58,7 +58,7 @@ class Here:
                 custody=node.custody,
                 links=SimpleNamespace(broadcast=self.said.append, linked=lambda: frozenset(world.donors)),
                 config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
-                desk=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
+                training_client=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
                 shelf=world.shelf,
                 store=node.store,
             ),  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for()
         async with alice_and_bob() as (_, _, bob):
             _, answer, _ = await agree(bob)
             door, expected = bob._listener, Expected(ports=(4001,))
-            door.desks, door.knocks = (OneTicket(),), Knocks()
+            door.handlers, door.knocks = (OneTicket(),), Knocks()
             door.knocks.expect(expected)
             before = door.refusals.counts()
             for welcome in (answer.lane_id, b"a desk's ticket.", knock_of(expected.secret, 4001), b"", bytes(15)):

@@ -21,7 +21,7 @@ from shoal.swarm.reaching.dial_back import (
     DIAL_BACK_PROTOCOL,
     PEER_BURST_KNOCKS,
     AskDialBack,
-    DialBackDesk,
+    DialBackServer,
     DialedBack,
     Evidence,
     Finding,
@@ -56,7 +56,7 @@ async def asker_and_checker(
     async with trio.open_nursery() as nursery:
         for host in made:
             await nursery.start(host.run)
-        DialBackDesk(made[1], admits)
+        DialBackServer(made[1], admits)
         for host in made[1:]:
             await made[0].dial(host.addresses[0], deadline_s=WAIT_S)
         yield made

@@ -18,9 +18,9 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.reach import Way
-from shoal.swarm.reaching.passages import PASSAGE_PROTOCOL, PassageDesk, PassageLimits, ask_passage
+from shoal.swarm.reaching.passages import PASSAGE_PROTOCOL, PassageLimits, RelayedLaneServer, ask_passage
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import SightingDesk
+from shoal.swarm.reaching.sightings import ObservedAddressServer
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import LOOPBACK, WAIT_S, RecordingSink
 
@@ -65,8 +65,8 @@ class Node:
     host: Host
     lanes: LanePool
     sink: RecordingSink
-    passages: PassageDesk
-    sightings: SightingDesk
+    passages: RelayedLaneServer
+    sightings: ObservedAddressServer
 
     @property
     def peer(self) -> PeerId:
@@ -86,7 +86,7 @@ def make_node(limits: PassageLimits | None, upload: RateLimit | None) -> Node:
 
     pool = LanePool(me=host.peer_id, swarm_id=b"swarm", sink=sink, listen=LOOPBACK, request=request)
     host.serve(LANE, answer)
-    return Node(host, pool, sink, PassageDesk(host, limits=limits, upload=upload), SightingDesk(host))
+    return Node(host, pool, sink, RelayedLaneServer(host, limits=limits, upload=upload), ObservedAddressServer(host))
 
 
 @contextlib.asynccontextmanager
@@ -108,8 +108,8 @@ async def nodes(
             await nursery.start(node.lanes.run)
             reach = Reach(node, made[2:])
             puncher = None if seen_at is None else Puncher(node.host, reach, lambda: frozenset(seen_at))
-            desks = (node.passages, node.sightings)
-            node.lanes.use(reach, knocks=node.host.knocks, desks=desks, puncher=puncher)
+            handlers = (node.passages, node.sightings)
+            node.lanes.use(reach, knocks=node.host.knocks, handlers=handlers, puncher=puncher)
         for relay in made[2:]:
             relay.passages.admits = relay.sightings.admits = lambda peer: True
             for node in made[:2]:
@@ -296,7 +296,7 @@ def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
 
     async def main() -> None:
         async with nodes() as (alice, bob, relay):
-            bob.lanes.use(Reach(bob, ()), knocks=bob.host.knocks, desks=(bob.passages,))
+            bob.lanes.use(Reach(bob, ()), knocks=bob.host.knocks, handlers=(bob.passages,))
             with pytest.raises(NetworkError):
                 await alice.lanes.ensure(bob.peer, deadline_s=3.0)
             assert relay.passages.passages <= 1

@@ -62,7 +62,7 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
             await nursery.start(node.host.run)
             await nursery.start(node.lanes.run)
         relay.sightings.admits = relay.host.relay.admits = lambda peer: True
-        relay.lanes.use(Reach(relay, []), knocks=relay.host.knocks, desks=(relay.passages, relay.sightings))
+        relay.lanes.use(Reach(relay, []), knocks=relay.host.knocks, handlers=(relay.passages, relay.sightings))
         for node in others:
             await node.host.dial(relay.host.addresses[0], deadline_s=WAIT_S)
         lower, higher = (end_of(node, relay) for node in in_order(*others))
