@@ -32,7 +32,7 @@ from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.meeting import meetings_of
 from shoal.node.discovery.reaching import Reaching
-from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
 from shoal.node.loops.attendance import Attendance
@@ -57,7 +57,7 @@ from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.status import left_in_order, node_record, status
 from shoal.node.strategies.table import rounds_of
@@ -109,13 +109,13 @@ class Node:
         boot = store.next_boot(above=self.key_use.other_boot)
         self.key_use.started(boot)
         chain, outer = stored_chain(store, manifest), OuterSettings.of(manifest)
-        shelf = StateShelf(folder, manifest.round.chunk_values, kinds=outer.kinds)
+        cache = StateCache(folder, manifest.round.chunk_values, kinds=outer.kinds)
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
         self.host = host = Host(identity=identity, listen=config.listen)
         self.router = FrameRouter()
         lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.router)
-        vectors = VectorShelf(shelf.lookup)
+        vectors = VectorCache(cache.lookup)
         chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
@@ -127,7 +127,7 @@ class Node:
         self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
         training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
-        self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, shelf=shelf, outer=outer)
+        self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, cache=cache, outer=outer)
         ask = catchup.certificates
         forks = ForkWatch(folder=folder, chain=chain, ask=ask, say=links.broadcast, log=round_log, tell=on_progress)
         choice = choice_of(config, folder=folder, chain=chain, host=host, members=members, ask=ask, tell=on_progress)
@@ -135,9 +135,9 @@ class Node:
             CustodyParts(
                 store=store,
                 chain=chain,
-                shelf=shelf,
+                cache=cache,
                 catchup=catchup,
-                earlier=EarlierStates(folder, chain=chain, shelf=shelf, outer=outer),
+                earlier=EarlierStates(folder, chain=chain, cache=cache, outer=outer),
                 links=links,
                 choice=choice,
                 key_use=self.key_use,
@@ -156,7 +156,7 @@ class Node:
             swarm_id=manifest.swarm_id,
             boot=boot,
             chain=chain,
-            shelf=shelf,
+            cache=cache,
             vectors=vectors,
             host=host,
             lanes=lanes,
@@ -168,7 +168,7 @@ class Node:
             standstill=Standstill(forks=forks, key_use=self.key_use),
             custody=custody,
             resumption=resumption,
-            checkpoints=_checkpoints(config, chain, shelf, custody, resumption, on_progress),
+            checkpoints=_checkpoints(config, chain, cache, custody, resumption, on_progress),
             reduce=ReductionDriver(
                 identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
             ),
@@ -432,7 +432,7 @@ class Node:
 
     async def _answer_fetch(self, stream: MessageStream) -> None:
         self._check_admitted(stream)
-        await Librarian(chain=self.parts.chain, shelf=self.parts.shelf).serve(stream)
+        await Librarian(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
 
     def _check_admitted(self, stream: MessageStream) -> None:
         if stream.peer not in self.members.links.linked():
@@ -460,7 +460,7 @@ def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> 
 def _checkpoints(
     config: NodeConfig,
     chain: Chain,
-    shelf: StateShelf,
+    cache: StateCache,
     custody: Custody,
     resumption: Resumption,
     on_progress: Callable[[Progress], None],
@@ -470,7 +470,7 @@ def _checkpoints(
         manifest=config.manifest,
         chain=chain,
         save=custody.save,
-        shelf=shelf,
+        cache=cache,
         resumption=resumption,
         on_progress=on_progress,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.node.config import NodeConfig
-from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
@@ -21,7 +21,7 @@ from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
 from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.layouts import Layouts
 from shoal.node.training.training import TrainingClient
@@ -49,8 +49,8 @@ class Parts:
     swarm_id: SwarmId
     boot: int
     chain: Chain
-    shelf: StateShelf
-    vectors: VectorShelf
+    cache: StateCache
+    vectors: VectorCache
     host: Host
     lanes: LanePool
     chunks: ChunkExchange

@@ -361,7 +361,7 @@ class Course(Reducing):
         if isinstance(asked, GetChain):
             return ChainPart(disk.certificates_after(asked.height))
         if isinstance(asked, GetHeader):
-            header = self.obtaining.shelf.begin_serving(asked.round, self._now)
+            header = self.obtaining.cache.begin_serving(asked.round, self._now)
             if header is not None and "header" in self._peer.lies:
                 header = replace(header, hashes=header.hashes[::-1])
             return HeaderAnswer(asked.round, header)
@@ -370,7 +370,7 @@ class Course(Reducing):
 
     def _lookup(self, scope: bytes, chunk: int) -> tuple[bytes, int] | None:
         """A chunk that somebody asks for, and the size of its payload in bytes."""
-        data = self.obtaining.shelf.lookup(scope, chunk, self._now)
+        data = self.obtaining.cache.lookup(scope, chunk, self._now)
         if data is not None:
             return data, self._swarm.state_chunk_bytes
         finals = next((f for plan, f in self._disk.finals.items() if plan[:SCOPE_BYTES] == scope), None)

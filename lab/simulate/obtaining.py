@@ -19,7 +19,7 @@ from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.lab.simulate.donations import OBTAIN_LIMIT_S
 from shoal.lab.simulate.fetching import REQUEST_BYTES, Fetching, Job
 from shoal.lab.simulate.judge import Violation
-from shoal.lab.simulate.states import Header, Shelf, next_state, state_digest
+from shoal.lab.simulate.states import Cache, Header, next_state, state_digest
 from shoal.lab.simulate.talk import (
     Answer,
     ChainPart,
@@ -74,7 +74,7 @@ class Obtaining:
         self._awaited = False
         self._pursuits = 0
         self._confirming = False  # the state is here, and somebody is asked whether the chain went on
-        self.shelf = Shelf()
+        self.cache = Cache()
         self.transfers: dict[bytes, Fetching] = {}
         if self.current:
             self._put()
@@ -235,7 +235,7 @@ class Obtaining:
     def _put(self) -> None:
         disk = self._disk
         value = next(value for value in disk.chain if value.hash == disk.held)
-        self.shelf.put(value, disk.state, self.now)
+        self.cache.put(value, disk.state, self.now)
         reference = self._swarm.judge.states[value.hash]
         if disk.state.tobytes() != reference.tobytes():
             raise Violation("the reference", f"peer {self._peer.number} holds another state of round {value.round}")

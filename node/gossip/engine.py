@@ -80,7 +80,7 @@ class GossipEngine:
         self._founders = manifest.swarm.founders
         self._grace_s = manifest.round.grace_s
         self._inbox = Inbox()
-        self._saver = StateSaver(parts.shelf)
+        self._saver = StateSaver(parts.cache)
         self._moments = GossipMoments(parts.store.folder, parts.training_client)
         self._alive: frozenset[PeerId] = frozenset()
         self._steps: GossipSteps
@@ -170,7 +170,7 @@ class GossipEngine:
     async def _obtain(self) -> bool:
         """Come to a state; False if the node is to leave before it has one."""
         start = self._start = GossipStart(
-            shelf=self._p.shelf,
+            cache=self._p.cache,
             exchange=self._exchange,
             training_client=self._p.training_client,
             founder=self._me in self._founders,
@@ -179,7 +179,7 @@ class GossipEngine:
             patience_s=self._grace_s,
             on_progress=self._p.on_progress,
         )
-        await trio.to_thread.run_sync(self._p.shelf.tidy)
+        await trio.to_thread.run_sync(self._p.cache.tidy)
         state = await start.from_disk()
         if state is not None:
             self._saver.begin(state.round)
@@ -255,7 +255,7 @@ class GossipEngine:
 
     def _standing(self) -> Standing:
         state = self._state
-        digest = NO_HASH if state is None else self._p.shelf.digest(state)
+        digest = NO_HASH if state is None else self._p.cache.digest(state)
         return Standing(round=self.state_round, digest=digest)
 
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
@@ -326,7 +326,7 @@ class GossipEngine:
             await self._train()
             return
         await self._moments.made(made.vector.offer.round)
-        self._exchange.shelf.put(made.vector)
+        self._exchange.cache.put(made.vector)
         await trio.to_thread.run_sync(self._p.audit.vector, made.vector, made.delta)
         self._p.log.contributed(event, event.tokens)
         await self._p.holds.at(machine.round, "plan")
@@ -391,7 +391,7 @@ class GossipEngine:
         assert before is not None
         state, header = await trio.to_thread.run_sync(self._work_out, made, values)
         self._state = state
-        self._p.shelf.put(state, header)
+        self._p.cache.put(state, header)
         await trio.to_thread.run_sync(
             partial(
                 self._p.audit.stepped,
@@ -431,9 +431,9 @@ class GossipEngine:
         # What the swarm trained on, by what this node sees: schedules are to run alike at all.
         tokens = made.event.tokens * (len(self.others) + 1)
         state = self._steps.stepped(
-            before, made.delta, made.vector, other=values, tokens=tokens, memory=self._p.shelf.vectors.take
+            before, made.delta, made.vector, other=values, tokens=tokens, memory=self._p.cache.vectors.take
         )
-        return state, self._p.shelf.header(state)
+        return state, self._p.cache.header(state)
 
     # -- leaving ---------------------------------------------------------------------------------------------
 

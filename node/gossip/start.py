@@ -18,7 +18,7 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.outcome import Progress, StateFetched
 from shoal.node.state.state_files import header_in
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
 from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
@@ -39,7 +39,7 @@ class GossipStart:
     def __init__(
         self,
         *,
-        shelf: StateShelf,
+        cache: StateCache,
         exchange: GossipExchange,
         training_client: TrainingClient,
         founder: bool,
@@ -48,7 +48,7 @@ class GossipStart:
         patience_s: float,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self._shelf = shelf
+        self._cache = cache
         self._exchange = exchange
         self._training_client = training_client
         self._founder = founder
@@ -71,18 +71,18 @@ class GossipStart:
         return await trio.to_thread.run_sync(self._read)
 
     def _read(self) -> CertifiedState | None:
-        for round in self._shelf.saved_rounds():
-            state = self._shelf.load_state(round)
+        for round in self._cache.saved_rounds():
+            state = self._cache.load_state(round)
             if state is None:
                 continue
             self._check_layout(state.layout_hash)
-            header = self._shelf.header(state)
+            header = self._cache.header(state)
             try:
-                written = header_in(TensorFile(self._shelf.state_file(round)))
+                written = header_in(TensorFile(self._cache.state_file(round)))
             except StorageError:
                 written = None
             if written is not None and written.digest == header.digest:
-                self._shelf.put(state, header)
+                self._cache.put(state, header)
                 return state
             logger.warning("the state of round %d on disk is damaged, and is ignored", round)
         return None
@@ -99,8 +99,8 @@ class GossipStart:
         if not self._founder or not (heard_all or now >= self._draws_at):
             return None
         state = await self._training_client.initial_state()
-        header = await trio.to_thread.run_sync(self._shelf.header, state)
-        self._shelf.put(state, header)
+        header = await trio.to_thread.run_sync(self._cache.header, state)
+        self._cache.put(state, header)
         return state
 
     async def _from_peer(self, peer: PeerId, standing: Standing) -> CertifiedState | None:
@@ -113,7 +113,7 @@ class GossipStart:
         except (NetworkError, RemoteError) as error:
             logger.warning("no snapshot from %s: %s", peer, error)
             return None
-        self._shelf.put(state, header)
+        self._cache.put(state, header)
         logger.info("begins on the snapshot of round %d of %s", state.round, peer)
         return state
 

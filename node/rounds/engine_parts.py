@@ -15,7 +15,7 @@ from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
 from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.training import TrainingClient
 from shoal.protocol.identity import Identity, PeerId
@@ -31,7 +31,7 @@ class EngineParts:
     identity: Identity
     store: Store
     custody: Custody
-    shelf: StateShelf
+    cache: StateCache
     links: Links
     reduce: ReductionDriver
     resumption: Resumption

@@ -211,7 +211,7 @@ class GoingBack:
         if self._possible(target):
             state = await self._custody.earlier.find(target.round)
             if state is not None and state.round == 0 and wanted != NO_HASH:
-                state = state if await trio.to_thread.run_sync(self._p.shelf.digest, state) == wanted else None
+                state = state if await trio.to_thread.run_sync(self._p.cache.digest, state) == wanted else None
             if state is None:
                 state = await self._fetch(target, wanted)
         if state is not None:

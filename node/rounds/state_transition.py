@@ -21,7 +21,7 @@ class StateTransition:
     def __init__(self, parts: EngineParts) -> None:
         self._p = parts
         self._custody = parts.custody
-        self._candidates = Candidates(shelf=parts.shelf, outer=OuterSettings.of(parts.config.manifest))
+        self._candidates = Candidates(cache=parts.cache, outer=OuterSettings.of(parts.config.manifest))
         self._round_started = 0.0
         parts.reduce.begin = self._begin
 

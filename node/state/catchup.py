@@ -31,7 +31,7 @@ from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
-from shoal.node.state.states import STATE_SPACES, StateShelf
+from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer import DonorScores
 from shoal.node.state.transfer_files import Keeper, TransferFolder
 from shoal.protocol.chain import Chain
@@ -96,14 +96,14 @@ class CatchUp:
     """Fetches what this node lacks, from several peers at once."""
 
     def __init__(
-        self, *, ask: Ask, lanes: LanePool, chunks: ChunkExchange, shelf: StateShelf, outer: OuterSettings
+        self, *, ask: Ask, lanes: LanePool, chunks: ChunkExchange, cache: StateCache, outer: OuterSettings
     ) -> None:
         self._ask = ask
-        self._shelf = shelf
+        self._cache = cache
         self._outer = outer
         self.scores = DonorScores()
         self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
-        self._folder = TransferFolder(shelf.folder)
+        self._folder = TransferFolder(cache.folder)
         self._unfinished: _Unfinished | None = None
         self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
         self._fetching_finals: dict[bytes, trio.Lock] = {}
@@ -137,10 +137,10 @@ class CatchUp:
         lock = self._fetching_finals.setdefault(plan_hash, trio.Lock())
         try:
             async with lock:  # who wants the same waits for it
-                held = await trio.to_thread.run_sync(self._shelf.finals, plan_hash)
+                held = await trio.to_thread.run_sync(self._cache.finals, plan_hash)
                 if held is None:
                     held = await self._fetch_finals(plan_hash, peers)
-                    self._shelf.put_finals(held)  # they also tell whether this node's contribution was counted
+                    self._cache.put_finals(held)  # they also tell whether this node's contribution was counted
                 return held
         finally:
             if not lock.locked():
@@ -257,7 +257,7 @@ class CatchUp:
         limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
         if len(hashes) <= limit:
             return True
-        return await trio.to_thread.run_sync(lambda: sum(not self._shelf.has_finals(h) for h in hashes) <= limit)
+        return await trio.to_thread.run_sync(lambda: sum(not self._cache.has_finals(h) for h in hashes) <= limit)
 
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
@@ -268,10 +268,10 @@ class CatchUp:
             value = chain.value(round)
             try:
                 finals = await self.finals(value.plan, peers)
-                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
+                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._cache.header, state)
                 amended = self.amended(round)
                 outer = self._outer if amended is None else OuterSettings.of(amended)
-                after = NextState(state, outer, grid, self._shelf.vectors, header=known)
+                after = NextState(state, outer, grid, self._cache.vectors, header=known)
                 header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
@@ -283,13 +283,13 @@ class CatchUp:
                 logger.warning("replaying round %d led to another digest than the certified one", round)
                 break
             state = after.take(header)
-            self._shelf.put(state, header)
+            self._cache.put(state, header)
         return state
 
     def prepare(self) -> None:
         """Have memory ready for a state, so that its arrival does not wait for pages. Blocks; needs the `shape`."""
         if self.shape is not None:
-            self._shelf.vectors.prepare(self.shape[1])
+            self._cache.vectors.prepare(self.shape[1])
 
     def arrived(self) -> None:
         """The state at the head is here, and on disk: what is kept of transfers is of no more use. Blocks."""
@@ -339,7 +339,7 @@ class CatchUp:
             ", ".join(f"{size} bytes from {peer}" for peer, size in self.donated.items()) or "nothing was fetched",
         )
         state = assembly.finish()
-        self._shelf.put(state, header)
+        self._cache.put(state, header)
         return state
 
     async def _fetch_and_keep(self, job: Job, peers: Sequence[PeerId], keeper: Keeper) -> dict[PeerId, int]:
@@ -362,10 +362,10 @@ class CatchUp:
         if before is not None and before.assembly.digest == header.digest:
             return before
         self._unfinished = None
-        assembly = StateAssembly(header, digest=header.digest, vectors=self._shelf.vectors)
+        assembly = StateAssembly(header, digest=header.digest, vectors=self._cache.vectors)
         keeper = Keeper(self._folder, assembly)
         if base is not None:
-            assembly.copy_from(base, self._shelf.header(base))
+            assembly.copy_from(base, self._cache.header(base))
         for file in self._folder.unfinished():
             found = file.fill(assembly)
             file.close()

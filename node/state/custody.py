@@ -40,7 +40,7 @@ from shoal.node.state.chain_choice import ChainChoice
 from shoal.node.state.chain_comparison import difference, fetched_after
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.state.transfer import DonorScores
 from shoal.protocol.amending import settings_text
@@ -77,7 +77,7 @@ class CustodyParts:
 
     store: Store
     chain: Chain
-    shelf: StateShelf
+    cache: StateCache
     catchup: CatchUp
     earlier: EarlierStates
     links: Links
@@ -94,7 +94,7 @@ class Custody:
     def __init__(self, parts: CustodyParts) -> None:
         self._p = parts
         parts.catchup.amended = parts.chain.amended
-        self._saver = StateSaver(parts.shelf)
+        self._saver = StateSaver(parts.cache)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.parted: Callable[[PeerId], None] = lambda peer: None
@@ -138,7 +138,7 @@ class Custody:
     def digest(self) -> bytes:
         """The digest of the state that is here."""
         assert self.state is not None
-        return self._p.shelf.digest(self.state)
+        return self._p.cache.digest(self.state)
 
     def expect(self, codec: str, numel: int, chunk_values: int) -> None:
         """The model is built: plans that are fetched have this shape."""
@@ -178,18 +178,18 @@ class Custody:
             await trio.to_thread.run_sync(self._p.catchup.prepare)
 
     async def _load(self) -> None:
-        shelf = self._p.shelf
-        await trio.to_thread.run_sync(shelf.tidy)
-        for round in shelf.saved_rounds():
+        cache = self._p.cache
+        await trio.to_thread.run_sync(cache.tidy)
+        for round in cache.saved_rounds():
             saved = await self._saved(round)
             state = None if saved is None else await self._p.catchup.replay(saved, self._p.chain, ())
             if saved is not None and state is not None and state.round > 0:
                 self._saver.begin(round)
-                self._hold(state, await trio.to_thread.run_sync(shelf.header, state))
+                self._hold(state, await trio.to_thread.run_sync(cache.header, state))
                 if state is not saved:
                     await self._saver.save_soon(state)
                 break
-        await trio.to_thread.run_sync(shelf.load_finals)
+        await trio.to_thread.run_sync(cache.load_finals)
         if self.state is None:
             await self._take_earlier()
 
@@ -203,27 +203,27 @@ class Custody:
         """The state of a round on disk, if it is the certified one. S(0) may be: see what follows from it."""
         if round > self._p.chain.standing.round:
             return None
-        state = await trio.to_thread.run_sync(self._p.shelf.load_state, round)
+        state = await trio.to_thread.run_sync(self._p.cache.load_state, round)
         if state is None or round == 0:
             return state
-        header = await trio.to_thread.run_sync(self._p.shelf.header, state)
+        header = await trio.to_thread.run_sync(self._p.cache.header, state)
         if header.digest != self._p.chain.value(round).digest:
-            path = self._p.shelf.state_file(round)
+            path = self._p.cache.state_file(round)
             logger.warning("%s is not the state that round %d certified and is ignored", path, round)
             return None
-        self._p.shelf.put(state, header)
+        self._p.cache.put(state, header)
         return state
 
     def _hold(self, state: CertifiedState, header: StateHeader) -> None:
         self.state = state
-        self._p.shelf.put(state, header)
+        self._p.cache.put(state, header)
 
     async def adopt(self, state: CertifiedState) -> None:
         """Hold a state that was not computed here from the one before, serve it, and have it on disk.
 
         Raises StorageError.
         """
-        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         await trio.to_thread.run_sync(self._p.catchup.arrived)
 

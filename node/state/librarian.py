@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.chain import Chain
 from shoal.protocol.peering import (
     CERTIFICATES_IN_ANSWER_LIMIT,
@@ -33,11 +33,11 @@ ANSWER_LIMIT_BYTES = 4 << 20  # of an answer to a fetch
 
 
 class Librarian:
-    """Answers other nodes' fetch requests from this node's chain and shelf."""
+    """Answers other nodes' fetch requests from this node's chain and cache."""
 
-    def __init__(self, *, chain: Chain, shelf: StateShelf) -> None:
+    def __init__(self, *, chain: Chain, cache: StateCache) -> None:
         self._chain = chain
-        self._shelf = shelf
+        self._cache = cache
 
     async def serve(self, stream: MessageStream) -> None:
         """Answer one request. Raises RemoteError when it is malformed."""
@@ -56,7 +56,7 @@ class Librarian:
             part = self._chain.after(request.after, CERTIFICATES_IN_ANSWER_LIMIT, request.rebases)
             return ChainPart(certificates=part, head=self._chain.height)
         if isinstance(request, GetHeader):
-            header = self._shelf.begin_serving(request.round)
+            header = self._cache.begin_serving(request.round)
             return Refusal(reason="not held here") if header is None else HeaderAnswer(header=canonical(header))
-        plan = self._shelf.served_plan(request.plan)
+        plan = self._cache.served_plan(request.plan)
         return Refusal(reason="not held here") if plan is None else FinalsAnswer(plan=plan)

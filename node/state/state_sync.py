@@ -151,7 +151,7 @@ class StateSync:
     async def _draw(self) -> None:
         """As a founder, draw S(0); where the swarm went back to another one, that is left to peers."""
         state, certified = await self._p.training_client.initial_state(), self._custody.chain.digest(0)
-        if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.shelf.digest, state)):
+        if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.cache.digest, state)):
             await self.adopt(state)
 
     async def _come(self) -> None:

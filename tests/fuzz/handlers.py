@@ -16,13 +16,13 @@ from shoal.collectives import traffic as traffic_module
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.audits.audit_exchange import AuditServer
-from shoal.node.audits.evidence_shelf import EvidenceShelf
+from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.librarian import Librarian
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol import audit_messages, peering, rollouts, wire
@@ -197,12 +197,12 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     layouts.know(Layout(names=("a", "b"), shapes=((2, 3), (4,)), numel=10))
     (folder / "finals").mkdir()
     librarian = Librarian(
-        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), shelf=StateShelf(folder, CHUNK_VALUES)
+        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
     )
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
-    server = AuditServer(EvidenceShelf(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
@@ -350,9 +350,9 @@ class Told:
 
 def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
     """What is brought against others, and what is asked about it."""
-    shelf = EvidenceShelf(folder, SWARM)
-    shelf.load()
-    server = AuditServer(shelf, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    evidence_store = EvidenceStore(folder, SWARM)
+    evidence_store.load()
+    server = AuditServer(evidence_store, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     asked = tuple(wire.canonical(one) for one in examples(AuditRequest, rng, 8))
     yield Target("audit", asked, on_stream(server.serve), FOREIGN)
     brought = tuple(pack(_of_this_swarm(one), rng.randbytes(40)) for one in examples(Evidence, rng, 24))

@@ -29,7 +29,7 @@ from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.librarian import Librarian
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
 from shoal.node.training.training import TrainingClient
@@ -83,12 +83,12 @@ class Life:
         events = SimpleNamespace(write=self.events.append)
         log, holds = RoundLog(events), Holds((), events)  # type: ignore[arg-type]
         self.chain = stored_chain(store, manifest)
-        self.shelf = StateShelf(folder, manifest.round.chunk_values, clock=trio.current_time)
+        self.cache = StateCache(folder, manifest.round.chunk_values, clock=trio.current_time)
         self.trainer = BoxTrainer(NUMEL, tell=self._trainer_told, next_place=self.box.next_place)
         self.box.adjust_trainer(self)
-        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.shelf.lookup)
+        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.cache.lookup)
         lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
-        self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, shelf=self.shelf, outer=outer)
+        self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, cache=self.cache, outer=outer)
         self.training_client = TrainingClient(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
         links: Any = self.links
         key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
@@ -100,9 +100,9 @@ class Life:
             CustodyParts(
                 store=store,
                 chain=self.chain,
-                shelf=self.shelf,
+                cache=self.cache,
                 catchup=self.catchup,
-                earlier=EarlierStates(folder, chain=self.chain, shelf=self.shelf, outer=outer),
+                earlier=EarlierStates(folder, chain=self.chain, cache=self.cache, outer=outer),
                 links=links,
                 choice=ChainChoice(choice),
                 key_use=key_use,
@@ -119,7 +119,7 @@ class Life:
                 manifest=manifest,
                 chain=self.chain,
                 save=self.custody.save,
-                shelf=self.shelf,
+                cache=self.cache,
                 resumption=self.resumption,
                 on_progress=self.told.append,
             ),
@@ -133,7 +133,7 @@ class Life:
                 identity=self.identity,
                 store=store,
                 custody=self.custody,
-                shelf=self.shelf,
+                cache=self.cache,
                 links=links,
                 reduce=self.reduce,  # type: ignore[arg-type]
                 resumption=self.resumption,
@@ -215,7 +215,7 @@ class Life:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
         donor = self._donor(peer)
         question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
-        return canonical(Librarian(chain=donor.chain, shelf=donor.shelf).answer(question))
+        return canonical(Librarian(chain=donor.chain, cache=donor.cache).answer(question))
 
     async def _ensure_lane(self, peer: PeerId, *, deadline_s: float) -> None:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))

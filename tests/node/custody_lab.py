@@ -45,9 +45,9 @@ class Home:
             CustodyParts(
                 store=store,
                 chain=chain,
-                shelf=world.shelf,
+                cache=world.cache,
                 catchup=world.catchup,
-                earlier=EarlierStates(store.folder, chain=chain, shelf=world.shelf, outer=OUTER),
+                earlier=EarlierStates(store.folder, chain=chain, cache=world.cache, outer=OUTER),
                 choice=ChainChoice(
                     ChoiceParts(
                         chain=chain,

@@ -14,7 +14,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen, header_of
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.amending import make_amend_consent, make_amendment, with_amendment
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -96,9 +96,9 @@ def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Seque
     return Finals.open(plan, payloads)
 
 
-def save_finals(shelf: StateShelf, finals: Finals) -> None:
+def save_finals(cache: StateCache, finals: Finals) -> None:
     """Have `finals` on disk."""
-    shelf.finals_writer(finals).finish()
+    cache.finals_writer(finals).finish()
 
 
 def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:

@@ -102,7 +102,7 @@ def test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody(tmp_path
         head = box.node(0).chain.head
         liar = next(life for life in box.living() if life.peer == lead(head, 0))
         finals = invention(box, liar, head)
-        liar.shelf.put_finals(finals)
+        liar.cache.put_finals(finals)
         report = await liar.engine._transition.work_out(finals, 0.1)
         value = Value(
             swarm=head.swarm,

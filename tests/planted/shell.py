@@ -192,11 +192,11 @@ SHELL: tuple[Bug, ...] = (
         "a state that was fetched is not on disk before anything follows from it",
         "tests/node/state/test_custody.py::test_newcomer_fetches_adopts_serves_and_keeps_the_state",
         """
-        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         """,
         """
-        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_soon(state)
         """,
     ),

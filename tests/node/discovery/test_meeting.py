@@ -26,7 +26,7 @@ ON_LOOPBACK = "/ip4/127.0.0.1/tcp/4001/p2p/" + identity(9).peer_id
 
 
 @dataclass
-class Shelf:
+class PointTable:
     """A table in memory: what was announced, and what a look-up gives."""
 
     points: list[bytes] = field(default_factory=list)
@@ -129,13 +129,13 @@ def test_swarm_that_lost_every_bootstrap_node_takes_in_who_knows_one_live_peer()
 
 def test_node_says_where_it_is_when_it_belongs_and_anew_with_a_greater_sequence() -> None:
     async def main() -> None:
-        founder, newcomer = Seeker(1, table=Shelf()), Seeker(2, table=(shelf := Shelf()))
+        founder, newcomer = Seeker(1, table=PointTable()), Seeker(2, table=(point_table := PointTable()))
         async with running(founder, newcomer):
-            await until(lambda: shelf.looked_up >= 3)
-            assert shelf.announced == []
+            await until(lambda: point_table.looked_up >= 3)
+            assert point_table.announced == []
             await newcomer.join(founder)
-            await until(lambda: shelf.announced)
-            assert isinstance(founder.table, Shelf)
+            await until(lambda: point_table.announced)
+            assert isinstance(founder.table, PointTable)
             points = [open_point(data, swarm=MANIFEST.swarm_id) for data in founder.table.announced]
             assert {point.peer for point in points} == {founder.peer}
             assert {point.addresses for point in points} == {founder.host.addresses}
@@ -152,17 +152,17 @@ def test_node_meets_nobody_whose_point_does_not_hold(lie: str) -> None:
 
     async def main() -> None:
         member, outsider = Node(1, manifest=closed), Node(3, manifest=closed)
-        seeker = Seeker(2, manifest=closed, table=(shelf := Shelf()))
+        seeker = Seeker(2, manifest=closed, table=(point_table := PointTable()))
         async with running(member, outsider) as nursery:
             who = outsider if lie == "of who is not admitted" else member
             swarm_id = (MANIFEST if lie == "of a foreign swarm" else closed).swarm_id
             signed = sign_point(identity(who.seed), swarm_id, addresses=who.host.addresses, sequence=1)
-            shelf.points = [b"\xc1", signed[:-1] + bytes([signed[-1] ^ 1]) if lie == "not signed" else signed]
+            point_table.points = [b"\xc1", signed[:-1] + bytes([signed[-1] ^ 1]) if lie == "not signed" else signed]
             await nursery.start(seeker.run)
             if lie == "none":
                 await until(lambda: seeker.linked() == {member.peer})
             else:
-                await until(lambda: shelf.looked_up >= 3)
+                await until(lambda: point_table.looked_up >= 3)
                 assert seeker.host.connected() == frozenset()
 
     run(main)
@@ -171,16 +171,16 @@ def test_node_meets_nobody_whose_point_does_not_hold(lie: str) -> None:
 def test_node_meets_nobody_by_a_point_that_has_expired() -> None:
     async def main() -> None:
         nowhere = f"/ip4/127.0.0.1/tcp/9/p2p/{identity(1).peer_id}"
-        member, seeker = Node(1), Seeker(2, table=(shelf := Shelf()))
-        shelf.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=[nowhere], sequence=1, valid_s=1)]
+        member, seeker = Node(1), Seeker(2, table=(point_table := PointTable()))
+        point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=[nowhere], sequence=1, valid_s=1)]
         async with running(member, seeker):
-            await until(lambda: shelf.looked_up >= 2)
+            await until(lambda: point_table.looked_up >= 2)
             expired_at = trio.current_time() + 1
             await until(lambda: trio.current_time() >= expired_at)
             there = member.host.addresses
-            shelf.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=there, sequence=1, valid_s=1)]
-            looked_up = shelf.looked_up
-            await until(lambda: shelf.looked_up >= looked_up + 3)
+            point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=there, sequence=1, valid_s=1)]
+            looked_up = point_table.looked_up
+            await until(lambda: point_table.looked_up >= looked_up + 3)
             assert seeker.host.connected() == frozenset()
 
     run(main)

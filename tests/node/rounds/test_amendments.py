@@ -271,11 +271,11 @@ def test_finals_in_the_codec_of_another_round_are_not_taken(tmp_path: Path) -> N
 
 def test_earlier_state_is_found_over_an_amendment(tmp_path: Path) -> None:
     ledger = amended_ledger()
-    shelf = World(tmp_path, ledger).shelf
-    earlier = EarlierStates(tmp_path / "me", chain=ledger.chain, shelf=shelf, outer=OuterSettings())
+    cache = World(tmp_path, ledger).cache
+    earlier = EarlierStates(tmp_path / "me", chain=ledger.chain, cache=cache, outer=OuterSettings())
     write_state(tmp_path / "me" / "state" / "2.safetensors", ledger.states[2])
     for round in (3, 4, 5):
-        save_finals(shelf, ledger.finals[round])
+        save_finals(cache, ledger.finals[round])
     found = trio.run(earlier.find, 5)
     assert found is not None
     assert found.anchor.tobytes() == ledger.states[5].anchor.tobytes()
@@ -290,7 +290,7 @@ def test_state_is_worked_out_by_the_settings_of_its_round(tmp_path: Path) -> Non
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=MANIFEST),
             custody=custody,
-            shelf=World(tmp_path / str(before), ledger).shelf,
+            cache=World(tmp_path / str(before), ledger).cache,
             reduce=SimpleNamespace(),
             log=SimpleNamespace(reduced=lambda finals, digest, seconds: told.append(digest)),
         )

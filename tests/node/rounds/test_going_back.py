@@ -50,19 +50,19 @@ class Bench:
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for round in saved:
             self.save(self.ledger.states[round])
-        self.shelf = world.shelf
+        self.cache = world.cache
         self.notices: list[Progress] = []
         self.given: list[Own] = []
         self._arrived = trio.Event()
         self.fetched: list[int] = []
-        self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, shelf=world.shelf, outer=OUTER)
+        self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, cache=world.cache, outer=OUTER)
         custody = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
         self._parts = SimpleNamespace(
             custody=custody,
             config=SimpleNamespace(rollback=policy),
             identity=self.me,
             store=SimpleNamespace(folder=self.folder),
-            shelf=world.shelf,
+            cache=world.cache,
             links=SimpleNamespace(linked=lambda: frozenset({self.other.peer_id})),
             on_progress=self.notices.append,
         )

@@ -100,7 +100,7 @@ def test_donor_that_lies_in_the_middle_is_dropped_and_not_asked_the_next_time(tm
         assert world.catchup.donated.get(PEERS[1], 0) <= 10 * 4000
         assert sum(world.catchup.donated.values()) == STATE_BYTES
         asked = len(world.donors[PEERS[1]].asked)
-        world.shelf = world._shelf("another")
+        world.cache = world._cache("another")
         assert_fine(await advance(world, None, PEERS), world, 2)
         assert len(world.donors[PEERS[1]].asked) == asked
         with pytest.raises(NetworkError, match="no peer has the state"):

@@ -218,7 +218,7 @@ def test_newcomer_fetches_adopts_serves_and_keeps_the_state(tmp_path: Path) -> N
             await node.custody.adopt(state)
             assert node.custody.current
             assert node.custody.digest == ledger.chain.head.digest
-            assert world.shelf.newest_round() == 6
+            assert world.cache.newest_round() == 6
             assert node.progress[-1] == StateFetched(done_chunks=6, total_chunks=6)
         async with home(world) as node:
             await node.custody.load()
@@ -284,9 +284,9 @@ def test_state_on_disk_counts_only_with_its_certificate(tmp_path: Path, caplog: 
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 4):
                 await node.custody.append(certificate)
-            world.shelf.save_state(ledger.states[3])
-            world.shelf.save_state(state_of(4, seed=66))  # of the right round, and another
-            path = world.shelf.state_file(4)
+            world.cache.save_state(ledger.states[3])
+            world.cache.save_state(state_of(4, seed=66))  # of the right round, and another
+            path = world.cache.state_file(4)
             before = path.read_bytes()
             await node.custody.load()
             assert f"{path} is not the state that round 4 certified and is ignored" in caplog.text
@@ -308,7 +308,7 @@ def test_state_ahead_of_the_chain_is_not_taken_from_disk(tmp_path: Path) -> None
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 2):
                 await node.custody.append(certificate)
-            world.shelf.save_state(ledger.states[3])
+            world.cache.save_state(ledger.states[3])
             await node.custody.load()
             assert node.custody.state is None
 
@@ -328,7 +328,7 @@ def test_initial_state_comes_from_a_founder_and_is_kept(tmp_path: Path) -> None:
             assert state is not None
             await node.custody.adopt(state)
             assert node.custody.current
-            assert world.shelf.saved_rounds() == [0]
+            assert world.cache.saved_rounds() == [0]
 
     run(main)
 

@@ -19,9 +19,9 @@ async def rounds_done(node: Home, ledger: Ledger, *, finals_of: Sequence[int], s
     for certificate in ledger.chain.after(node.custody.head.round, 99):
         await node.custody.append(certificate)
     for round in finals_of:
-        save_finals(node.world.shelf, ledger.finals[round])
+        save_finals(node.world.cache, ledger.finals[round])
     for round in states:
-        node.world.shelf.save_state(ledger.states[round])
+        node.world.cache.save_state(ledger.states[round])
 
 
 def cut(path: Path, size: int) -> None:
@@ -48,7 +48,7 @@ async def reloaded(world: World, node: Home) -> int | None:
         return None
     assert again.custody.digest == world.ledger.header(state.round).digest
     assert state.anchor.tobytes() == world.ledger.states[state.round].anchor.tobytes()
-    assert again.world.shelf.newest_round() == state.round
+    assert again.world.cache.newest_round() == state.round
     return state.round
 
 
@@ -133,8 +133,8 @@ def test_finals_ahead_of_the_chain_lead_nowhere(tmp_path: Path) -> None:
             for certificate in ledger.chain.after(0, 2):
                 await node.custody.append(certificate)
             for finals in ledger.finals.values():
-                save_finals(world.shelf, finals)
-            world.shelf.save_state(ledger.states[1])
+                save_finals(world.cache, finals)
+            world.cache.save_state(ledger.states[1])
             assert await reloaded(world, node) == 2
 
     run(main)
@@ -146,7 +146,7 @@ def test_swarm_killed_before_any_state_was_saved_goes_on_from_the_initial_one(tm
         async with home(world) as node:
             await node.custody.adopt(world.ledger.states[0])
             await rounds_done(node, world.ledger, finals_of=[1, 2, 3], states=[])
-            assert world.shelf.saved_rounds() == [0]
+            assert world.cache.saved_rounds() == [0]
             assert await reloaded(world, node) == 3
 
     run(main)
@@ -172,7 +172,7 @@ def test_finals_that_lead_elsewhere_are_not_followed(tmp_path: Path) -> None:
         world = World(tmp_path, ledger)
         async with home(world) as node:
             await rounds_done(node, ledger, finals_of=[], states=[1])
-            save_finals(world.shelf, other_finals(ledger.finals[2].plan, ledger.founders, seed=999))
+            save_finals(world.cache, other_finals(ledger.finals[2].plan, ledger.founders, seed=999))
             assert await reloaded(world, node) == 1
 
     run(main)
@@ -189,10 +189,10 @@ def test_state_computed_here_is_saved_beside_the_rounds_and_at_the_latest_at_the
                 for round in (1, 2, 3, 4):
                     await node.custody.follow(ledger.states[round], ledger.header(round))
                     assert node.custody.state is ledger.states[round]
-                    assert world.shelf.saved_rounds() == [0]
+                    assert world.cache.saved_rounds() == [0]
                 nursery.start_soon(node.custody.run)
                 nursery.cancel_scope.cancel()
-            assert world.shelf.saved_rounds() == [4, 0]
+            assert world.cache.saved_rounds() == [4, 0]
             assert await reloaded(world, node) == 4
 
     run(main)

@@ -78,11 +78,11 @@ def test_founder_that_kept_the_initial_state_stands_on_it_again_also_after_a_res
                 await node.custody.append(entry)
             for round in (1, 2, 3):
                 await node.custody.adopt(ledger.states[round])
-            assert world.shelf.saved_rounds() == [3, 2, 0]
+            assert world.cache.saved_rounds() == [3, 2, 0]
             await gone_back_to_initial(node)
             assert node.custody.current
             assert node.custody.digest == ledger.chain.digest(0)
-            assert world.shelf.saved_rounds() == [0]
+            assert world.cache.saved_rounds() == [0]
         world.restart()
         async with home(world) as node:
             await node.custody.load()
@@ -110,7 +110,7 @@ def test_initial_state_that_was_certified_comes_from_anyone_who_has_it(tmp_path:
             await gone_back_to_initial(node)
             assert node.custody.state is None
             liar = world.donor(PeerId("liar"))
-            liar.shelf.put(state_of(0, seed=8), liar.shelf.header(state_of(0, seed=8)))
+            liar.cache.put(state_of(0, seed=8), liar.cache.header(state_of(0, seed=8)))
             donor = world.donor(STRANGER)
             state = await node.custody.fetch([PeerId("liar"), STRANGER])
             assert state is not None
@@ -142,7 +142,7 @@ def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_fo
             value = ledger.chain.value(0)
             peers = [STRANGER] if known else [STRANGER, founder]
             state = await node.custody.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
-            assert world.shelf.header(state).digest == digest
+            assert world.cache.header(state).digest == digest
             assert (world.chunks_from(STRANGER) > 0) is known
 
     run(main)
@@ -171,7 +171,7 @@ def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(tmp_pat
             await node.catch_up()
             assert node.custody.head == ledger.chain.head
             assert node.custody.state is None  # a state of round 4, and not the one of this chain's
-            assert world.shelf.saved_rounds() == []
+            assert world.cache.saved_rounds() == []
             assert told(node) == [("rebased", "1.0", 6, 6)]
         async with home(world) as node:
             assert node.custody.chain.entries == ledger.chain.entries  # as it is on disk

@@ -21,14 +21,14 @@ def on_disk(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.safetensors"))
 
 
-class Shelfful:
+class CacheFull:
     """A data folder in which some rounds of a ledger are on disk."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self.ledger = ledger
         world = World(folder, ledger)
-        self.folder, self.shelf = folder / "me", world.shelf
-        self.earlier = EarlierStates(self.folder, chain=ledger.chain, shelf=world.shelf, outer=OUTER)
+        self.folder, self.cache = folder / "me", world.cache
+        self.earlier = EarlierStates(self.folder, chain=ledger.chain, cache=world.cache, outer=OUTER)
 
     def save(self, round: int, where: str) -> Path:
         path = self.folder / where
@@ -45,14 +45,14 @@ class Shelfful:
 
 
 def test_states_are_found_in_checkpoints_saved_and_by_the_finals_that_follow(tmp_path: Path) -> None:
-    here = Shelfful(tmp_path, ledger_of(8))
+    here = CacheFull(tmp_path, ledger_of(8))
     assert here.earlier.rounds() == []
     assert here.find(3) is None
     here.save(2, "checkpoints/0.0-2/state.safetensors")
     here.save(5, "state/5.safetensors")
     here.save(8, "state/8.safetensors")
     for round in (6, 8):  # not those of round 7
-        save_finals(here.shelf, here.ledger.finals[round])
+        save_finals(here.cache, here.ledger.finals[round])
     here.save(4, "checkpoints/0.1-4/state.safetensors")  # of a term that was abandoned
     assert here.earlier.rounds() == [2, 5, 6]  # the newest is no earlier one
     assert {round for round in range(1, 9) if here.find(round) == here.truth(round)} == {2, 5, 6, 8}
@@ -60,7 +60,7 @@ def test_states_are_found_in_checkpoints_saved_and_by_the_finals_that_follow(tmp
 
 
 def test_a_state_that_is_not_the_certified_one_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here = Shelfful(tmp_path, ledger_of(5))
+    here = CacheFull(tmp_path, ledger_of(5))
     write_state(here.folder / "state" / "3.safetensors", state_of(3, seed=7))
     damaged = here.save(2, "checkpoints/0.0-2/state.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-50])
@@ -73,11 +73,11 @@ def test_a_state_that_is_not_the_certified_one_is_not_taken(tmp_path: Path, capl
 
 
 def test_a_state_is_kept_until_it_is_forgotten_and_a_damaged_copy_is_written_again(tmp_path: Path) -> None:
-    here = Shelfful(tmp_path, ledger_of(5))
+    here = CacheFull(tmp_path, ledger_of(5))
     for round in (2, 3):
         assert trio.run(here.earlier.keep, here.ledger.states[round]) == here.ledger.chain.value(round).digest
     assert on_disk(here.folder) == ["rollback/2.safetensors", "rollback/3.safetensors"]
-    header = here.shelf.begin_serving(3)
+    header = here.cache.begin_serving(3)
     assert header is not None  # peers may ask for it
     assert header.digest == here.ledger.chain.value(3).digest
     (here.folder / "rollback" / "3.safetensors").write_bytes(b"torn")
@@ -163,7 +163,7 @@ def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) 
         world = World(tmp_path, ledger)
         donor = world.donor(GOOD)
         third = ledger.states[3]
-        donor.shelf.put(third, donor.shelf.header(third))
+        donor.cache.put(third, donor.cache.header(third))
         async with home(world) as node:
             await node.catch_up()
             state = await node.custody.fetch_earlier(ledger.chain.value(3), [GOOD])

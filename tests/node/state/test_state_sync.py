@@ -59,7 +59,7 @@ class Here:
                 links=SimpleNamespace(broadcast=self.said.append, linked=lambda: frozenset(world.donors)),
                 config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
                 training_client=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
-                shelf=world.shelf,
+                cache=world.cache,
                 store=node.store,
             ),  # type: ignore[arg-type]
             put=self.inputs.send_nowait,

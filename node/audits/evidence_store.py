@@ -27,7 +27,7 @@ BYTES_LIMIT = 1 << 30
 logger = logging.getLogger(__name__)
 
 
-class EvidenceShelf:
+class EvidenceStore:
     """The folder of one node in a swarm. Its methods block; safe in any number of threads.
 
     first: of whom evidence is kept before that against others, where there is not room for all.

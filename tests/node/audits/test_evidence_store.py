@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.audits import evidence_shelf
+from shoal.node.audits import evidence_store
 from shoal.node.audits.audit_exchange import AuditServer
-from shoal.node.audits.evidence_shelf import EvidenceShelf
+from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.protocol.audit_messages import (
     COMMITMENTS_LIMIT,
     AuditAnswer,
@@ -55,85 +55,85 @@ def double_vote(liar: Identity, *, round: int = 1, view: int = 0) -> bytes:
     )
 
 
-def shelf_in(folder: Path) -> EvidenceShelf:
-    shelf = EvidenceShelf(folder, SWARM)
-    shelf.load()
-    return shelf
+def evidence_store_in(folder: Path) -> EvidenceStore:
+    kept_evidence = EvidenceStore(folder, SWARM)
+    kept_evidence.load()
+    return kept_evidence
 
 
 def test_evidence_is_there_after_a_restart_and_what_was_tampered_with_is_not(tmp_path: Path) -> None:
-    shelf, data = shelf_in(tmp_path), [double_vote(liar) for liar in LIARS]
-    verdicts = [shelf.put(one) for one in data]
+    kept_evidence, data = evidence_store_in(tmp_path), [double_vote(liar) for liar in LIARS]
+    verdicts = [kept_evidence.put(one) for one in data]
     assert [one.accused for one in verdicts if one is not None] == [liar.peer_id for liar in LIARS]
     path = tmp_path / "evidence" / digest_of(data[0]).hex()
     path.write_bytes(path.read_bytes().replace(LIARS[0].peer_id.encode(), LIARS[1].peer_id.encode()))
     (tmp_path / "evidence" / digest_of(data[1]).hex()).rename(tmp_path / "evidence" / "renamed")
     (tmp_path / "evidence" / "x.partial").write_bytes(b"cut short")
-    again = shelf_in(tmp_path)
+    again = evidence_store_in(tmp_path)
     assert [one.accused for one in again.verdicts] == [LIARS[2].peer_id]
     assert [file.name for file in (tmp_path / "evidence").iterdir()] == [digest_of(data[2]).hex()]
 
 
 def test_what_proves_nothing_is_not_kept(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path)
+    kept_evidence = evidence_store_in(tmp_path)
     for bad in (b"", double_vote(LIARS[0])[:-1], double_vote(LIARS[0]) + b"\0"):
         with pytest.raises(RemoteError):
-            shelf.put(bad)
-    assert shelf.verdicts == ()
+            kept_evidence.put(bad)
+    assert kept_evidence.verdicts == ()
     assert not (tmp_path / "evidence").exists()
 
 
 def test_one_piece_is_enough_for_a_round_unless_a_value_names_another(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path)
+    kept_evidence = evidence_store_in(tmp_path)
     first, second = (double_vote(LIARS[0], view=view) for view in (0, 1))
-    assert shelf.put(first) is not None
-    assert shelf.put(first) is None
-    assert shelf.put(second) is None
-    named = shelf.put(second, named=True)
+    assert kept_evidence.put(first) is not None
+    assert kept_evidence.put(first) is None
+    assert kept_evidence.put(second) is None
+    named = kept_evidence.put(second, named=True)
     assert named is not None
-    assert shelf.proves(digest_of(second)) == named
-    assert shelf.has(LIARS[0].peer_id, named.done)
-    assert not shelf.has(LIARS[1].peer_id, named.done)
+    assert kept_evidence.proves(digest_of(second)) == named
+    assert kept_evidence.has(LIARS[0].peer_id, named.done)
+    assert not kept_evidence.has(LIARS[1].peer_id, named.done)
 
 
 def test_shelf_is_bounded_per_peer_and_altogether(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = shelf_in(tmp_path)
+    kept_evidence = evidence_store_in(tmp_path)
     for round in range(1, 8):
-        assert shelf.put(double_vote(LIARS[0], round=round)) is not None
-    assert sorted(one.done[1] for one in shelf.verdicts) == [4, 5, 6, 7]
-    monkeypatch.setattr(evidence_shelf, "PIECES_LIMIT", 4)
-    assert shelf.put(double_vote(LIARS[1], round=9)) is not None
-    assert sorted(one.done[1] for one in shelf.verdicts) == [5, 6, 7, 9]
+        assert kept_evidence.put(double_vote(LIARS[0], round=round)) is not None
+    assert sorted(one.done[1] for one in kept_evidence.verdicts) == [4, 5, 6, 7]
+    monkeypatch.setattr(evidence_store, "PIECES_LIMIT", 4)
+    assert kept_evidence.put(double_vote(LIARS[1], round=9)) is not None
+    assert sorted(one.done[1] for one in kept_evidence.verdicts) == [5, 6, 7, 9]
     assert len(list((tmp_path / "evidence").iterdir())) == 4
 
 
 def test_evidence_against_keys_that_were_never_members_takes_no_others_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence_shelf, "PIECES_LIMIT", 3)
+    monkeypatch.setattr(evidence_store, "PIECES_LIMIT", 3)
     members = {LIARS[0].peer_id, LIARS[1].peer_id}
     strangers = [Identity.from_seed(bytes([9, n]) * 16) for n in range(5)]
-    shelf = EvidenceShelf(tmp_path, SWARM, first=lambda peer: peer in members)
-    shelf.load()
-    assert shelf.put(double_vote(LIARS[0])) is not None
+    kept_evidence = EvidenceStore(tmp_path, SWARM, first=lambda peer: peer in members)
+    kept_evidence.load()
+    assert kept_evidence.put(double_vote(LIARS[0])) is not None
     for place, stranger in enumerate(strangers):
-        assert shelf.put(double_vote(stranger, round=5 + place)) is not None
-    assert shelf.put(double_vote(LIARS[1])) is not None
-    assert shelf.put(double_vote(LIARS[1], round=2)) is not None
-    assert shelf.put(double_vote(strangers[0], round=20)) is None
-    assert {one.accused for one in shelf.verdicts} == members
+        assert kept_evidence.put(double_vote(stranger, round=5 + place)) is not None
+    assert kept_evidence.put(double_vote(LIARS[1])) is not None
+    assert kept_evidence.put(double_vote(LIARS[1], round=2)) is not None
+    assert kept_evidence.put(double_vote(strangers[0], round=20)) is None
+    assert {one.accused for one in kept_evidence.verdicts} == members
 
 
 def test_desk_shows_evidence_in_parts_and_what_owners_stated(tmp_path: Path) -> None:
-    shelf, data = shelf_in(tmp_path), double_vote(LIARS[0])
-    shelf.put(data)
+    kept_evidence, data = evidence_store_in(tmp_path), double_vote(LIARS[0])
+    kept_evidence.put(data)
     encoded = [encode(n, "fp32") for n in range(2)]
     plan = make_plan(encoded, (1, 1))
     mesh = Mesh(plan, encoded)
     mesh.start()
     mesh.run(0)
     finals = mesh.finals()[0]
-    server = AuditServer(shelf, lambda h: finals if h == plan.hash else None, lambda base: (), frozenset)
+    server = AuditServer(kept_evidence, lambda h: finals if h == plan.hash else None, lambda base: (), frozenset)
     held = server.answer(EvidenceHeld(charges=()))
     assert isinstance(held, EvidenceHeld)
     assert [(charge.digest, charge.peer, charge.round) for charge in held.charges] == [
@@ -162,7 +162,7 @@ def test_desk_shows_what_was_committed_to_in_a_round(tmp_path: Path) -> None:
         signature=bytes(64),
     )
     heard = {commitment.base: [commitment] * (COMMITMENTS_LIMIT + 1)}
-    server = AuditServer(shelf_in(tmp_path), lambda plan: None, lambda base: heard.get(base, []), frozenset)
+    server = AuditServer(evidence_store_in(tmp_path), lambda plan: None, lambda base: heard.get(base, []), frozenset)
     shown = server.answer(GetCommitments(base=commitment.base))
     assert isinstance(shown, Commitments)
     assert shown.commitments == (commitment,) * COMMITMENTS_LIMIT
