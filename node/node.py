@@ -53,10 +53,10 @@ from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
-from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.state.resumption import Resumption
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
+from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.status import left_in_order, node_record, status
@@ -131,8 +131,8 @@ class Node:
         ask = catchup.certificates
         forks = ForkWatch(folder=folder, chain=chain, ask=ask, say=links.broadcast, log=round_log, tell=on_progress)
         choice = choice_of(config, folder=folder, chain=chain, host=host, members=members, ask=ask, tell=on_progress)
-        custody = Custody(
-            CustodyParts(
+        state_store = StateStore(
+            StateStoreParts(
                 store=store,
                 chain=chain,
                 cache=cache,
@@ -166,9 +166,9 @@ class Node:
             layouts=self.layouts,
             training_client=training_client,
             standstill=Standstill(forks=forks, key_use=self.key_use),
-            custody=custody,
+            state_store=state_store,
             resumption=resumption,
-            checkpoints=_checkpoints(config, chain, cache, custody, resumption, on_progress),
+            checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
             reduce=ReductionDriver(
                 identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
             ),
@@ -213,7 +213,7 @@ class Node:
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
-        parts.custody.parted = parts.standstill.forks.suspect
+        parts.state_store.parted = parts.standstill.forks.suspect
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed
@@ -432,7 +432,7 @@ class Node:
 
     async def _answer_fetch(self, stream: MessageStream) -> None:
         self._check_admitted(stream)
-        await Librarian(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
+        await StateServer(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
 
     def _check_admitted(self, stream: MessageStream) -> None:
         if stream.peer not in self.members.links.linked():
@@ -461,7 +461,7 @@ def _checkpoints(
     config: NodeConfig,
     chain: Chain,
     cache: StateCache,
-    custody: Custody,
+    state_store: StateStore,
     resumption: Resumption,
     on_progress: Callable[[Progress], None],
 ) -> Checkpoints:
@@ -469,7 +469,7 @@ def _checkpoints(
         folder=config.data_dir,
         manifest=config.manifest,
         chain=chain,
-        save=custody.save,
+        save=state_store.save,
         cache=cache,
         resumption=resumption,
         on_progress=on_progress,

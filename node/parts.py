@@ -19,8 +19,8 @@ from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
-from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
+from shoal.node.state.state_store import StateStore
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.layouts import Layouts
@@ -59,7 +59,7 @@ class Parts:
     layouts: Layouts
     training_client: TrainingClient
     standstill: Standstill
-    custody: Custody
+    state_store: StateStore
     resumption: Resumption
     checkpoints: Checkpoints
     reduce: ReductionDriver

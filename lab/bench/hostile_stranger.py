@@ -36,7 +36,7 @@ from shoal.lab.bench.flood_attacker import (
     source,
 )
 from shoal.lab.bench.hostile_silent import Herald, Silent, Unheard
-from shoal.node.state.librarian import FETCH_PROTOCOL
+from shoal.node.state.state_server import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId

@@ -25,7 +25,7 @@ import trio
 from shoal.collectives.codecs import F32
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, frozen, header_of
-from shoal.node.state.librarian import Librarian
+from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -96,7 +96,7 @@ class Donor:
         header = header_of(state, Grid(state.numel, chunk_values), threads=2)
         cache.put(state, header)
         self.digest = header.digest
-        self._librarian = Librarian(chain=Chain(genesis(SWARM, [donor_id(0)])), cache=cache)
+        self._state_server = StateServer(chain=Chain(genesis(SWARM, [donor_id(0)])), cache=cache)
         sink = _Sink()
         self.lanes = LanePool(
             me=donor_id(number),
@@ -115,7 +115,7 @@ class Donor:
             order, body = message[:1], message[1:]
             if order == FETCH:
                 request: FetchRequest = decode(body, FetchRequest)  # type: ignore[arg-type]
-                answer = canonical(self._librarian.answer(request))
+                answer = canonical(self._state_server.answer(request))
             elif order == LANE:
                 answer = await self.lanes.answer(JOINER, body)
             else:

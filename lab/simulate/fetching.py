@@ -20,7 +20,7 @@ from shoal.node.state.fetching import (
     REST_MIN_S,
     REST_SHARE,
 )
-from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.node.state.transfer import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId

@@ -31,8 +31,8 @@ from shoal.lab.simulate.talk import (
     HeaderAnswer,
 )
 from shoal.node.state.catchup import ASKED_LIMIT, HEADER_PATIENCE_S
-from shoal.node.state.custody import PURSUIT_LIMIT
-from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.state_server import REQUEST_DEADLINE_S
+from shoal.node.state.state_store import PURSUIT_LIMIT
 from shoal.node.state.state_sync import RETRY_S
 from shoal.node.state.transfer import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError

@@ -18,7 +18,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.state.catchup import KINDS, SPACES
 from shoal.node.state.fetching import Fetcher, Job, OnProgress
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Offer, Standing
 from shoal.protocol.identity import PeerId

@@ -13,8 +13,8 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
-from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
+from shoal.node.state.state_store import StateStore
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.training import TrainingClient
@@ -30,7 +30,7 @@ class EngineParts:
     config: NodeConfig
     identity: Identity
     store: Store
-    custody: Custody
+    state_store: StateStore
     cache: StateCache
     links: Links
     reduce: ReductionDriver

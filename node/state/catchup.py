@@ -30,10 +30,10 @@ from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer import DonorScores
-from shoal.node.state.transfer_files import Keeper, TransferFolder
+from shoal.node.state.transfer_files import PartialDownload, TransferFolder
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
@@ -76,7 +76,7 @@ class _Unfinished:
     """A state that is on its way, and what writes it to disk."""
 
     assembly: StateAssembly
-    keeper: Keeper
+    partial_download: PartialDownload
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class CatchUp:
         self.accepts(header)
         certified = chain.digest(value.round)
         unfinished = await trio.to_thread.run_sync(self._begin, header, base)
-        assembly, keeper = unfinished.assembly, unfinished.keeper
+        assembly, partial_download = unfinished.assembly, unfinished.partial_download
 
         async def introduce(peer: PeerId) -> None:
             if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
@@ -313,7 +313,7 @@ class CatchUp:
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
             if assembly.accept(KINDS[ref.space], ref.chunk, data, digest):
-                keeper.note(KINDS[ref.space], ref.chunk)
+                partial_download.note(KINDS[ref.space], ref.chunk)
 
         scope, grid = header.digest[:SCOPE_BYTES], header.grid
         pieces = [(kind, chunk) for kind in header.kinds for chunk in range(grid.chunks)]
@@ -329,7 +329,7 @@ class CatchUp:
             places=_Places(assembly),
             hashing=True,
         )
-        self.donated = await self._fetch_and_keep(job, peers, keeper)
+        self.donated = await self._fetch_and_keep(job, peers, partial_download)
         self._unfinished = None
         logger.info(
             "%s is here: %d of %d chunks were, %s",
@@ -342,11 +342,13 @@ class CatchUp:
         self._cache.put(state, header)
         return state
 
-    async def _fetch_and_keep(self, job: Job, peers: Sequence[PeerId], keeper: Keeper) -> dict[PeerId, int]:
+    async def _fetch_and_keep(
+        self, job: Job, peers: Sequence[PeerId], partial_download: PartialDownload
+    ) -> dict[PeerId, int]:
         """Fetch, and write what comes to disk beside it. Raises NetworkError. Cancellation: what is written stays."""
         donated: dict[PeerId, int] | NetworkError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
+            nursery.start_soon(partial_download.run)
             try:
                 donated = await self._fetcher.fetch(job, peers)
             except NetworkError as error:  # not out of the nursery, which would wrap it
@@ -363,15 +365,15 @@ class CatchUp:
             return before
         self._unfinished = None
         assembly = StateAssembly(header, digest=header.digest, vectors=self._cache.vectors)
-        keeper = Keeper(self._folder, assembly)
+        partial_download = PartialDownload(self._folder, assembly)
         if base is not None:
             assembly.copy_from(base, self._cache.header(base))
         for file in self._folder.unfinished():
             found = file.fill(assembly)
             file.close()
             for piece in () if file.header == header else found:
-                keeper.note(*piece)
-        self._unfinished = _Unfinished(assembly, keeper)
+                partial_download.note(*piece)
+        self._unfinished = _Unfinished(assembly, partial_download)
         return self._unfinished
 
     async def _choose(

@@ -24,7 +24,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         config=parts.config,
         identity=parts.identity,
         store=parts.store,
-        custody=parts.custody,
+        state_store=parts.state_store,
         cache=parts.cache,
         links=parts.links,
         reduce=parts.reduce,
@@ -54,9 +54,9 @@ class CertifiedRounds(Rounds):
     @property
     def tasks(self) -> Sequence[Task]:
         """See `Rounds`."""
-        custody, standstill = self._p.custody, self._p.standstill
+        state_store, standstill = self._p.state_store, self._p.standstill
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        state = (custody.load_ahead, custody.run, self._engine.going_back.run, standstill.forks.run)
+        state = (state_store.load_ahead, state_store.run, self._engine.going_back.run, standstill.forks.run)
         return (*reductions, *state, self._p.resumption.run, self._p.checkpoints.run)
 
     @property
@@ -83,7 +83,7 @@ class CertifiedRounds(Rounds):
 
     def standing(self) -> Standing:
         """See `Rounds`."""
-        head, state, machine = self._p.chain.head, self._p.custody.state, self._engine.machine
+        head, state, machine = self._p.chain.head, self._p.state_store.state, self._engine.machine
         return Standing(
             term=head.next_term,
             round=head.state_round,

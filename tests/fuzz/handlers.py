@@ -21,7 +21,7 @@ from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
-from shoal.node.state.librarian import Librarian
+from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
 from shoal.node.training.trainer_messages import Layout
@@ -196,7 +196,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     layouts = Layouts(host=host, linked=lambda: frozenset({PEER}), on_progress=lambda progress: None)
     layouts.know(Layout(names=("a", "b"), shapes=((2, 3), (4,)), numel=10))
     (folder / "finals").mkdir()
-    librarian = Librarian(
+    state_server = StateServer(
         chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
     )
     exchange = RolloutExchange(
@@ -207,7 +207,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         "audit request": (server.serve, audit_messages.AuditRequest),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
-        "fetch": (librarian.serve, peering.FetchRequest),
+        "fetch": (state_server.serve, peering.FetchRequest),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
     }

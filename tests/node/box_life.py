@@ -25,10 +25,10 @@ from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
-from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
-from shoal.node.state.librarian import Librarian
 from shoal.node.state.resumption import Resumption
+from shoal.node.state.state_server import StateServer
+from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
@@ -96,8 +96,8 @@ class Life:
         forks = ForkWatch(folder=folder, chain=self.chain, ask=ask, say=links.broadcast, log=log, tell=tell)
         self.standstill = Standstill(forks=forks, key_use=key_use)
         choice = ChoiceParts(chain=self.chain, ask=ask, linked=lambda: frozenset(links.linked()), tell=tell)
-        self.custody = Custody(
-            CustodyParts(
+        self.state_store = StateStore(
+            StateStoreParts(
                 store=store,
                 chain=self.chain,
                 cache=self.cache,
@@ -111,14 +111,14 @@ class Life:
                 on_progress=self.told.append,
             )
         )
-        self.custody.parted = forks.suspect
+        self.state_store.parted = forks.suspect
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
                 folder=folder,
                 manifest=manifest,
                 chain=self.chain,
-                save=self.custody.save,
+                save=self.state_store.save,
                 cache=self.cache,
                 resumption=self.resumption,
                 on_progress=self.told.append,
@@ -132,7 +132,7 @@ class Life:
                 config=config,
                 identity=self.identity,
                 store=store,
-                custody=self.custody,
+                state_store=self.state_store,
                 cache=self.cache,
                 links=links,
                 reduce=self.reduce,  # type: ignore[arg-type]
@@ -179,8 +179,8 @@ class Life:
                 for part in (
                     self.reduce.run,
                     self.trainer.run,
-                    self.custody.load_ahead,
-                    self.custody.run,
+                    self.state_store.load_ahead,
+                    self.state_store.run,
                     self.engine.going_back.run,
                     self.standstill.forks.run,
                     self.resumption.run,
@@ -215,7 +215,7 @@ class Life:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
         donor = self._donor(peer)
         question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
-        return canonical(Librarian(chain=donor.chain, cache=donor.cache).answer(question))
+        return canonical(StateServer(chain=donor.chain, cache=donor.cache).answer(question))
 
     async def _ensure_lane(self, peer: PeerId, *, deadline_s: float) -> None:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
@@ -240,4 +240,4 @@ class Life:
     @property
     def state_round(self) -> int:
         """The round of the state that it holds."""
-        return self.custody.state.round if self.up and self.custody.state is not None else -1
+        return self.state_store.state.round if self.up and self.state_store.state is not None else -1

@@ -14,7 +14,7 @@ import trio
 from msgspec.structs import replace
 
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.librarian import Librarian
+from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError
@@ -47,7 +47,7 @@ class Donor:
     """It answers nothing any more, and what it had sent and is not here yet does not come."""
 
     def __post_init__(self) -> None:
-        self.answer = Librarian(chain=self.chain, cache=self.cache).answer
+        self.answer = StateServer(chain=self.chain, cache=self.cache).answer
 
 
 class World:

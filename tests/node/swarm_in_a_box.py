@@ -1,6 +1,6 @@
 """A swarm in a box: real engines with their real stores on disks that lose power, in one thread, on a virtual clock.
 
-    real        Engine, Store, Custody, StateCache, CatchUp, Librarian, Resumption, TrainingClient, Reduction,
+    real        Engine, Store, StateStore, StateCache, StateServer, CatchUp, Resumption, TrainingClient, Reduction,
                 signatures
     stand-ins   links and lanes (calls, with delay), trainers (`box_trainer`), disks (`simulated_disk`), time
 

@@ -39,9 +39,9 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
-from tests.node.custody_lab import run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
+from tests.node.state_store_lab import run
 
 FEWER = ["sync.inner_steps=60", "sync.codec=bf16"]
 FEWER_SETTINGS: dict[str, Any] = {"sync.codec": "bf16", "sync.inner_steps": 60}
@@ -76,7 +76,7 @@ class Bench:
         self.folder = folder
         self.notices: list[str] = []
         self._parts = SimpleNamespace(
-            custody=SimpleNamespace(chain=self.ledger.chain),
+            state_store=SimpleNamespace(chain=self.ledger.chain),
             config=SimpleNamespace(manifest=agreed, authority_amendments=follows),
             identity=self.me,
             store=SimpleNamespace(folder=folder),
@@ -286,10 +286,10 @@ def test_state_is_worked_out_by_the_settings_of_its_round(tmp_path: Path) -> Non
     told: list[bytes] = []
     for before in (2, 3, 4):
         chain = ledger.chain_to(before)
-        custody = SimpleNamespace(chain=chain, head=chain.head, state=ledger.states[before])
+        state_store = SimpleNamespace(chain=chain, head=chain.head, state=ledger.states[before])
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=MANIFEST),
-            custody=custody,
+            state_store=state_store,
             cache=World(tmp_path / str(before), ledger).cache,
             reduce=SimpleNamespace(),
             log=SimpleNamespace(reduced=lambda finals, digest, seconds: told.append(digest)),
@@ -307,11 +307,13 @@ class Part:
         self.ledger = Ledger(manifest=MANIFEST)
         self.ledger.certify(2)
         self.orders: list[str | Manifest] = []
-        self.custody = SimpleNamespace(chain=self.ledger.chain, state=self.ledger.state, head=self.ledger.chain.head)
+        self.state_store = SimpleNamespace(
+            chain=self.ledger.chain, state=self.ledger.state, head=self.ledger.chain.head
+        )
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=MANIFEST),
             identity=self.ledger.founders[0],
-            custody=self.custody,
+            state_store=self.state_store,
             bench=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
@@ -326,7 +328,7 @@ class Part:
         await trio.lowlevel.checkpoint()
 
     def stand(self) -> None:
-        self.custody.state, self.custody.head = self.ledger.state, self.ledger.chain.head
+        self.state_store.state, self.state_store.head = self.ledger.state, self.ledger.chain.head
         trio.run(self.part.stand_on_head)
 
     def make(self) -> str:
@@ -362,7 +364,7 @@ def test_work_of_before_an_amendment_is_made_again_in_the_codec_of_its_round() -
     made = plain.make(3, 1, 100, vector(5), base=bytes(32))
     here = Part()
     here.ledger.amend(FEWER_SETTINGS)
-    here.custody.head = here.ledger.chain.head
+    here.state_store.head = here.ledger.chain.head
     trio.run(here.part._keep_to, 4)
     contributions = here.part._contributions
     contributions._sender = PeerId("me")
@@ -382,7 +384,7 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
     plain = Contributions(Fragments(GRID), "int8", 3, sender=me)
     work = plain.saved(plain.make(3, 1, 100, vector(5), base=chain.head.hash), chain.head.term)
     here.ledger.amend(FEWER_SETTINGS)
-    here.custody.head = chain.head
+    here.state_store.head = chain.head
     told: list[str] = []
 
     async def no_finals(round: int, peers: list[PeerId]) -> Finals:
@@ -394,7 +396,7 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
         assert here.orders == []  # what the trainer knew is of the settings before, and so is the anchor to come
         told.append("restored")
 
-    here.custody.finals = no_finals
+    here.state_store.finals = no_finals
     parts = here.part._p
     found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
     parts.resumption = SimpleNamespace(  # type: ignore[misc]

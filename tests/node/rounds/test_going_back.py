@@ -29,9 +29,9 @@ from shoal.protocol.messages import Consent, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent
-from tests.node.custody_lab import run
 from tests.node.donors import World
 from tests.node.ledger import GRID, OUTER, Ledger, state_of
+from tests.node.state_store_lab import run
 
 SETTINGS = RoundSettings(
     numel=GRID.numel, chunk_values=GRID.chunk_values, codec="int8", grace_s=3, reduce_deadline_s=30, weight_cap=4
@@ -56,9 +56,9 @@ class Bench:
         self._arrived = trio.Event()
         self.fetched: list[int] = []
         self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, cache=world.cache, outer=OUTER)
-        custody = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
+        state_store = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
         self._parts = SimpleNamespace(
-            custody=custody,
+            state_store=state_store,
             config=SimpleNamespace(rollback=policy),
             identity=self.me,
             store=SimpleNamespace(folder=self.folder),

@@ -29,7 +29,7 @@ class Part:
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
         manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
-        self.custody = SimpleNamespace(
+        self.state_store = SimpleNamespace(
             chain=self.ledger.chain,
             head=self.ledger.chain.head,
             state=self.ledger.state,
@@ -39,7 +39,7 @@ class Part:
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=manifest),
             identity=me,
-            custody=self.custody,
+            state_store=self.state_store,
             training_client=SimpleNamespace(stand_on=self._stand_on),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
@@ -54,7 +54,7 @@ class Part:
         return self.ledger.finals[round]
 
     def stand(self) -> None:
-        self.custody.state = self.ledger.state
+        self.state_store.state = self.ledger.state
         trio.run(self.part.stand_on_head)
 
     def make(self) -> None:

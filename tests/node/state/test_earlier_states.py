@@ -12,9 +12,9 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import write_state
 from shoal.protocol.messages import Term
 from shoal.protocol.terms import make_rebase
-from tests.node.custody_lab import GOOD, home, ledger_of, run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, OUTER, Ledger, save_finals, state_of
+from tests.node.state_store_lab import GOOD, home, ledger_of, run
 
 
 def on_disk(folder: Path) -> list[str]:
@@ -96,21 +96,21 @@ def test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept(tmp_p
         third = ledger.states[3]
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[5])
-            await node.custody.adopt(ledger.states[6])
-            await node.custody.earlier.keep(third)
-            assert await node.custody.append(ledger.go_back(3))
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.standing.digest == ledger.chain.head.digest
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[5])
+            await node.state_store.adopt(ledger.states[6])
+            await node.state_store.earlier.keep(third)
+            assert await node.state_store.append(ledger.go_back(3))
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.standing.digest == ledger.chain.head.digest
             assert on_disk(node.store.folder) == ["rollback/3.safetensors", "state/3.safetensors"]
             ledger.certify()
             assert ledger.state.term == Term(0, 1)
         async with home(world) as node:  # the power went before anything of the next term was there
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.state is not None
-            assert (node.custody.state.term, node.custody.state.round) == (Term(), 3)
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.state is not None
+            assert (node.state_store.state.term, node.state_store.state.round) == (Term(), 3)
 
     run(main)
 
@@ -121,14 +121,14 @@ def test_power_that_goes_between_the_decision_and_the_state_loses_nothing(tmp_pa
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
-            await node.custody.earlier.keep(ledger.states[3])
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
+            await node.state_store.earlier.keep(ledger.states[3])
             node.store.append_certificate(ledger.go_back(3))  # and nothing more
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.standing.digest
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.standing.digest
 
     run(main)
 
@@ -139,18 +139,18 @@ def test_node_that_slept_through_a_rollback_fetches_the_state_of_the_next_term(t
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
             ledger.go_back(3)
             ledger.certify(2)
             world.donor(GOOD)
             peers = await node.catch_up()
-            assert node.custody.head == ledger.chain.head
-            assert not node.custody.current
-            state = await node.custody.fetch(peers)
+            assert node.state_store.head == ledger.chain.head
+            assert not node.state_store.current
+            state = await node.state_store.fetch(peers)
             assert state is not None
-            await node.custody.adopt(state)
-            assert node.custody.current
+            await node.state_store.adopt(state)
+            assert node.state_store.current
             assert (state.term, state.round) == (Term(0, 1), 5)
             assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
 
@@ -166,9 +166,9 @@ def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) 
         donor.cache.put(third, donor.cache.header(third))
         async with home(world) as node:
             await node.catch_up()
-            state = await node.custody.fetch_earlier(ledger.chain.value(3), [GOOD])
+            state = await node.state_store.fetch_earlier(ledger.chain.value(3), [GOOD])
             assert state.anchor.tobytes() == third.anchor.tobytes()
-            assert node.custody.head.round == 6
+            assert node.state_store.head.round == 6
 
     run(main)
 
@@ -181,16 +181,16 @@ def test_rebase_keeps_the_state_that_it_stands_on_and_lets_go_of_later_ones(tmp_
         rebase = make_rebase(AUTHORITY, fourth, ledger.peers[:1])
         async with home(world) as node:
             for entry in ledger.chain.after(0, 4):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[4])
-            assert await node.custody.append(rebase)
-            assert not await node.custody.append(rebase)
-            assert node.custody.current
-            assert node.custody.digest == fourth.digest
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[4])
+            assert await node.state_store.append(rebase)
+            assert not await node.state_store.append(rebase)
+            assert node.state_store.current
+            assert node.state_store.digest == fourth.digest
         async with home(world) as node:
-            assert node.custody.chain.head == rebase.value
-            await node.custody.load()
-            assert node.custody.current
+            assert node.state_store.chain.head == rebase.value
+            await node.state_store.load()
+            assert node.state_store.current
 
     run(main)
 
@@ -202,14 +202,14 @@ def test_certified_rounds_that_a_rebase_abandons_go_with_their_states(tmp_path: 
         rebase = make_rebase(AUTHORITY, ledger.chain.value(4), ledger.peers[:1])
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
-            assert await node.custody.append(rebase)
-            assert node.custody.state is None
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
+            assert await node.state_store.append(rebase)
+            assert node.state_store.state is None
             assert on_disk(node.store.folder) == []
-            assert node.custody.chain.standing == ledger.chain.value(4)
+            assert node.state_store.chain.standing == ledger.chain.value(4)
         async with home(world) as node:
-            assert node.custody.chain.head == rebase.value
+            assert node.state_store.chain.head == rebase.value
 
     run(main)
 
@@ -224,14 +224,14 @@ def test_states_of_an_abandoned_term_do_not_crowd_out_those_of_the_next(tmp_path
         ledger.go_back(2)
         ledger.certify()
         async with home(world) as node:  # its chain was lost, so that it does not know of what these states are
-            await node.custody.load()
-            assert not node.custody.current
+            await node.state_store.load()
+            assert not node.state_store.current
             for entry in ledger.chain.after(0, 99):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.state)
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.state)
             assert on_disk(folder) == ["state/3.safetensors"]
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
+            await node.state_store.load()
+            assert node.state_store.current
 
     run(main)

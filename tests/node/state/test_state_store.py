@@ -1,4 +1,4 @@
-"""Custody: certificates are checked before they are kept, and only the certified state is ever adopted from others."""
+"""Certificates are checked before they are kept, and only the certified state is ever adopted from others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import trio
 
 from shoal.node.config import Hold
 from shoal.node.outcome import StateFetched
-from shoal.node.state import librarian as librarian_module
-from shoal.node.state.custody import PURSUE_AFTER_S
+from shoal.node.state import state_server as state_server_module
+from shoal.node.state.state_store import PURSUE_AFTER_S
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
-from tests.node.custody_lab import BAD, GOOD, home, ledger_of, liar, run
 from tests.node.donors import ME, World, flipped
 from tests.node.ledger import SWARM, certificate_of, forged, identity, state_of
+from tests.node.state_store_lab import BAD, GOOD, home, ledger_of, liar, run
 
 # -- certificates --------------------------------------------------------------------------------------------
 
@@ -31,12 +31,12 @@ def test_certificates_are_checked_kept_and_still_there_after_a_restart(tmp_path:
         world = World(tmp_path, ledger_of(5))
         world.donor(GOOD)
         async with home(world) as node:
-            assert not node.custody.current
+            assert not node.state_store.current
             assert await node.catch_up() == [GOOD]
-            assert node.custody.head == world.ledger.chain.head
+            assert node.state_store.head == world.ledger.chain.head
         async with home(world) as node:
-            assert node.custody.head.round == 5
-            assert node.custody.chain.after(0, 9) == world.ledger.chain.after(0, 9)
+            assert node.state_store.head.round == 5
+            assert node.state_store.chain.after(0, 9) == world.ledger.chain.after(0, 9)
 
     run(main)
 
@@ -44,7 +44,7 @@ def test_certificates_are_checked_kept_and_still_there_after_a_restart(tmp_path:
 def test_long_chain_comes_in_parts_each_asked_for_after_the_last_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(librarian_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
+    monkeypatch.setattr(state_server_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
 
     async def main() -> None:
         ledger = ledger_of(7)
@@ -52,7 +52,7 @@ def test_long_chain_comes_in_parts_each_asked_for_after_the_last_was_checked(
         donor = world.donor(GOOD)
         async with home(world) as node:
             await node.catch_up()
-            assert node.custody.head == ledger.chain.head
+            assert node.state_store.head == ledger.chain.head
             assert donor.asked == [GetChain(after=0), GetChain(after=3), GetChain(after=6)]
 
     run(main)
@@ -105,16 +105,18 @@ def test_forged_certificate_is_refused_and_the_chain_stays(
         ))  # fmt: skip
         async with home(world) as node:
             await node.catch_up()
-            assert node.custody.head == ledger.chain.value(0)  # of a chain that does not hold a newcomer takes nothing
-            await node.custody.append(ledger.chain.after(0, 1)[0])
+            assert node.state_store.head == ledger.chain.value(
+                0
+            )  # of a chain that does not hold a newcomer takes nothing
+            await node.state_store.append(ledger.chain.after(0, 1)[0])
             await node.catch_up()
-            assert node.custody.head == ledger.chain.value(1)
+            assert node.state_store.head == ledger.chain.value(1)
             assert node.store.certificates() == []
         async with home(world) as node:
             assert node.store.certificates() == list(ledger.chain.after(0, 1))
             world.donor(GOOD)
             await node.catch_up(BAD)
-            assert node.custody.head == ledger.chain.head
+            assert node.state_store.head == ledger.chain.head
 
     run(main)
 
@@ -126,11 +128,11 @@ def test_certificates_out_of_order_are_refused(tmp_path: Path) -> None:
         liar(world.donor(BAD), lambda part: ChainPart(certificates=part.certificates[::-1], head=part.head))
         async with home(world) as node:
             await node.catch_up()
-            assert node.custody.head.round == 0
+            assert node.state_store.head.round == 0
             for certificate in ledger.chain.after(1, 2):
                 with pytest.raises(RemoteError, match="does not follow"):
-                    await node.custody.append(certificate)
-            assert node.custody.head.round == 0
+                    await node.state_store.append(certificate)
+            assert node.state_store.head.round == 0
 
     run(main)
 
@@ -154,7 +156,7 @@ def test_peer_that_claims_to_have_ever_more_is_not_asked_for_ever(tmp_path: Path
         liar(empty, never_any)
         async with home(world) as node:
             await node.catch_up(BAD)
-            assert node.custody.head.round == 1
+            assert node.state_store.head.round == 1
             assert len(repeating.asked) <= 2
             assert len(empty.asked) == 1
 
@@ -166,8 +168,8 @@ def test_others_are_asked_where_who_is_ahead_is_not_linked(tmp_path: Path) -> No
         world = World(tmp_path, ledger_of(2))
         donor = world.donor(GOOD)
         async with home(world) as node:
-            assert await node.custody.extend({PeerId("behind a firewall")}, others=False) == [GOOD]
-            assert node.custody.head.round == 2
+            assert await node.state_store.extend({PeerId("behind a firewall")}, others=False) == [GOOD]
+            assert node.state_store.head.round == 2
             assert len(donor.asked) == 1
 
     run(main)
@@ -179,11 +181,11 @@ def test_certificates_are_taken_from_those_named_first(tmp_path: Path) -> None:
         others = [world.donor(PeerId(f"other{n}")) for n in range(3)]
         chosen = world.donor(GOOD)
         async with home(world) as node:
-            await node.custody.append(world.ledger.chain.after(0, 1)[0])  # a newcomer would ask all of them
-            peers = await node.custody.extend({GOOD}, others=False)
+            await node.state_store.append(world.ledger.chain.after(0, 1)[0])  # a newcomer would ask all of them
+            peers = await node.state_store.extend({GOOD}, others=False)
             assert peers[0] == GOOD
             assert set(peers) == set(world.donors)
-            assert node.custody.head.round == 2
+            assert node.state_store.head.round == 2
             assert [donor.asked for donor in others] == [[]] * 3
             assert chosen.asked == [GetChain(after=1)]
 
@@ -197,7 +199,7 @@ def test_decided_rounds_are_taken_off_the_agreement_log(tmp_path: Path) -> None:
             for round in (1, 2, 3):
                 node.store.persist(DurableRecord(kind="vote", term=Term(), round=round))
             for certificate in world.ledger.chain.after(0, 2):
-                await node.custody.append(certificate)
+                await node.state_store.append(certificate)
             assert [record.round for record in node.store.durable_records()] == [3]
 
     run(main)
@@ -213,17 +215,17 @@ def test_newcomer_fetches_adopts_serves_and_keeps_the_state(tmp_path: Path) -> N
         world.donor(GOOD)
         async with home(world) as node:
             peers = await node.catch_up()
-            state = await node.custody.fetch(peers)
+            state = await node.state_store.fetch(peers)
             assert state is not None
-            await node.custody.adopt(state)
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.head.digest
+            await node.state_store.adopt(state)
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.head.digest
             assert world.cache.newest_round() == 6
             assert node.progress[-1] == StateFetched(done_chunks=6, total_chunks=6)
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.head.digest
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.head.digest
 
     run(main)
 
@@ -236,7 +238,7 @@ def test_corrupt_donor_first_and_good_donor_second_lead_to_the_certified_state(t
         world.donor(GOOD)
         async with home(world) as node:
             await node.catch_up()
-            state = await node.custody.fetch([BAD, GOOD])
+            state = await node.state_store.fetch([BAD, GOOD])
             assert state is not None
             assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
 
@@ -250,9 +252,9 @@ def test_corrupt_donor_alone_changes_nothing(tmp_path: Path, caplog: pytest.LogC
         world.donor(BAD).spoil = lambda header, data: flipped(data)
         async with home(world) as node:
             with caplog.at_level(logging.INFO):
-                assert await node.custody.fetch(await node.catch_up()) is None
-            assert node.custody.state is None
-            assert not node.custody.current
+                assert await node.state_store.fetch(await node.catch_up()) is None
+            assert node.state_store.state is None
+            assert not node.state_store.current
             assert list((world.folder / str(ME) / "state").iterdir()) == []
         assert "is not the certified one" in caplog.text
 
@@ -266,12 +268,12 @@ def test_member_that_missed_two_rounds_replays_them(tmp_path: Path) -> None:
         donor = world.donor(GOOD)
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 3):
-                await node.custody.append(certificate)
-            await node.custody.adopt(ledger.states[3])
-            state = await node.custody.fetch(await node.catch_up())
+                await node.state_store.append(certificate)
+            await node.state_store.adopt(ledger.states[3])
+            state = await node.state_store.fetch(await node.catch_up())
             assert state is not None
-            await node.custody.adopt(state)
-            assert node.custody.digest == ledger.chain.head.digest
+            await node.state_store.adopt(state)
+            assert node.state_store.digest == ledger.chain.head.digest
             assert [type(request) for request in donor.asked] == [GetChain, GetFinals, GetFinals]
 
     run(main)
@@ -283,18 +285,18 @@ def test_state_on_disk_counts_only_with_its_certificate(tmp_path: Path, caplog: 
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 4):
-                await node.custody.append(certificate)
+                await node.state_store.append(certificate)
             world.cache.save_state(ledger.states[3])
             world.cache.save_state(state_of(4, seed=66))  # of the right round, and another
             path = world.cache.state_file(4)
             before = path.read_bytes()
-            await node.custody.load()
+            await node.state_store.load()
             assert f"{path} is not the state that round 4 certified and is ignored" in caplog.text
             assert path.read_bytes() == before
-            assert node.custody.state is not None
-            assert node.custody.state.round == 3
-            assert not node.custody.current
-            assert node.custody.digest == ledger.chain.value(3).digest
+            assert node.state_store.state is not None
+            assert node.state_store.state.round == 3
+            assert not node.state_store.current
+            assert node.state_store.digest == ledger.chain.value(3).digest
 
     run(main)
 
@@ -307,10 +309,10 @@ def test_state_ahead_of_the_chain_is_not_taken_from_disk(tmp_path: Path) -> None
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 2):
-                await node.custody.append(certificate)
+                await node.state_store.append(certificate)
             world.cache.save_state(ledger.states[3])
-            await node.custody.load()
-            assert node.custody.state is None
+            await node.state_store.load()
+            assert node.state_store.state is None
 
     run(main)
 
@@ -323,11 +325,11 @@ def test_initial_state_comes_from_a_founder_and_is_kept(tmp_path: Path) -> None:
         world.donor(founder)
         world.donor(BAD)
         async with home(world) as node:
-            assert await node.custody.fetch_initial(BAD) is None
-            state = await node.custody.fetch_initial(founder)
+            assert await node.state_store.fetch_initial(BAD) is None
+            state = await node.state_store.fetch_initial(founder)
             assert state is not None
-            await node.custody.adopt(state)
-            assert node.custody.current
+            await node.state_store.adopt(state)
+            assert node.state_store.current
             assert world.cache.saved_rounds() == [0]
 
     run(main)
@@ -343,7 +345,7 @@ def test_transfer_can_be_held(tmp_path: Path) -> None:
             fetched = []
 
             async def fetch() -> None:
-                fetched.append(await node.custody.fetch([GOOD]))
+                fetched.append(await node.state_store.fetch([GOOD]))
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch)
@@ -363,11 +365,11 @@ def test_nobody_to_help_is_no_error(tmp_path: Path) -> None:
         world.donor(BAD).answer = lambda request: Refusal(reason="no")
         async with home(world) as node:
             for certificate in world.ledger.chain.after(0, 2):
-                await node.custody.append(certificate)
-            assert await node.custody.fetch([]) is None
-            assert await node.custody.fetch([BAD, PeerId("gone")]) is None
+                await node.state_store.append(certificate)
+            assert await node.state_store.fetch([]) is None
+            assert await node.state_store.fetch([BAD, PeerId("gone")]) is None
             with pytest.raises(NetworkError):
-                await node.custody.finals(2, [BAD])
+                await node.state_store.finals(2, [BAD])
 
     run(main)
 
@@ -391,10 +393,10 @@ def test_rounds_certified_while_a_state_is_on_its_way_are_followed_before_it_is_
                 await trio.sleep(PURSUE_AFTER_S)
 
             donor.answer = busy
-            node.custody._on_chunk = dawdle  # type: ignore[method-assign]
-            state = await node.custody.fetch(peers)
+            node.state_store._on_chunk = dawdle  # type: ignore[method-assign]
+            state = await node.state_store.fetch(peers)
             assert state is not None
-            assert state.round == node.custody.head.round
+            assert state.round == node.state_store.head.round
             assert state.round > 9
             assert state.anchor.tobytes() == world.ledger.states[state.round].anchor.tobytes()
             assert sum(isinstance(request, GetHeader) for request in donor.asked) == 1
@@ -412,15 +414,15 @@ def test_state_short_of_the_head_is_returned_if_the_rest_is_not_to_be_had(tmp_pa
         head.answer = lambda request: answer(request) if isinstance(request, GetChain) else Refusal(reason="no")
         async with home(world) as node:
             peers = await node.catch_up()
-            assert node.custody.head.round == 9
-            state = await node.custody.fetch(peers)
+            assert node.state_store.head.round == 9
+            state = await node.state_store.fetch(peers)
             assert state is not None
             assert state.round == 8
 
-            await node.custody.adopt(state)
-            assert not node.custody.current
+            await node.state_store.adopt(state)
+            assert not node.state_store.current
             head.answer = answer
-            state = await node.custody.fetch(peers)
+            state = await node.state_store.fetch(peers)
             assert state is not None
             assert state.round == 9
             assert sum(isinstance(request, GetHeader) for request in head.asked) <= 4  # refused, and not asked for ever
@@ -434,10 +436,10 @@ def test_adopting_a_state_ends_what_is_kept_of_transfers(tmp_path: Path) -> None
         world.donor(GOOD)
         kept = world.folder / str(ME) / "transfer" / "0.0-9-0000000000000000"
         async with home(world) as node:
-            state = await node.custody.fetch(await node.catch_up())
+            state = await node.state_store.fetch(await node.catch_up())
             assert state is not None
             kept.mkdir(parents=True)
-            await node.custody.adopt(state)
+            await node.state_store.adopt(state)
             assert not kept.parent.exists()
 
     run(main)

@@ -32,7 +32,7 @@ REQUEST_DEADLINE_S = 10.0
 ANSWER_LIMIT_BYTES = 4 << 20  # of an answer to a fetch
 
 
-class Librarian:
+class StateServer:
     """Answers other nodes' fetch requests from this node's chain and cache."""
 
     def __init__(self, *, chain: Chain, cache: StateCache) -> None:

@@ -1,4 +1,4 @@
-"""Custody over a data folder of its own, in a world of donors."""
+"""A state store over a data folder of its own, in a world of donors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
-from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.store import Store
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest
@@ -41,8 +41,8 @@ class Home:
         self.progress: list[Progress] = []
         self.holds = Holds(holds, self.events)
         chain = world.ledger.empty_chain()
-        self.custody = Custody(
-            CustodyParts(
+        self.state_store = StateStore(
+            StateStoreParts(
                 store=store,
                 chain=chain,
                 cache=world.cache,
@@ -64,10 +64,10 @@ class Home:
             )
         )
         for certificate in store.certificates():
-            self.custody.chain.extend(certificate)
+            self.state_store.chain.extend(certificate)
 
     async def catch_up(self, *first: PeerId) -> list[PeerId]:
-        return await self.custody.extend(set(first), others=True)
+        return await self.state_store.extend(set(first), others=True)
 
 
 @asynccontextmanager

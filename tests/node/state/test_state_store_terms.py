@@ -12,10 +12,10 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH
 from shoal.protocol.peering import GetHeader
 from shoal.protocol.terms import make_rebase
-from tests.node.custody_lab import GOOD, Home, home, ledger_of, run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, state_of
 from tests.node.state.test_chain_choice import invented
+from tests.node.state_store_lab import GOOD, Home, home, ledger_of, run
 
 STRANGER = PeerId("no founder")
 
@@ -38,14 +38,14 @@ def test_terms_that_ended_elsewhere_are_logged_as_those_that_ended_here(tmp_path
         async with home(world) as node:
             if slept:
                 for entry in ledger.chain.after(0, 3):
-                    await node.custody.append(entry)
-                await node.custody.adopt(ledger.states[3])
+                    await node.state_store.append(entry)
+                await node.state_store.adopt(ledger.states[3])
             ledger.go_back(3)
             ledger.certify()
             ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers))
             world.donor(GOOD)
             await node.catch_up()
-            assert node.custody.head == ledger.chain.head
+            assert node.state_store.head == ledger.chain.head
             await node.catch_up()
             assert told(node) == [("rolled_back", "0.0", 5, 3), ("rebased", "1.0", 4, 4)]
             assert [text.split(":")[1] for text in notices(node)] == [
@@ -63,8 +63,8 @@ async def gone_back_to_initial(node: Home) -> None:
     """The node's swarm decided, with this node, to go back from round 3 to the initial state."""
     ledger = node.world.ledger
     ledger.go_back(0)
-    for entry in ledger.chain.after(node.custody.chain.height, 9):
-        await node.custody.append(entry)
+    for entry in ledger.chain.after(node.state_store.chain.height, 9):
+        await node.state_store.append(entry)
 
 
 def test_founder_that_kept_the_initial_state_stands_on_it_again_also_after_a_restart(tmp_path: Path) -> None:
@@ -73,22 +73,22 @@ def test_founder_that_kept_the_initial_state_stands_on_it_again_also_after_a_res
         world = World(tmp_path, ledger)
         initial = ledger.states[0].anchor.tobytes()
         async with home(world) as node:
-            await node.custody.adopt(ledger.states[0])
+            await node.state_store.adopt(ledger.states[0])
             for entry in ledger.chain.after(0, 3):
-                await node.custody.append(entry)
+                await node.state_store.append(entry)
             for round in (1, 2, 3):
-                await node.custody.adopt(ledger.states[round])
+                await node.state_store.adopt(ledger.states[round])
             assert world.cache.saved_rounds() == [3, 2, 0]
             await gone_back_to_initial(node)
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.digest(0)
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.digest(0)
             assert world.cache.saved_rounds() == [0]
         world.restart()
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.state is not None
-            assert node.custody.state.anchor.tobytes() == initial
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.state is not None
+            assert node.state_store.state.anchor.tobytes() == initial
 
     run(main)
 
@@ -100,25 +100,25 @@ def test_initial_state_that_was_certified_comes_from_anyone_who_has_it(tmp_path:
         world = World(tmp_path, ledger)
         async with home(world) as node:
             if own != "none":
-                await node.custody.adopt(state_of(0, seed=7) if own == "another" else ledger.states[0])
+                await node.state_store.adopt(state_of(0, seed=7) if own == "another" else ledger.states[0])
             if own == "damaged":
                 path = node.store.folder / "state" / "0.safetensors"
                 path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
             for entry in ledger.chain.after(0, 3):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[3])
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[3])
             await gone_back_to_initial(node)
-            assert node.custody.state is None
+            assert node.state_store.state is None
             liar = world.donor(PeerId("liar"))
             liar.cache.put(state_of(0, seed=8), liar.cache.header(state_of(0, seed=8)))
             donor = world.donor(STRANGER)
-            state = await node.custody.fetch([PeerId("liar"), STRANGER])
+            state = await node.state_store.fetch([PeerId("liar"), STRANGER])
             assert state is not None
             assert state.anchor.tobytes() == ledger.states[0].anchor.tobytes()
             assert world.chunks_from(PeerId("liar")) == 0
             assert [type(request) for request in donor.asked] == [GetHeader]
-            await node.custody.adopt(state)
-            assert node.custody.current
+            await node.state_store.adopt(state)
+            assert node.state_store.current
 
     run(main)
 
@@ -138,10 +138,10 @@ def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_fo
         digest = ledger.header(0).digest
         async with home(world) as node:
             for entry in ledger.chain.after(0, 3):
-                await node.custody.append(entry)
+                await node.state_store.append(entry)
             value = ledger.chain.value(0)
             peers = [STRANGER] if known else [STRANGER, founder]
-            state = await node.custody.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
+            state = await node.state_store.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
             assert world.cache.header(state).digest == digest
             assert (world.chunks_from(STRANGER) > 0) is known
 
@@ -158,22 +158,22 @@ def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(tmp_pat
         mine = invented(ledger.chain, 2, rounds=3)  # certified by a quorum as well, and what this node has
         async with home(world) as node:
             for entry in mine.entries:
-                await node.custody.append(entry)
-            await node.custody.adopt(state_of(4, seed=9))
+                await node.state_store.append(entry)
+            await node.state_store.adopt(state_of(4, seed=9))
             suspected: list[PeerId] = []
-            node.custody.parted = suspected.append
+            node.state_store.parted = suspected.append
             donor = world.donor(GOOD)
             await node.catch_up()
-            assert node.custody.head == mine.head  # nobody has decided which one it is
+            assert node.state_store.head == mine.head  # nobody has decided which one it is
             assert suspected == [GOOD]
             ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers[:2]))
             donor.chain.extend(ledger.chain.entries[-1])
             await node.catch_up()
-            assert node.custody.head == ledger.chain.head
-            assert node.custody.state is None  # a state of round 4, and not the one of this chain's
+            assert node.state_store.head == ledger.chain.head
+            assert node.state_store.state is None  # a state of round 4, and not the one of this chain's
             assert world.cache.saved_rounds() == []
             assert told(node) == [("rebased", "1.0", 6, 6)]
         async with home(world) as node:
-            assert node.custody.chain.entries == ledger.chain.entries  # as it is on disk
+            assert node.state_store.chain.entries == ledger.chain.entries  # as it is on disk
 
     run(main)

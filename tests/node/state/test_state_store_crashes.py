@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.node.custody_lab import Home, home, ledger_of, run
 from tests.node.donors import ME, World
 from tests.node.ledger import Ledger, save_finals, state_of
 from tests.node.ledger import finals_of as other_finals
+from tests.node.state_store_lab import Home, home, ledger_of, run
 
 
 async def rounds_done(node: Home, ledger: Ledger, *, finals_of: Sequence[int], states: Sequence[int]) -> None:
     """All certificates are on disk, and of finals and states those of the given rounds."""
-    for certificate in ledger.chain.after(node.custody.head.round, 99):
-        await node.custody.append(certificate)
+    for certificate in ledger.chain.after(node.state_store.head.round, 99):
+        await node.state_store.append(certificate)
     for round in finals_of:
         save_finals(node.world.cache, ledger.finals[round])
     for round in states:
@@ -39,14 +39,14 @@ def state_path(world: World, round: int) -> Path:
 async def reloaded(world: World, node: Home) -> int | None:
     """The round that a new process comes to, with the certified digest, from nothing but this disk."""
     again = Home(World(world.folder, world.ledger), node.store)
-    for certificate in node.custody.chain.after(again.custody.head.round, 99):
-        again.custody.chain.extend(certificate)
-    await again.custody.load()
+    for certificate in node.state_store.chain.after(again.state_store.head.round, 99):
+        again.state_store.chain.extend(certificate)
+    await again.state_store.load()
     again.events.close()
-    state = again.custody.state
+    state = again.state_store.state
     if state is None:
         return None
-    assert again.custody.digest == world.ledger.header(state.round).digest
+    assert again.state_store.digest == world.ledger.header(state.round).digest
     assert state.anchor.tobytes() == world.ledger.states[state.round].anchor.tobytes()
     assert again.world.cache.newest_round() == state.round
     return state.round
@@ -131,7 +131,7 @@ def test_finals_ahead_of_the_chain_lead_nowhere(tmp_path: Path) -> None:
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for certificate in ledger.chain.after(0, 2):
-                await node.custody.append(certificate)
+                await node.state_store.append(certificate)
             for finals in ledger.finals.values():
                 save_finals(world.cache, finals)
             world.cache.save_state(ledger.states[1])
@@ -144,7 +144,7 @@ def test_swarm_killed_before_any_state_was_saved_goes_on_from_the_initial_one(tm
     async def main() -> None:
         world = World(tmp_path, ledger_of(3))
         async with home(world) as node:
-            await node.custody.adopt(world.ledger.states[0])
+            await node.state_store.adopt(world.ledger.states[0])
             await rounds_done(node, world.ledger, finals_of=[1, 2, 3], states=[])
             assert world.cache.saved_rounds() == [0]
             assert await reloaded(world, node) == 3
@@ -157,7 +157,7 @@ def test_initial_state_counts_only_with_what_follows_from_it(tmp_path: Path, fin
     async def main() -> None:
         world = World(tmp_path, ledger_of(2))
         async with home(world) as node:
-            await node.custody.adopt(state_of(0, seed=7))  # another than the swarm went on from
+            await node.state_store.adopt(state_of(0, seed=7))  # another than the swarm went on from
             await rounds_done(node, world.ledger, finals_of=finals, states=[])
             assert await reloaded(world, node) is None
 
@@ -184,13 +184,13 @@ def test_state_computed_here_is_saved_beside_the_rounds_and_at_the_latest_at_the
         world = World(tmp_path, ledger)
         async with home(world) as node:
             await rounds_done(node, ledger, finals_of=[], states=[])
-            await node.custody.adopt(ledger.states[0])
+            await node.state_store.adopt(ledger.states[0])
             async with trio.open_nursery() as nursery:
                 for round in (1, 2, 3, 4):
-                    await node.custody.follow(ledger.states[round], ledger.header(round))
-                    assert node.custody.state is ledger.states[round]
+                    await node.state_store.follow(ledger.states[round], ledger.header(round))
+                    assert node.state_store.state is ledger.states[round]
                     assert world.cache.saved_rounds() == [0]
-                nursery.start_soon(node.custody.run)
+                nursery.start_soon(node.state_store.run)
                 nursery.cancel_scope.cancel()
             assert world.cache.saved_rounds() == [4, 0]
             assert await reloaded(world, node) == 4

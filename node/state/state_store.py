@@ -1,4 +1,4 @@
-"""Custody of the chain and of the state at its head: from disk, from certificates as they come, and from peers.
+"""Store of the chain and of the state at its head: from disk, from certificates as they come, and from peers.
 
 A state that this node computed is saved beside the rounds that follow: until it is, an older one and the finals since
 lead to it. One that came from elsewhere is on disk before anything follows from it, and so is S(0), which nobody
@@ -65,15 +65,15 @@ logger = logging.getLogger(__name__)
 
 
 class Take(Protocol):
-    """Takes entries of the chain from a peer: as `Custody.take_entries`."""
+    """Takes entries of the chain from a peer: as `StateStore.take_entries`."""
 
     async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         """How many were new. Raises RemoteError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CustodyParts:
-    """What custody works with."""
+class StateStoreParts:
+    """What the state store works with."""
 
     store: Store
     chain: Chain
@@ -88,10 +88,10 @@ class CustodyParts:
     on_progress: Callable[[Progress], None]
 
 
-class Custody:
+class StateStore:
     """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does."""
 
-    def __init__(self, parts: CustodyParts) -> None:
+    def __init__(self, parts: StateStoreParts) -> None:
         self._p = parts
         parts.catchup.amended = parts.chain.amended
         self._saver = StateSaver(parts.cache)
