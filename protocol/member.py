@@ -86,11 +86,11 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
     HeadMoved,
-    Heard,
     Input,
     Linked,
     Proven,
     Rebased,
+    Received,
     Reduced,
     SetPaused,
     StateHeld,
@@ -274,11 +274,11 @@ class Member:
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
-    def _hear(self, heard: Heard) -> Steps:
+    def _hear(self, heard: Received) -> Steps:
         yield from self._look_around()
         yield from self._take_message(heard)
 
-    def _take_message(self, heard: Heard) -> Steps:
+    def _take_message(self, heard: Received) -> Steps:
         message, position, head = heard.message, heard.position, self._head
         machine, current = self.machine, next_position(head)
         yield Examine(heard.peer, message)
@@ -304,7 +304,7 @@ class Member:
         else:
             yield from self._receive(machine, heard)
 
-    def _receive(self, machine: RoundMachine, heard: Heard) -> Steps:
+    def _receive(self, machine: RoundMachine, heard: Received) -> Steps:
         try:
             if isinstance(heard.message, Ready):
                 check_commitment(heard.peer, heard.message, self._settings)
@@ -379,7 +379,7 @@ class Member:
 
     def _linger(self, event: Input) -> Steps:
         """Of all inputs, what others say alone is of interest until they know that the last round is certified."""
-        if isinstance(event, Heard):
+        if isinstance(event, Received):
             yield from self._take_message(event)
         yield from self._linger_on()
 
@@ -731,7 +731,7 @@ def _everywhere(step: Transition) -> dict[Standing, Transition]:
 
 
 TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
-    Heard: _everywhere(Member._hear),
+    Received: _everywhere(Member._hear),
     Tick: _everywhere(Member._tick),
     Linked: _everywhere(Member._hear_of_link),
     Trained: _everywhere(Member._trained),

@@ -62,7 +62,7 @@ from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.introductions import own_record, reason_to_refuse
 from shoal.swarm.key_probe import KeyProbe
-from shoal.swarm.last_heard import LastHeard
+from shoal.swarm.last_seen import LastSeen
 from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, NoPlaceLeft
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
@@ -146,7 +146,7 @@ class Members:
         host.is_expected = self.admits
         host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
         self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
-        self._last_heard = LastHeard(-math.inf)
+        self._last_seen = LastSeen(-math.inf)
         self.machine = MembershipMachine(
             me=self._me,
             rng=random.Random(self._me),
@@ -174,7 +174,7 @@ class Members:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
-        self._last_heard = LastHeard(trio.current_time())
+        self._last_seen = LastSeen(trio.current_time())
         mailbox = await self._host.subscribe(self._topic)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.links.run)
@@ -247,7 +247,7 @@ class Members:
             self._host.refusals.note(Reason.ADMISSION)
             self._guests.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
-        self._note_heard(peer)
+        self._note_seen(peer)
         (before, _), known = self.book.order(peer), self.book.sealed(peer)
         self._take_record(hello.record, blame=peer)
         boot, _ = self.book.order(peer)
@@ -298,7 +298,7 @@ class Members:
 
     def turned_away(self, peer: PeerId, full: Full) -> None:
         """Take note of the others whom a peer names that has no place left for this node."""
-        self._note_heard(peer)
+        self._note_seen(peer)
         self._take_others(peer, full.others)
 
     def linked(self, peer: PeerId) -> None:
@@ -367,7 +367,7 @@ class Members:
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
         now = trio.current_time()
-        self._note_heard(peer)
+        self._note_seen(peer)
         if isinstance(message, Ping):
             self._carry_out(self.machine.on_ping(peer, message.nonce, message.incarnation, now))
         elif isinstance(message, Ack):
@@ -402,16 +402,16 @@ class Members:
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""
-        self._note_heard(peer)
+        self._note_seen(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
         self._deliver(peer, message)
 
-    def _note_heard(self, peer: PeerId) -> None:
-        self._last_heard.note(peer, trio.current_time(), keep=self.admission.first)
+    def _note_seen(self, peer: PeerId) -> None:
+        self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
 
     def long_silent(self, peers: Iterable[str]) -> list[str]:
         """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
-        return self._last_heard.long_silent(peers, trio.current_time())
+        return self._last_seen.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)
@@ -489,7 +489,7 @@ class Members:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None:
             order = self.book.order(record.peer)
-            self._last_heard.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
+            self._last_seen.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:

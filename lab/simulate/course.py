@@ -82,9 +82,9 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     HeadMoved,
-    Heard,
     Input,
     Linked,
+    Received,
     Reduced,
     SetPaused,
     StateHeld,
@@ -307,7 +307,7 @@ class Course(Reducing):
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
         if isinstance(message, Certificate | RoundMessage):
-            self._put(Heard(self._swarm.peers[sender].id, message))
+            self._put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
         """A link came up: tell what stands."""

@@ -45,7 +45,7 @@ from shoal.protocol.gossip_messages import (
     Withdraw,
 )
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Heard, Linked, SetPaused, Tick
+from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
 from shoal.protocol.places import Contributors
@@ -103,7 +103,7 @@ class GossipEngine:
 
     def hear(self, peer: PeerId, message: Message) -> None:
         """A message arrived."""
-        self._inbox.hear(Heard(peer, message))
+        self._inbox.hear(Received(peer, message))
 
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its user."""
@@ -185,7 +185,7 @@ class GossipEngine:
             self._saver.begin(state.round)
         while state is None and not self.leaving:
             event = await self._inbox.next()
-            if isinstance(event, Heard):
+            if isinstance(event, Received):
                 await self._handle_heard(event)
                 continue
             self._show_phase()
@@ -216,7 +216,7 @@ class GossipEngine:
     async def _handle(self, event: ToHandle) -> None:
         machine = self.machine
         assert machine is not None
-        if isinstance(event, Heard):
+        if isinstance(event, Received):
             await self._handle_heard(event)
         elif isinstance(event, Ordered):
             await event.carry_out()
@@ -236,7 +236,7 @@ class GossipEngine:
             await self._carry_out(machine.tick(self.others, trio.current_time()))
             await self._try_leave()
 
-    async def _handle_heard(self, heard: Heard) -> None:
+    async def _handle_heard(self, heard: Received) -> None:
         message, machine = heard.message, self.machine
         if isinstance(message, AskStanding):
             self._p.links.send(heard.peer, self._standing())

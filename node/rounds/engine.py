@@ -75,11 +75,11 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
     HeadMoved,
-    Heard,
     Input,
     Linked,
     Proven,
     Rebased,
+    Received,
     StateSought,
     Tick,
     Trained,
@@ -124,7 +124,7 @@ class Engine:
 
     def hear(self, peer: PeerId, message: Message) -> None:
         """A round message arrived."""
-        self._inbox.hear(Heard(peer, message))
+        self._inbox.hear(Received(peer, message))
 
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its reduction, its user."""
@@ -286,7 +286,7 @@ class Engine:
     async def _examine(self, effect: Examine) -> None:
         self.observer.said(effect.peer, effect.message)
         if not isinstance(effect.message, Rebase):
-            self._p.standstill.forks.heard(effect.peer, effect.message, Heard(effect.peer, effect.message).position)
+            self._p.standstill.forks.heard(effect.peer, effect.message, Received(effect.peer, effect.message).position)
 
     async def _blame(self, effect: Blame) -> None:
         logger.warning("%s: %s", effect.peer, effect.text)

@@ -196,7 +196,7 @@ def test_addresses_at_which_members_were_are_members_addresses_from_the_start() 
 
 def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
-    monkeypatch.setattr("shoal.swarm.last_heard.LONG_SILENCE_S", 3.0)
+    monkeypatch.setattr("shoal.swarm.last_seen.LONG_SILENCE_S", 3.0)
 
     async def main() -> None:
         one, two, between = Node(4), Node(2), Node(3)

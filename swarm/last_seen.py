@@ -14,7 +14,7 @@ Order = tuple[int, int]
 """(boot, sequence) of something that a peer signed."""
 
 
-class LastHeard:
+class LastSeen:
     """Of one node's life, on any clock in seconds; `began` is when it began to listen."""
 
     def __init__(self, began: float) -> None:
