@@ -47,7 +47,7 @@ from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.rendezvous.identify import tell_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
@@ -143,7 +143,7 @@ class Host:
         self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
-        self.knocks = Knocks()
+        self.dial_back_probes = DialBackProbes()
         self._gossip = Gossip(self._libp2p, self.traffic, guests, self._memory)
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
@@ -431,7 +431,7 @@ class Host:
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None
         with self._half_open.entering(address):
-            if await self.knocks.took(stream):
+            if await self.dial_back_probes.took(stream):
                 return
             muxer = await self._network.accept(stream)
         if muxer is None:

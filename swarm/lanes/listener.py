@@ -41,7 +41,7 @@ from shoal.swarm.limits import (
     Reason,
     Refusals,
 )
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 
 STRANGER_DEADLINE_S = 2.0  # for a connection to authenticate
 UNAUTHENTICATED_LIMIT = 64  # such connections at once
@@ -112,7 +112,7 @@ class LaneListener:
         """Whether an IP address is a member's: what comes from there comes before other connections."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer may have all that there is; others leave half of it."""
-        self.knocks: Knocks | None = None
+        self.dial_back_probes: DialBackProbes | None = None
         self.handlers: Sequence[ConnectionHandler] = ()
 
     async def open(self) -> list[trio.SocketListener]:
@@ -160,7 +160,7 @@ class LaneListener:
             or any(handler.claims(first) for handler in self.handlers)
         ):
             return False
-        if self.knocks is not None and self.knocks.expects(first):
+        if self.dial_back_probes is not None and self.dial_back_probes.expects(first):
             return False
         self.refusals.note(Reason.LANE_HELLO)
         return True
@@ -172,7 +172,9 @@ class LaneListener:
             with self._stranger(address):
                 first = await receive_exactly(stream, LANE_ID_BYTES)
                 handler = next((handler for handler in self.handlers if handler.claims(first)), None)
-                if handler is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
+                if handler is None and (
+                    self.dial_back_probes is None or not await self.dial_back_probes.answer(stream, first)
+                ):
                     await self._authenticate(stream, first)
             if handler is not None:  # it may last
                 await handler.hold(first, stream)

@@ -57,7 +57,7 @@ from shoal.swarm.lanes.seal import (
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.lanes.table import LaneTable
 from shoal.swarm.limits import Refusals
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.punching import Puncher
 
 if TYPE_CHECKING:
@@ -146,11 +146,16 @@ class LanePool:
                 await trio.to_thread.run_sync(self._join_all)
 
     def use(
-        self, reach: LaneReach, *, knocks: Knocks, handlers: Sequence[ConnectionHandler], puncher: Puncher | None = None
+        self,
+        reach: LaneReach,
+        *,
+        dial_back_probes: DialBackProbes,
+        handlers: Sequence[ConnectionHandler],
+        puncher: Puncher | None = None,
     ) -> None:
         """Ask `reach` where lanes may go, make holes, and take knocks, and what is the handlers', at the listener."""
         self._dialler.reach, self._dialler.puncher = reach, puncher
-        self._listener.knocks, self._listener.handlers = knocks, handlers
+        self._listener.dial_back_probes, self._listener.handlers = dial_back_probes, handlers
 
     def prefer(self, comes_first: Callable[[PeerId], bool], is_known: Callable[[str], bool]) -> None:
         """Leave half of the room for whom this says that it comes first, and connections from its addresses."""

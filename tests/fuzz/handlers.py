@@ -46,10 +46,10 @@ from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.reaching.circuits import read_message
 from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
-from shoal.swarm.reaching.passages import AskPassage, RelayedLaneServer
+from shoal.swarm.reaching.direct_upgrade import DirectUpgrade, Straighten
+from shoal.swarm.reaching.observed_addresses import AddressRequest, ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import ObservedAddressServer, SightingRequest
-from shoal.swarm.reaching.straight import Straighten, Straightening
+from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.rendezvous.varint_frames import VarintFrames
@@ -277,19 +277,19 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     yield Target("varint frames", (frames,), on_stream(read_all, raw=True, framing=VarintFrames), FOREIGN)
     yield Target("meeting point", (point,), lambda data: open_point(data, swarm=SWARM, blame=PEER))
     yield Target("meeting points", (pack_points([point]),), lambda data: unpack_points(data, blame=PEER))
-    passages = RelayedLaneServer(host)
-    passages.admits = lambda peer: True
-    knocks = DialBackServer(host, lambda peer: True)
-    sightings = ObservedAddressServer(host, call_deadline_s=0.01)
-    sightings.admits = lambda peer: True
+    relayed_lanes = RelayedLaneServer(host)
+    relayed_lanes.admits = lambda peer: True
+    dial_back_probes = DialBackServer(host, lambda peer: True)
+    observed_addresses = ObservedAddressServer(host, call_deadline_s=0.01)
+    observed_addresses.admits = lambda peer: True
     pool = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
-        "passage": (passages._serve, AskPassage),
-        "dial back": (knocks._serve, AskDialBack),
-        "sighting": (sightings._serve, SightingRequest),
+        "passage": (relayed_lanes._serve, AskPassage),
+        "dial back": (dial_back_probes._serve, AskDialBack),
+        "sighting": (observed_addresses._serve, AddressRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
         "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
-        "straightening": (Straightening(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
+        "straightening": (DirectUpgrade(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng))

@@ -3,7 +3,7 @@
     A ── AskSighting ──► R ── ticket ──► A            over the control connection, which proves who asks
     A ── ticket ──► R                                 a TCP connection from A's port to R's lanes, kept for a while
     A ◄── Sighted(address) ── R                       over the control connection
-    B ── AskSeen(A, address) ──► R ── Seen ──► B      whether that is so, for SIGHTING_S
+    B ── AskSeen(A, address) ──► R ── Seen ──► B      whether that is so, for OBSERVED_ADDRESS_S
 
 R dials nobody, and says of A only what it saw of A itself. How often it is asked is bounded per peer and in all.
 """
@@ -29,7 +29,7 @@ from shoal.swarm.lanes.seal import format_address
 from shoal.swarm.limits import Rates
 from shoal.swarm.streams import MessageStream
 
-SIGHTING_PROTOCOL = "/shoal/sighting/1"
+OBSERVED_ADDRESS_PROTOCOL = "/shoal/sighting/1"
 TICKET_BYTES = 16
 TICKET_FIRST_BYTE = 2
 """Neither a knock's nor a passage's."""
@@ -38,11 +38,11 @@ REQUEST_DEADLINE_S = 3.0
 CALL_DEADLINE_S = 3.0
 """From a ticket until it is called with."""
 CALLS_LIMIT = 64
-SIGHTING_S = 30.0
-SIGHTINGS_LIMIT = 32
+OBSERVED_ADDRESS_S = 30.0
+OBSERVED_ADDRESSES_LIMIT = 32
 """Of one peer, the newest."""
-PEER_SIGHTINGS_PER_S, PEER_SIGHTINGS_BURST = 0.2, 16.0
-SIGHTINGS_PER_S, SIGHTINGS_BURST = 4.0, 64.0
+PEER_OBSERVED_PER_S, PEER_OBSERVED_BURST = 0.2, 16.0
+OBSERVED_PER_S, OBSERVED_BURST = 4.0, 64.0
 QUESTIONS_PER_S, QUESTIONS_BURST = 1.0, 32.0
 """Of one peer."""
 
@@ -77,8 +77,8 @@ class Seen(Message, frozen=True, kw_only=True):
     """It was."""
 
 
-SightingRequest = AskSighting | AskSeen
-SightingReply = SightingTicket | Sighted | Seen | Refusal
+AddressRequest = AskSighting | AskSeen
+AddressReply = SightingTicket | Sighted | Seen | Refusal
 Reply = TypeVar("Reply", SightingTicket, Sighted, Seen)
 
 
@@ -105,16 +105,16 @@ class ObservedAddressServer:
         self.admits: Callable[[PeerId], bool] | None = None
         self._calls: dict[bytes, _Call] = {}
         self._seen: dict[PeerId, deque[tuple[str, float]]] = {}  # address, until when that is told
-        self._by_peer: Rates[PeerId] = Rates(PEER_SIGHTINGS_PER_S, PEER_SIGHTINGS_BURST)
-        self._all: Rates[None] = Rates(SIGHTINGS_PER_S, SIGHTINGS_BURST)
+        self._by_peer: Rates[PeerId] = Rates(PEER_OBSERVED_PER_S, PEER_OBSERVED_BURST)
+        self._all: Rates[None] = Rates(OBSERVED_PER_S, OBSERVED_BURST)
         self._questions: Rates[PeerId] = Rates(QUESTIONS_PER_S, QUESTIONS_BURST)
-        host.serve(SIGHTING_PROTOCOL, self._serve)
+        host.serve(OBSERVED_ADDRESS_PROTOCOL, self._serve)
 
     async def _serve(self, stream: MessageStream) -> None:
         data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked: SightingRequest = decode(data, SightingRequest, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
+        asked: AddressRequest = decode(data, AddressRequest, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
         if self.admits is None or not self.admits(stream.peer):
-            reply: SightingReply = Refusal(reason="this node looks for members only, and where it relays")
+            reply: AddressReply = Refusal(reason="this node looks for members only, and where it relays")
         elif isinstance(asked, AskSeen):
             reply = self._tell(stream.peer, asked)
         else:
@@ -122,7 +122,7 @@ class ObservedAddressServer:
         await stream.send(canonical(reply), deadline_s=REQUEST_DEADLINE_S)
         await stream.aclose()
 
-    def _tell(self, asker: PeerId, asked: AskSeen) -> SightingReply:
+    def _tell(self, asker: PeerId, asked: AskSeen) -> AddressReply:
         now = trio.current_time()
         if not self._questions.take(asker, now):
             return Refusal(reason="too many questions; try again later")
@@ -131,7 +131,7 @@ class ObservedAddressServer:
             return Seen()
         return Refusal(reason="it was not seen there lately")
 
-    async def _sight(self, stream: MessageStream) -> SightingReply:
+    async def _sight(self, stream: MessageStream) -> AddressReply:
         now = trio.current_time()
         if len(self._calls) >= CALLS_LIMIT or not (self._by_peer.take(stream.peer, now) and self._all.take(None, now)):
             return Refusal(reason="too many calls are asked for; try again later")
@@ -151,7 +151,7 @@ class ObservedAddressServer:
     def _remember(self, peer: PeerId, address: str) -> None:
         now = trio.current_time()
         self._seen = {one: seen for one, seen in self._seen.items() if seen[-1][1] > now}
-        self._seen.setdefault(peer, deque(maxlen=SIGHTINGS_LIMIT)).append((address, now + SIGHTING_S))
+        self._seen.setdefault(peer, deque(maxlen=OBSERVED_ADDRESSES_LIMIT)).append((address, now + OBSERVED_ADDRESS_S))
 
     def claims(self, ticket: bytes) -> bool:
         """Whether a connection that began with these bytes is a call; then `hold` it."""
@@ -164,7 +164,7 @@ class ObservedAddressServer:
         host, port = stream.socket.getpeername()[:2]
         call.address = format_address(str(host).removeprefix("::ffff:"), port)
         call.came.set()
-        with trio.move_on_after(SIGHTING_S):
+        with trio.move_on_after(OBSERVED_ADDRESS_S):
             await stream.receive_some(1)
 
 
@@ -175,7 +175,7 @@ async def sight(host: Host, relay: PeerId, addresses: tuple[str, ...], caller: C
     """
     with trio.move_on_after(CALL_DEADLINE_S + REQUEST_DEADLINE_S):
         stream = await host.open(
-            relay, SIGHTING_PROTOCOL, deadline_s=REQUEST_DEADLINE_S, limit_bytes=MESSAGE_LIMIT_BYTES
+            relay, OBSERVED_ADDRESS_PROTOCOL, deadline_s=REQUEST_DEADLINE_S, limit_bytes=MESSAGE_LIMIT_BYTES
         )
         try:
             await stream.send(canonical(AskSighting()), deadline_s=REQUEST_DEADLINE_S)
@@ -192,7 +192,7 @@ async def ask_seen(host: Host, relay: PeerId, peer: PeerId, address: str) -> Non
     """Raises NetworkError unless `relay` says that it saw `peer` there a short while ago."""
     question = canonical(AskSeen(peer=peer, address=address))
     data = await host.request(
-        relay, SIGHTING_PROTOCOL, question, deadline_s=REQUEST_DEADLINE_S, limit_bytes=MESSAGE_LIMIT_BYTES
+        relay, OBSERVED_ADDRESS_PROTOCOL, question, deadline_s=REQUEST_DEADLINE_S, limit_bytes=MESSAGE_LIMIT_BYTES
     )
     _check(data, Seen, relay)
 
@@ -203,7 +203,7 @@ async def _reply(stream: MessageStream, kind: type[Reply]) -> Reply:
 
 def _check(data: bytes, kind: type[Reply], relay: PeerId) -> Reply:
     try:
-        reply: object = decode(data, SightingReply, peer=relay, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
+        reply: object = decode(data, AddressReply, peer=relay, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
     except RemoteError as error:
         raise NetworkError(str(error)) from error
     if isinstance(reply, Refusal):

@@ -25,11 +25,11 @@ from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
+from shoal.swarm.reaching.observed_addresses import Address
 from shoal.swarm.reaching.punching import CALL_DEADLINE_S, Puncher
-from shoal.swarm.reaching.sightings import Address
 from shoal.swarm.streams import MessageStream
 
-STRAIGHT_PROTOCOL = "/shoal/straight/1"
+DIRECT_UPGRADE_PROTOCOL = "/shoal/straight/1"
 MESSAGE_LIMIT_BYTES = 256
 REQUEST_DEADLINE_S = 3.0
 ANSWER_DEADLINE_S = 3 * CALL_DEADLINE_S
@@ -53,10 +53,10 @@ class Straight(Message, frozen=True, kw_only=True):
     address: Address
 
 
-StraightReply = Straight | Refusal
+DirectUpgradeReply = Straight | Refusal
 
 
-class Straightening:
+class DirectUpgrade:
     """Both ends of it, for one node; `run` it. relayed: the members that it is linked with through a relay."""
 
     def __init__(self, host: Host, puncher: Puncher, relayed: Callable[[], Sequence[PeerId]]) -> None:
@@ -65,7 +65,7 @@ class Straightening:
         self._relayed = relayed
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOBS_LIMIT)
         self._look = trio.Event()
-        host.serve(STRAIGHT_PROTOCOL, self._serve)
+        host.serve(DIRECT_UPGRADE_PROTOCOL, self._serve)
 
     def look(self) -> None:
         """Links have changed."""
@@ -99,12 +99,12 @@ class Straightening:
     async def _ask(self, peer: PeerId, question: Straighten) -> Straight:
         data = await self._host.request(
             peer,
-            STRAIGHT_PROTOCOL,
+            DIRECT_UPGRADE_PROTOCOL,
             canonical(question),
             deadline_s=ANSWER_DEADLINE_S,
             limit_bytes=MESSAGE_LIMIT_BYTES,
         )
-        reply: StraightReply = decode(data, StraightReply, peer=peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
+        reply: DirectUpgradeReply = decode(data, DirectUpgradeReply, peer=peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
         if isinstance(reply, Refusal):
             raise NetworkError(f"{peer}: {reply.reason}")
         return reply
@@ -120,7 +120,7 @@ class Straightening:
         if stream.peer > self._host.peer_id:
             raise RemoteError("begins to straighten, which is for the lower PeerId to do", peer=stream.peer)
         agree, agreed = trio.open_memory_channel[str](1)
-        reply: StraightReply = Refusal(reason="no hole is made from here now")
+        reply: DirectUpgradeReply = Refusal(reason="no hole is made from here now")
         if stream.peer in self._relayed():
             try:
                 self._jobs.send_nowait(partial(self._answer, stream.peer, asked, agree))

@@ -14,12 +14,12 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import canonical
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.seal import format_address
-from shoal.swarm.reaching import sightings
+from shoal.swarm.reaching import observed_addresses
+from shoal.swarm.reaching.direct_upgrade import DIRECT_UPGRADE_PROTOCOL, DirectUpgrade, Straighten
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.straight import STRAIGHT_PROTOCOL, Straighten, Straightening
 from tests.swarm.reaching.test_circuits import ECHO, LOOPBACK, SECRET, WAIT_S, echo, run, through, until
-from tests.swarm.reaching.test_passages import Node, Reach, make_node
 from tests.swarm.reaching.test_punching import HERE, bystander, in_order
+from tests.swarm.reaching.test_relayed_lanes import Node, Reach, make_node
 
 GREETING = b"\x13/multistream/1.0.0\n"
 
@@ -28,7 +28,7 @@ GREETING = b"\x13/multistream/1.0.0\n"
 class End:
     node: Node
     puncher: Puncher
-    straightening: Straightening
+    direct_upgrade: DirectUpgrade
 
     @property
     def host(self) -> Host:
@@ -49,7 +49,7 @@ def end_of(node: Node, relay: Node) -> End:
         return [peer for peer in others if not node.host.is_direct(peer)]
 
     puncher = Puncher(node.host, Reach(node, [relay]), lambda: frozenset(HERE))
-    return End(node, puncher, Straightening(node.host, puncher, relayed))
+    return End(node, puncher, DirectUpgrade(node.host, puncher, relayed))
 
 
 @contextlib.asynccontextmanager
@@ -61,8 +61,12 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
             node.host.serve(ECHO, echo)
             await nursery.start(node.host.run)
             await nursery.start(node.lanes.run)
-        relay.sightings.admits = relay.host.relay.admits = lambda peer: True
-        relay.lanes.use(Reach(relay, []), knocks=relay.host.knocks, handlers=(relay.passages, relay.sightings))
+        relay.observed_addresses.admits = relay.host.relay.admits = lambda peer: True
+        relay.lanes.use(
+            Reach(relay, []),
+            dial_back_probes=relay.host.dial_back_probes,
+            handlers=(relay.relayed_lanes, relay.observed_addresses),
+        )
         for node in others:
             await node.host.dial(relay.host.addresses[0], deadline_s=WAIT_S)
         lower, higher = (end_of(node, relay) for node in in_order(*others))
@@ -72,7 +76,7 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
         assert not lower.sees(higher)
         if straighten:
             for end in (lower, higher):
-                nursery.start_soon(end.straightening.run)
+                nursery.start_soon(end.direct_upgrade.run)
         yield lower, higher, relay
         nursery.cancel_scope.cancel()
 
@@ -96,7 +100,7 @@ def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytes
 
     async def main() -> None:
         async with bystander() as (port, heard):
-            monkeypatch.setattr(sightings, "format_address", lambda host, _: format_address(host, port))
+            monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
             async with relayed_pair() as (lower, higher, _):
                 await until(lambda: higher.node.peer in lower.puncher._failed)
                 assert not lower.sees(higher)
@@ -118,10 +122,10 @@ def test_nobody_is_dialled_where_the_relay_did_not_see_the_peer(monkeypatch: pyt
                 with agree:
                     agree.send_nowait(f"127.0.0.1:{port}")
 
-            monkeypatch.setattr(higher.straightening, "_answer", lie)
+            monkeypatch.setattr(higher.direct_upgrade, "_answer", lie)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(higher.straightening.run)
-                await lower.straightening._begin(higher.node.peer, relay.peer)
+                nursery.start_soon(higher.direct_upgrade.run)
+                await lower.direct_upgrade._begin(higher.node.peer, relay.peer)
                 nursery.cancel_scope.cancel()
             assert heard == []
             assert not lower.sees(higher)
@@ -134,7 +138,7 @@ def test_higher_peer_that_begins_is_at_fault() -> None:
         async with relayed_pair(straighten=False) as (lower, higher, relay):
             asked = canonical(Straighten(relay=relay.peer, address="127.0.0.1:1"))
             with pytest.raises(NetworkError):
-                await higher.host.request(lower.node.peer, STRAIGHT_PROTOCOL, asked, deadline_s=WAIT_S)
+                await higher.host.request(lower.node.peer, DIRECT_UPGRADE_PROTOCOL, asked, deadline_s=WAIT_S)
             assert lower.host.remote_errors == 1
 
     run(main)

@@ -1,4 +1,4 @@
-"""Knocks: how one node shows another that it was reached at a port, without a word of what the other shall say.
+"""Probes: how one node shows another that it was reached at a port, without a word of what the other shall say.
 
     expects:  secret ──(over the authenticated connection)──► dials
               listener ◄── 16 bytes, derived from the secret and the port ──  a fresh TCP connection
@@ -20,17 +20,17 @@ import trio
 from shoal.protocol.errors import NetworkError
 
 SECRET_BYTES = 32
-KNOCK_BYTES = 16
+PROBE_BYTES = 16
 PROOF_BYTES = 32
-KNOCK_FIRST_BYTE = 0
+PROBE_FIRST_BYTE = 0
 EXPECTED_LIMIT = 256
 ANSWER_DEADLINE_S = 5.0
 PEEK_DEADLINE_S = 5.0
 
 
-def knock_of(secret: bytes, port: int) -> bytes:
-    """What is sent, (KNOCK_BYTES,) bytes."""
-    return bytes([KNOCK_FIRST_BYTE]) + _derive(secret, b"knock", port)[: KNOCK_BYTES - 1]
+def probe_of(secret: bytes, port: int) -> bytes:
+    """What is sent, (PROBE_BYTES,) bytes."""
+    return bytes([PROBE_FIRST_BYTE]) + _derive(secret, b"knock", port)[: PROBE_BYTES - 1]
 
 
 def proof_of(secret: bytes, port: int) -> bytes:
@@ -44,14 +44,14 @@ def _derive(secret: bytes, what: bytes, port: int) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Expected:
-    """Knocks at these ports, as the world numbers them, under one secret; `came`: port to the knocker's IP address."""
+    """Probes at these ports, as the world numbers them, under one secret; `came`: port to the knocker's IP address."""
 
     ports: tuple[int, ...]
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_BYTES), repr=False)
     came: dict[int, str] = field(default_factory=dict)
 
 
-class Knocks:
+class DialBackProbes:
     """The knocks that one node expects, at all its listeners."""
 
     def __init__(self) -> None:
@@ -61,23 +61,23 @@ class Knocks:
         """Answer these knocks from now on. Raises NetworkError where too many are expected already."""
         if len(self._expected) + len(expected.ports) > EXPECTED_LIMIT:
             raise NetworkError(f"{EXPECTED_LIMIT} knocks are expected already")
-        self._expected.update({knock_of(expected.secret, port): (expected, port) for port in expected.ports})
+        self._expected.update({probe_of(expected.secret, port): (expected, port) for port in expected.ports})
 
     def forget(self, expected: Expected) -> None:
         """Answer these no more."""
         for port in expected.ports:
-            self._expected.pop(knock_of(expected.secret, port), None)
+            self._expected.pop(probe_of(expected.secret, port), None)
 
-    def expects(self, knock: bytes) -> bool:
+    def expects(self, probe: bytes) -> bool:
         """Whether `answer` would take a connection that began with these bytes for an expected knock."""
-        return knock in self._expected
+        return probe in self._expected
 
-    async def answer(self, stream: trio.SocketStream, knock: bytes) -> bool:
+    async def answer(self, stream: trio.SocketStream, probe: bytes) -> bool:
         """Answer a connection that began with these bytes, if they are an expected knock; whether they are.
 
         Raises trio.BrokenResourceError where it broke.
         """
-        found = self._expected.get(knock)
+        found = self._expected.get(probe)
         if found is None:
             return False
         expected, port = found
@@ -91,21 +91,21 @@ class Knocks:
             return False
         try:
             with trio.fail_after(PEEK_DEADLINE_S):
-                knock = await stream.socket.recv(KNOCK_BYTES, socket.MSG_PEEK)
-                if knock not in self._expected:
+                probe = await stream.socket.recv(PROBE_BYTES, socket.MSG_PEEK)
+                if probe not in self._expected:
                     return False
-                await stream.receive_some(KNOCK_BYTES)
-                return await self.answer(stream, knock)
+                await stream.receive_some(PROBE_BYTES)
+                return await self.answer(stream, probe)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
             return False  # whoever reads next sees the same
 
 
-async def knock(host: str, port: int, secret: bytes, *, deadline_s: float = ANSWER_DEADLINE_S) -> bool:
+async def probe(host: str, port: int, secret: bytes, *, deadline_s: float = ANSWER_DEADLINE_S) -> bool:
     """Whether who listens at this IP address and port answers a knock under `secret`, in time."""
     with trio.move_on_after(deadline_s):
         try:
             async with await trio.open_tcp_stream(host, port) as stream:
-                await stream.send_all(knock_of(secret, port))
+                await stream.send_all(probe_of(secret, port))
                 proof = bytearray()
                 while len(proof) < PROOF_BYTES and (more := await stream.receive_some(PROOF_BYTES - len(proof))):
                     proof += more

@@ -31,7 +31,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.streams import MessageStream
 
-PASSAGE_PROTOCOL = "/shoal/passage/1"
+RELAYED_LANE_PROTOCOL = "/shoal/passage/1"
 TICKET_BYTES = 16
 TICKET_FIRST_BYTE = 1
 """Neither a knock's; a lane id that happens to equal a ticket is one in 2^120."""
@@ -58,16 +58,16 @@ class Passage(Message, frozen=True, kw_only=True):
     far: Ticket
 
 
-PassageReply = Passage | Refusal
+RelayedLaneReply = Passage | Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassageLimits:
+class RelayedLaneLimits:
     """What a member gives. per_peer: passages with one peer at either end. idle_s: without a byte in one direction."""
 
-    passages: int = 128
+    relayed_lanes: int = 128
     per_peer: int = 32
-    passage_bytes: int = 1 << 40
+    bytes_per_lane: int = 1 << 40
     idle_s: float = 3600.0
     meet_s: float = 10.0
     """From the tickets until both have come."""
@@ -88,18 +88,18 @@ class _Open:
 class RelayedLaneServer:
     """Joins passages while `admits` is set; it says between whom. upload: what all passages together may send."""
 
-    def __init__(self, host: Host, *, limits: PassageLimits | None = None, upload: RateLimit | None = None) -> None:
+    def __init__(self, host: Host, *, limits: RelayedLaneLimits | None = None, upload: RateLimit | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
-        self._limits = limits or PassageLimits()
+        self._limits = limits or RelayedLaneLimits()
         self._upload = upload
         self._open: dict[bytes, _Open] = {}  # by ticket
-        host.serve(PASSAGE_PROTOCOL, self._serve)
+        host.serve(RELAYED_LANE_PROTOCOL, self._serve)
 
     @property
-    def passages(self) -> int:
+    def relayed_lanes(self) -> int:
         """Those that are open, or agreed on."""
         self._expire()
         return len(set(map(id, self._open.values())))
@@ -110,93 +110,93 @@ class RelayedLaneServer:
         await stream.send(canonical(self._agree(stream.peer, PeerId(asked.peer))), deadline_s=REQUEST_DEADLINE_S)
         await stream.aclose()
 
-    def _agree(self, near: PeerId, far: PeerId) -> PassageReply:
+    def _agree(self, near: PeerId, far: PeerId) -> RelayedLaneReply:
         if self.admits is None:
             return Refusal(reason="this node passes no lanes on")
         if near == far or not (self.admits(near) and self.admits(far)):
             return Refusal(reason="no passage between these two: both have to be linked to this node")
         self._expire()
-        ends = Counter(peer for passage in set(self._open.values()) for peer in passage.ends)
+        ends = Counter(peer for relayed_lane in set(self._open.values()) for peer in relayed_lane.ends)
         share = 1 if self.comes_first(near) and self.comes_first(far) else 2
         of_ends = max(ends[near], ends[far])
-        if len(self._open) >= 2 * self._limits.passages // share or of_ends >= self._limits.per_peer // share:
+        if len(self._open) >= 2 * self._limits.relayed_lanes // share or of_ends >= self._limits.per_peer // share:
             return Refusal(reason="this node passes on as many lanes as it may")
         tickets = [bytes([TICKET_FIRST_BYTE]) + secrets.token_bytes(TICKET_BYTES - 1) for _ in range(2)]
         expires_at = trio.current_time() + self._limits.meet_s
-        passage = _Open((near, far), expires_at, left_bytes=self._limits.passage_bytes)
-        self._open.update(dict.fromkeys(tickets, passage))
+        relayed_lane = _Open((near, far), expires_at, left_bytes=self._limits.bytes_per_lane)
+        self._open.update(dict.fromkeys(tickets, relayed_lane))
         return Passage(near=tickets[0], far=tickets[1])
 
     def _expire(self) -> None:
         now = trio.current_time()
         self._open = {
-            ticket: passage
-            for ticket, passage in self._open.items()
-            if passage.joined.is_set() or passage.expires_at > now
+            ticket: relayed_lane
+            for ticket, relayed_lane in self._open.items()
+            if relayed_lane.joined.is_set() or relayed_lane.expires_at > now
         }
 
     def claims(self, ticket: bytes) -> bool:
         """Whether a connection that began with these bytes is one end of a passage; then `hold` it."""
         self._expire()
-        passage = self._open.get(ticket)
-        return passage is not None and not passage.joined.is_set() and ticket not in passage.waiting
+        relayed_lane = self._open.get(ticket)
+        return relayed_lane is not None and not relayed_lane.joined.is_set() and ticket not in relayed_lane.waiting
 
     async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
         """Own one end until the passage is over. The end that comes second does the work."""
-        passage = self._open[ticket]
-        passage.waiting[ticket] = stream
-        if len(passage.waiting) < 2:
-            with trio.move_on_at(passage.expires_at):
-                await passage.joined.wait()
-            if passage.joined.is_set():
-                await passage.over.wait()
+        relayed_lane = self._open[ticket]
+        relayed_lane.waiting[ticket] = stream
+        if len(relayed_lane.waiting) < 2:
+            with trio.move_on_at(relayed_lane.expires_at):
+                await relayed_lane.joined.wait()
+            if relayed_lane.joined.is_set():
+                await relayed_lane.over.wait()
             return
-        passage.joined.set()
+        relayed_lane.joined.set()
         try:
-            await self._join(passage)
+            await self._join(relayed_lane)
         finally:
-            for known in passage.waiting:
+            for known in relayed_lane.waiting:
                 self._open.pop(known, None)
-            passage.over.set()
+            relayed_lane.over.set()
 
-    async def _join(self, passage: _Open) -> None:
-        one, other = passage.waiting.values()
+    async def _join(self, relayed_lane: _Open) -> None:
+        one, other = relayed_lane.waiting.values()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._copy, passage, one, other, nursery.cancel_scope)
-            nursery.start_soon(self._copy, passage, other, one, nursery.cancel_scope)
+            nursery.start_soon(self._copy, relayed_lane, one, other, nursery.cancel_scope)
+            nursery.start_soon(self._copy, relayed_lane, other, one, nursery.cancel_scope)
 
     async def _copy(
-        self, passage: _Open, source: trio.SocketStream, sink: trio.SocketStream, scope: trio.CancelScope
+        self, relayed_lane: _Open, source: trio.SocketStream, sink: trio.SocketStream, scope: trio.CancelScope
     ) -> None:
         """One direction, until its end. Whatever goes wrong ends both: the lane's ends notice and make another."""
         try:
-            while passage.left_bytes > 0:
+            while relayed_lane.left_bytes > 0:
                 with trio.fail_after(self._limits.idle_s):
                     data = await source.receive_some(COPY_BYTES)
                 if not data:
                     await sink.send_eof()
                     return
-                passage.left_bytes -= len(data)
+                relayed_lane.left_bytes -= len(data)
                 self.bytes_passed += len(data)
                 if self._upload is not None:
                     await trio.sleep(self._upload.reserve(len(data)))
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError) as error:
-            logger.debug("a passage between %s and %s ended: %r", *passage.ends, error)
+            logger.debug("a passage between %s and %s ended: %r", *relayed_lane.ends, error)
         scope.cancel()
 
 
-async def ask_passage(host: Host, relay: PeerId, peer: PeerId) -> Passage:
+async def ask_relayed_lane(host: Host, relay: PeerId, peer: PeerId) -> Passage:
     """Ask `relay` for a passage to `peer`. Raises NetworkError if it does not answer or refuses."""
     data = await host.request(
         relay,
-        PASSAGE_PROTOCOL,
+        RELAYED_LANE_PROTOCOL,
         canonical(AskPassage(peer=peer)),
         deadline_s=REQUEST_DEADLINE_S,
         limit_bytes=ANSWER_LIMIT_BYTES,
     )
     try:
-        reply: PassageReply = decode(data, PassageReply, peer=relay, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+        reply: RelayedLaneReply = decode(data, RelayedLaneReply, peer=relay, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
     except RemoteError as error:
         raise NetworkError(str(error)) from error
     if isinstance(reply, Refusal):
