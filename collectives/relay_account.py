@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from shoal.collectives.finals import FinalFormat
-from shoal.collectives.passing import Holding, Way
+from shoal.collectives.frame_relay import Holding, Way
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import StallWatch
 from shoal.protocol.errors import RemoteError

@@ -15,7 +15,7 @@ what it has already.
 Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
 frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
 contributions are checked against their root, and finals against their owner's signature, wherever they come from. How
-much a relay holds, and who keeps the rest back, is in passing.py.
+much a relay holds, and who keeps the rest back, is in frame_relay.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shoal.collectives.passing import Holding, Window, window_bytes
+from shoal.collectives.frame_relay import Holding, Window, window_bytes
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.relay_account import RelayAccount
 from shoal.protocol.errors import NetworkError, RemoteError

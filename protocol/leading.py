@@ -115,7 +115,7 @@ class Lead:
             settings=facts.settings,
             deal=self._deal,
         )
-        relays, _ = self._disputes.detours.around(plan, separated(candidates), facts.alive)
+        relays, _ = self._disputes.relay_choice.around(plan, separated(candidates), facts.alive)
         return msgspec.structs.replace(plan, relays=relays)
 
     def _seat(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanSeat:

@@ -3,7 +3,7 @@
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
 `RecordBook` keeps the newest signed record of each. This module moves their bytes; `shoal.swarm.dialling` dials whoever
 is known and not linked. Whom this node does not reach all the same it tells its neighbours, who help out
-(`shoal.swarm.forwarding`).
+(`shoal.swarm.message_relay`).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Members:
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
-        self.links.forwarding.belongs = self.admission.belongs
+        self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._guests = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
@@ -151,7 +151,7 @@ class Members:
             me=self._me,
             rng=random.Random(self._me),
             has_link=lambda peer: peer in self.links.linked(),
-            can_ask=lambda via, target: not self.links.forwarding.apart(via, target),
+            can_ask=lambda via, target: not self.links.message_relay.apart(via, target),
             first=self.admission.first,
         )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
@@ -380,7 +380,7 @@ class Members:
         elif isinstance(message, Nack):
             self._carry_out(self.machine.on_nack(peer, message.target, message.nonce, now))
         elif isinstance(message, Reach):
-            self.links.forwarding.told(peer, message.lacks)
+            self.links.message_relay.told(peer, message.lacks)
         elif isinstance(message, Announce):
             self._take_record(message.record, blame=peer)
         elif isinstance(message, Revocations):
@@ -431,7 +431,7 @@ class Members:
         linked, alive = self.links.linked(), self.alive()
         without = (alive | self._dialling.strangers) - linked
         self._without_link = {peer: self._without_link.get(peer, now) for peer in without}
-        before = self.links.forwarding.lacking
+        before = self.links.message_relay.lacking
         settled = {
             peer
             for peer, since in self._without_link.items()

@@ -34,9 +34,9 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.records import open_record
 from shoal.protocol.wire import SwarmId, canonical, decode
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
+from shoal.swarm.message_relay import Allowance
 from shoal.swarm.streams import MessageStream
 
 LOOK_PROTOCOL = "/shoal/look/1"

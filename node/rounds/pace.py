@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.collectives.passing import Way
+from shoal.collectives.frame_relay import Way
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import BusyRate, StallWatch
 from shoal.protocol.identity import PeerId

@@ -38,8 +38,8 @@ LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5  # between tries to replace a lane that failed
 TELL_S = 1.0
 """How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
-DETOUR_S = 10.0
-DETOUR_LIMIT_S = 640.0
+RELAYED_PATH_S = 10.0
+RELAYED_PATH_LIMIT_S = 640.0
 """How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
 UNREACHABLE_LIMIT = 1024
 """Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
@@ -60,7 +60,7 @@ NOBODY = Stall(frozenset(), frozenset())
 
 
 @dataclass(slots=True)
-class _Detour:
+class _RelayedPath:
     """A peer that plans had reached through another: until when it is left at that, and for how long the next time."""
 
     until: float
@@ -106,7 +106,7 @@ class ReductionDriver:
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
         """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
         self._relayed: frozenset[PeerId] = frozenset()
-        self._detours: dict[PeerId, _Detour] = {}
+        self._relayed_paths: dict[PeerId, _RelayedPath] = {}
         self.excluded: Callable[[Plan, int, Exclusion], None] = lambda plan, chunk, exclusion: None
         """Called in lanes' threads for who is left out of a chunk of this node's, with the plan that began it."""
         self.begin: Callable[[Finals], UseFinal | None] = lambda finals: None
@@ -208,7 +208,9 @@ class ReductionDriver:
         self._closed_to.clear()
         self._plans_followed = 0
         now = time.monotonic()
-        self._detours = {peer: one for peer, one in self._detours.items() if now - one.until < DETOUR_LIMIT_S}
+        self._relayed_paths = {
+            peer: one for peer, one in self._relayed_paths.items() if now - one.until < RELAYED_PATH_LIMIT_S
+        }
         if len(self.unreachable) > UNREACHABLE_LIMIT:
             self.unreachable.clear()
 
@@ -284,12 +286,12 @@ class ReductionDriver:
         self.unreachable.add(peer)
 
     def _put_off(self, peer: PeerId) -> None:
-        if len(self._detours) > UNREACHABLE_LIMIT:  # plans name whom they like
-            self._detours.clear()
-        now, last = time.monotonic(), self._detours.get(peer)
-        recent = last is not None and now - last.until < DETOUR_LIMIT_S
-        pause_s = last.pause_s if last is not None and recent else DETOUR_S
-        self._detours[peer] = _Detour(now + pause_s, min(2 * pause_s, DETOUR_LIMIT_S))
+        if len(self._relayed_paths) > UNREACHABLE_LIMIT:  # plans name whom they like
+            self._relayed_paths.clear()
+        now, last = time.monotonic(), self._relayed_paths.get(peer)
+        recent = last is not None and now - last.until < RELAYED_PATH_LIMIT_S
+        pause_s = last.pause_s if last is not None and recent else RELAYED_PATH_S
+        self._relayed_paths[peer] = _RelayedPath(now + pause_s, min(2 * pause_s, RELAYED_PATH_LIMIT_S))
 
     async def _try_all_again(self, peers: Iterable[PeerId]) -> None:
         async with trio.open_nursery() as nursery:
@@ -298,8 +300,8 @@ class ReductionDriver:
 
     async def _try_again(self, peer: PeerId) -> None:
         """Dial a peer that is reached through another, if it is time: the two may have come within reach."""
-        detour = self._detours.get(peer)
-        if detour is None or time.monotonic() >= detour.until:
+        relayed_path = self._relayed_paths.get(peer)
+        if relayed_path is None or time.monotonic() >= relayed_path.until:
             self._put_off(peer)  # not two at once, and longer the next time
             await self.ensure_lane(peer)
 

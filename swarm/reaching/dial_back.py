@@ -24,8 +24,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
+from shoal.swarm.message_relay import Allowance
 from shoal.swarm.reaching.dial_back_probes import SECRET_BYTES, Expected, probe
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.streams import MessageStream

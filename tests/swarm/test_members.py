@@ -739,7 +739,7 @@ def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again
             assert one.members.alive() == {two.peer, three.peer, four.peer}
             firewall.open()
             await assert_linked(*nodes)
-            await until(lambda: not any(node.members.links.forwarding.needed for node in nodes))
+            await until(lambda: not any(node.members.links.message_relay.needed for node in nodes))
             for node in nodes:
                 assert "died" not in {change.kind for change in node.changes}
 

@@ -269,7 +269,7 @@ def test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_
 
     def lack(peers: frozenset[PeerId]) -> None:
         told.append(peers)
-        links.forwarding.lack(peers)
+        links.message_relay.lack(peers)
 
     links.lack = lack  # type: ignore[method-assign]
     one, other, founder = (identity(seed).peer_id for seed in (20, 21, FOUNDER))

@@ -14,7 +14,7 @@ from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
 from shoal.collectives.progress import Waiting
 from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
-from shoal.node.rounds.reducing import DETOUR_LIMIT_S, DETOUR_S, FETCH_PATIENCE_S, UNREACHABLE_LIMIT
+from shoal.node.rounds.reducing import FETCH_PATIENCE_S, RELAYED_PATH_LIMIT_S, RELAYED_PATH_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
@@ -210,12 +210,12 @@ def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clo
             mesh.unreachable = {other}
             driver._give_up_on(other)
             assert await dials_in(2) == 0
-            clock.ahead_s += DETOUR_S
+            clock.ahead_s += RELAYED_PATH_S
             assert await dials_in(3) == 1
             assert driver.unreachable == {other}, "it failed"
-            clock.ahead_s += DETOUR_S
+            clock.ahead_s += RELAYED_PATH_S
             assert await dials_in(4) == 0, "twice as long this time"
-            clock.ahead_s += DETOUR_S
+            clock.ahead_s += RELAYED_PATH_S
             mesh.unreachable = set()
             assert await dials_in(5) == 1
             assert driver.unreachable == set(), "the next plan may do without the relay"
@@ -232,15 +232,15 @@ def test_who_is_out_of_reach_is_not_remembered_for_ever(tmp_path: Path, clock: C
         driver._give_up_on(PeerId(f"peer {number}"))
         if number in (0, UNREACHABLE_LIMIT - 1):
             driver.forget()
-            assert len(driver.unreachable) == len(driver._detours) == number + 1
+            assert len(driver.unreachable) == len(driver._relayed_paths) == number + 1
     driver.forget()
-    assert (driver.unreachable, len(driver._detours)) == (set(), UNREACHABLE_LIMIT + 1)
-    clock.ahead_s += DETOUR_S + DETOUR_LIMIT_S - 1
+    assert (driver.unreachable, len(driver._relayed_paths)) == (set(), UNREACHABLE_LIMIT + 1)
+    clock.ahead_s += RELAYED_PATH_S + RELAYED_PATH_LIMIT_S - 1
     driver.forget()
-    assert len(driver._detours) == UNREACHABLE_LIMIT + 1
+    assert len(driver._relayed_paths) == UNREACHABLE_LIMIT + 1
     clock.ahead_s += 2
     driver.forget()
-    assert driver._detours == {}
+    assert driver._relayed_paths == {}
 
 
 # -- finals that are fetched ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message
-from shoal.swarm.forwarding import Forwarding
+from shoal.swarm.message_relay import MessageRelay
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import LATENCY_S, RoundLab
 
@@ -19,7 +19,7 @@ __all__ = ["paper_signatures"]
 Pair = frozenset[int]
 
 
-class ForwardedLab(RoundLab):
+class RelayedLab(RoundLab):
     """Pairs in `apart` have no link. What is passed on keeps its order on the way; nothing older than what came counts.
 
     Lanes are none of its business: reductions go on as if these pairs' were relayed.
@@ -38,13 +38,13 @@ class ForwardedLab(RoundLab):
         there = ((n, node) for n, node in enumerate(self.nodes) if node.up and n != number)
         return {node.peer: n for n, node in there if frozenset({n, number}) not in self.apart}
 
-    def _knowledge(self, number: int) -> Forwarding:
+    def _knowledge(self, number: int) -> MessageRelay:
         """What its neighbours have told a node, and it them."""
-        forwarding = Forwarding(self.nodes[number].peer)
+        message_relay = MessageRelay(self.nodes[number].peer)
         for peer, n in {**self._neighbours(number), self.nodes[number].peer: number}.items():
             lacks = [self.nodes[next(iter(pair - {n}))].peer for pair in self.apart if n in pair]
-            forwarding.told(peer, lacks)
-        return forwarding
+            message_relay.told(peer, lacks)
+        return message_relay
 
     def _send(self, number: int, to: int, message: Message) -> None:
         if frozenset({number, to}) not in self.apart:
@@ -78,7 +78,7 @@ PAIRS = {"a pair": ((0, 1),), "two pairs": ((0, 1), (2, 3)), "one that two lack"
 @pytest.mark.parametrize("which", PAIRS)
 def test_pairs_without_a_link_are_in_every_round_whoever_leads(which: str, seed: int) -> None:
     apart = PAIRS[which] or ((0, 2), (2, 4), (4, 1), (1, 3), (3, 0))
-    lab, undisturbed = ForwardedLab(5, *apart, seed=seed), RoundLab(5, seed=seed)
+    lab, undisturbed = RelayedLab(5, *apart, seed=seed), RoundLab(5, seed=seed)
     for swarm in (lab, undisturbed):
         swarm.run_until(swarm.height_of_all(6), 120.0)
     for round in range(1, 7):
@@ -88,7 +88,7 @@ def test_pairs_without_a_link_are_in_every_round_whoever_leads(which: str, seed:
 
 
 def test_without_forwarding_such_a_pair_is_not_in_every_round() -> None:
-    lab = ForwardedLab(5, (0, 1), seed=1, forwards=False)
+    lab = RelayedLab(5, (0, 1), seed=1, forwards=False)
     lab.run_for(60.0)
     heights = {node.height for node in lab.nodes}
     counted = [len(lab.contributors(round)) for round in range(1, min(heights) + 1)]
@@ -97,7 +97,7 @@ def test_without_forwarding_such_a_pair_is_not_in_every_round() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_death_of_forwarders_costs_nobody_else_a_round(seed: int) -> None:
-    lab = ForwardedLab(6, (0, 1), seed=seed)
+    lab = RelayedLab(6, (0, 1), seed=seed)
     lab.run_until(lab.height_of_all(2), 60.0)
     first, second = lab._knowledge(2).through(lab.nodes[0].peer, lab.nodes[1].peer, set(lab._neighbours(2)))
     lab.run_for(0.3)

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from shoal.protocol.identity import PeerId
-from shoal.swarm import forwarding
-from shoal.swarm.forwarding import FORWARDERS, PATH_BURST_BYTES, PATH_BYTES_PER_S, Allowance, Forwarding
+from shoal.swarm import message_relay
+from shoal.swarm.message_relay import PATH_BURST_BYTES, PATH_BYTES_PER_S, RELAYS_PER_PAIR, Allowance, MessageRelay
 
 
 def name(index: int) -> PeerId:
@@ -23,7 +23,7 @@ class Mesh:
         """first: how many of them are members."""
         self.peers = [name(index) for index in range(count)]
         self.missing = {frozenset(map(name, pair)) for pair in apart}
-        self.nodes = {peer: Forwarding(peer) for peer in self.peers}
+        self.nodes = {peer: MessageRelay(peer) for peer in self.peers}
         for node in self.nodes.values():
             node.belongs = set(self.peers[:first]).__contains__
         for me in self.peers:
@@ -56,7 +56,7 @@ def test_pair_without_a_link_has_two_forwarders_on_which_all_agree(count: int) -
     assert set(there) == {name(1)}
     assert set(back) == {name(0)}
     assert sorted(there[name(1)]) == sorted(back[name(0)])
-    assert len(there[name(1)]) == min(FORWARDERS, count - 2)
+    assert len(there[name(1)]) == min(RELAYS_PER_PAIR, count - 2)
     assert set(mesh.nodes[name(0)].through(name(0), name(1), mesh.linked(name(0)))) == set(there[name(1)])
     assert all(mesh.passed_on(peer) == {} for peer in mesh.peers[2:])
 
@@ -65,8 +65,8 @@ def test_forwarders_of_different_pairs_differ() -> None:
     load: dict[PeerId, int] = {}
     for pair in itertools.combinations(range(16), 2):
         mesh = Mesh(16, pair)
-        for forwarder in mesh.passed_on(name(pair[0]))[name(pair[1])]:
-            load[forwarder] = load.get(forwarder, 0) + 1
+        for relay in mesh.passed_on(name(pair[0]))[name(pair[1])]:
+            load[relay] = load.get(relay, 0) + 1
     assert max(load.values()) < 3 * 2 * 120 / 16
 
 
@@ -88,12 +88,12 @@ def test_every_pair_that_others_can_help_is_helped_once_or_twice_by_those_who_ca
                     # Two neighbours without a link to each other do not know of each other: each may do it.
                     assert min(1, len(common)) <= len(helped)
                     if all(b in mesh.linked(a) for a, b in itertools.combinations(common, 2)):
-                        assert len(helped) == min(FORWARDERS, len(common))
+                        assert len(helped) == min(RELAYS_PER_PAIR, len(common))
 
 
 def test_word_of_one_end_is_enough() -> None:
     """A link that is silent is noticed at one end first."""
-    node = Forwarding(name(2))
+    node = MessageRelay(name(2))
     node.told(name(0), [name(1)])
     linked = {name(0), name(1)}
     assert node.targets(name(0), linked, 1, 0.0) == (name(1),)
@@ -103,7 +103,7 @@ def test_word_of_one_end_is_enough() -> None:
 
 
 def test_what_a_lost_neighbour_said_counts_no_more() -> None:
-    node = Forwarding(name(2))
+    node = MessageRelay(name(2))
     node.told(name(0), [name(1)])
     node.forget(name(0))
     assert not node.needed
@@ -111,7 +111,7 @@ def test_what_a_lost_neighbour_said_counts_no_more() -> None:
 
 
 def test_who_does_not_reach_one_of_the_two_is_no_forwarder() -> None:
-    node = Forwarding(name(2))
+    node = MessageRelay(name(2))
     node.told(name(0), [name(1)])
     node.lack([name(0)])  # its link is up, and silent
     linked = {name(0), name(1), name(3)}
@@ -134,9 +134,9 @@ def test_nobody_makes_another_pass_on_more_than_its_allowance() -> None:
 
 def test_all_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who says that it reaches nobody has everything passed on to it, by two at most and within what one gives."""
-    monkeypatch.setattr(forwarding, "TOTAL_BURST_BYTES", 1000)
-    monkeypatch.setattr(forwarding, "TOTAL_BYTES_PER_S", 10)
-    node = Forwarding(name(2))
+    monkeypatch.setattr(message_relay, "TOTAL_BURST_BYTES", 1000)
+    monkeypatch.setattr(message_relay, "TOTAL_BYTES_PER_S", 10)
+    node = MessageRelay(name(2))
     node.told(name(0), [name(index) for index in range(3, 40)])
     linked = {name(index) for index in range(40)} - {name(2)}
     assert len(node.targets(name(0), linked, 100, 0.0)) <= 10
@@ -145,8 +145,8 @@ def test_all_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_table_of_paths_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "PATH_LIMIT", 5)
-    node = Forwarding(name(0))
+    monkeypatch.setattr(message_relay, "PATH_LIMIT", 5)
+    node = MessageRelay(name(0))
     for index in range(1, 30):
         node.told(name(index), [name(50)])
         node.targets(name(index), {name(index), name(50)}, 1, 0.0)
@@ -163,17 +163,17 @@ def test_allowance_fills_up_to_its_burst_and_no_further() -> None:
     assert not allowance.covers(101, 1000.0)
 
 
-@pytest.mark.parametrize(("members", "forwarders"), [(5, {2, 3, 4}), (4, {2, 3})])
-def test_strangers_pass_on_nothing_where_members_can(members: int, forwarders: set[int]) -> None:
+@pytest.mark.parametrize(("members", "relays"), [(5, {2, 3, 4}), (4, {2, 3})])
+def test_strangers_pass_on_nothing_where_members_can(members: int, relays: set[int]) -> None:
     """However many there are: nothing makes them do it."""
     mesh = Mesh(100, (0, 1), first=members)
     passing = mesh.passed_on(name(0))[name(1)]
-    assert len(passing) == FORWARDERS
-    assert set(passing) <= set(map(name, forwarders))
+    assert len(passing) == RELAYS_PER_PAIR
+    assert set(passing) <= set(map(name, relays))
 
 
 def test_stranger_passes_on_what_too_few_members_can() -> None:
     mesh = Mesh(20, (0, 1), first=3)
     passing = mesh.passed_on(name(0))[name(1)]
-    assert len(passing) == FORWARDERS
+    assert len(passing) == RELAYS_PER_PAIR
     assert name(2) in passing

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal.collectives import passing
+from shoal.collectives import frame_relay
+from shoal.collectives.frame_relay import HELD_LIMIT_BYTES, WINDOW_LIMIT_BYTES, Holding, Window, window_bytes
 from shoal.collectives.grid import Grid
-from shoal.collectives.passing import HELD_LIMIT_BYTES, WINDOW_LIMIT_BYTES, Holding, Window, window_bytes
 from shoal.collectives.traffic import PASS_ON, PASSED_ON
 from shoal.protocol.messages import Relay
 from shoal.swarm.lanes.frame import BULK_KINDS, FRAME_LIMIT_BYTES, FrameHeader, FrameKind
@@ -177,7 +177,7 @@ def tell_let_go(net: Net) -> bool:
 def test_relay_holds_a_window_of_what_goes_to_a_slow_one_and_every_value_arrives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passing, "WINDOW_LIMIT_BYTES", FEW)
+    monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", FEW)
     net, given, plan = four(Relay(0, 1, 2), grid=big())
     apart(net, (0, 1))
     lane = SlowLane(net)
@@ -206,7 +206,7 @@ def test_relay_holds_a_window_of_what_goes_to_a_slow_one_and_every_value_arrives
 
 def test_relay_reads_no_more_from_who_keeps_to_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of an earlier release, or one that means ill: its lane stands still, and nothing it sent is lost."""
-    monkeypatch.setattr(passing, "WINDOW_LIMIT_BYTES", FEW)
+    monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", FEW)
     net, given, plan = four(Relay(0, 1, 2), grid=big())
     apart(net, (0, 1))
     lane = SlowLane(net)
@@ -224,7 +224,7 @@ def test_relay_reads_no_more_from_who_keeps_to_no_window(monkeypatch: pytest.Mon
 
 
 def test_what_was_kept_back_goes_another_way_when_a_revision_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "WINDOW_LIMIT_BYTES", FEW)
+    monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", FEW)
     net, given, plan = four(Relay(0, 1, 2), grid=big())
     apart(net, (0, 1))
     lane = SlowLane(net)
@@ -251,7 +251,7 @@ def test_what_was_kept_back_goes_another_way_when_a_revision_says_so(monkeypatch
 
 
 def test_relay_to_which_the_lane_breaks_is_sent_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "WINDOW_LIMIT_BYTES", FEW)
+    monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", FEW)
     net, given, plan = four(Relay(0, 1, 2), grid=big())
     apart(net, (0, 1))
     lane = SlowLane(net)

@@ -6,8 +6,8 @@
     A ──Ready──► H                           H keeps it to itself
 
 Only what came over its signer's own link is passed on, once, so no message makes more than one hop, and no more than
-`FORWARDERS` copies of it reach anybody. The receiver checks the signer's signature as always, and takes what it has
-already from nobody: a forwarder can withhold a message, not change, invent or repeat one. How much a node passes on
+`RELAYS_PER_PAIR` copies of it reach anybody. The receiver checks the signer's signature as always, and takes what it
+has already from nobody: a relay can withhold a message, not change, invent or repeat one. How much a node passes on
 from one to another, and how much between all pairs together, is bounded by `Allowance`.
 
 Where everybody reaches everybody, nothing of this costs more than looking at an empty table.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import domain_hash
 
-FORWARDERS = 2
+RELAYS_PER_PAIR = 2
 PATH_BYTES_PER_S = 128 << 10
 PATH_BURST_BYTES = 4 << 20
 """From one to another. A round's messages of one signer are some hundred KiB at most, most of them once."""
@@ -48,7 +48,7 @@ class Allowance:
         return bytes <= self.left_bytes
 
 
-class Forwarding:
+class MessageRelay:
     """What this node knows of pairs without a link, and what follows for the messages that pass through it.
 
     Peers are named only while they are linked: `told` when one says whom it lacks, `forget` when its link is lost.
@@ -111,9 +111,9 @@ class Forwarding:
         near = {self._me, *linked} - {one, other}
         members = set(filter(self.belongs, near))
         chosen = self._by_hash(one, other, members)
-        if len(chosen) < FORWARDERS:
+        if len(chosen) < RELAYS_PER_PAIR:
             chosen += self._by_hash(one, other, near - members)
-        return tuple(chosen[:FORWARDERS])
+        return tuple(chosen[:RELAYS_PER_PAIR])
 
     def _by_hash(self, one: PeerId, other: PeerId, peers: Collection[PeerId]) -> list[PeerId]:
         """Those of the peers that reach both, in the order in which they are to pass on what the two say."""

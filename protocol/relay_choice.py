@@ -25,7 +25,7 @@ def relays_of(plan: Plan) -> dict[Pair, PeerId]:
     return {pair_of(peers[r.one], peers[r.other]): peers[r.via] for r in plan.relays}
 
 
-class Detours:
+class RelayChoice:
     """Which third was tried for which pair in this round."""
 
     def __init__(self) -> None:
