@@ -72,7 +72,7 @@ class Holding:
         with self._changed:
             return self._held[way]
 
-    def take(self, way: Way, size: int, *, window: int, patience_s: float = PASS_WAIT_S) -> memoryview | None:
+    def take(self, way: Way, size: int, *, window: int, timeout_s: float = PASS_WAIT_S) -> memoryview | None:
         """Memory for one frame, (size,) uint8; None if there was no room for it in time. Blocks.
 
         window: of this way; twice as much has room.
@@ -84,7 +84,7 @@ class Holding:
                 fits = self._held[way] + size <= 2 * window and self.held_bytes + size <= self._limit_bytes
                 return fits or let_go is not self._let_go
 
-            if not self._changed.wait_for(is_decided, timeout=patience_s) or let_go is not self._let_go:
+            if not self._changed.wait_for(is_decided, timeout=timeout_s) or let_go is not self._let_go:
                 let_go[way] += size
                 return None
             memory = np.empty(size, np.uint8)

@@ -185,17 +185,17 @@ class PlanTraffic:
         with self._changed:
             return self._routes.via.get(peer, peer)
 
-    def resume(self, peer: PeerId, patience_s: float) -> None:
+    def resume(self, peer: PeerId, timeout_s: float) -> None:
         """There is a lane to `peer` again: tell each other what lacks, and send that. Blocks.
 
-        Sends everything if `peer` has not told within `patience_s`, and where a relay is between the two; and what no
+        Sends everything if `peer` has not told within `timeout_s`, and where a relay is between the two; and what no
         lane took, if none failed.
         """
         with self._changed:
             can_tell = peer in self._failed and peer not in self._routes.via
         if can_tell and self._tell_lacking(peer, flags=0):
             with self._changed:
-                self._changed.wait_for(lambda: peer not in self._failed, timeout=patience_s)
+                self._changed.wait_for(lambda: peer not in self._failed, timeout=timeout_s)
         self.post_again(peer)
 
     def _tell_lacking(self, peer: PeerId, *, flags: int) -> bool:

@@ -3,7 +3,7 @@
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
     asked to leave    go at once where nobody counts on this node; else promise to sign nothing more, and then go
 
-What is waited for, for LEAVE_PATIENCE_S at most:
+What is waited for, for LEAVE_TIMEOUT_S at most:
 
     a vote under way                     the others may need it
     another to have the state            where others live and none of them has it: it would be lost to them. Until one
@@ -22,7 +22,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 LINGER_S = 5.0  # after the last round, for the others to certify it too
-LEAVE_PATIENCE_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
+LEAVE_TIMEOUT_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
 
 
 class Parting(Enum):
@@ -64,7 +64,7 @@ class Departure:
 
     def overdue(self, now: float) -> bool:
         """Whether this node was to leave so long ago that it waits for nothing more."""
-        return self._asked_at is not None and now - self._asked_at >= LEAVE_PATIENCE_S
+        return self._asked_at is not None and now - self._asked_at >= LEAVE_TIMEOUT_S
 
     def begin_round(self) -> None:
         """Another round begins, whose certificate nobody has."""
@@ -117,7 +117,7 @@ def waits_for_others(round: int) -> str:
     """What to tell the user of a node that is to leave and stays a while."""
     return (
         f"the others cannot go on from round {round} without this node yet: staying until they can, "
-        f"{LEAVE_PATIENCE_S:g} s at most"
+        f"{LEAVE_TIMEOUT_S:g} s at most"
     )
 
 
@@ -125,7 +125,7 @@ def only_copy_goes(round: int) -> str:
     """What to tell the user of a node that leaves with what nobody else has."""
     return (
         f"leaving with the only copy of the state of round {round}, which nobody fetched within "
-        f"{LEAVE_PATIENCE_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
+        f"{LEAVE_TIMEOUT_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
         "until `shoal rebase --forget` has them go on from an earlier round"
     )
 

@@ -24,15 +24,15 @@ from shoal.protocol.disputes import Disputes
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
-from shoal.protocol.patience import Since, reduce_deadline_s
 from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanSeat, make_plan, separated
 from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from shoal.protocol.terms import make_rollback
+from shoal.protocol.timeouts import Since, reduce_deadline_s
 
 REPLAN_SETTLE_S = 0.2
 """How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
 other deaths, the word of the accused."""
-HELD_PATIENCE_S = 4.0
+HELD_TIMEOUT_S = 4.0
 """Who does not say within this time what it holds is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
@@ -169,7 +169,7 @@ class Lead:
         facts = self._facts
         remaining = facts.remaining(plan) - eviction.evicted - lost
         silent = {p for p in remaining if not eviction.answered_by(facts.held.get(p))}
-        late = silent - {facts.me} if now - eviction.since >= HELD_PATIENCE_S else set()
+        late = silent - {facts.me} if now - eviction.since >= HELD_TIMEOUT_S else set()
         if not lost <= eviction.evicted or late:
             return self._go_on_without(plan, {*eviction.evicted, *lost, *late}, now)
         if silent:

@@ -283,9 +283,9 @@ class Links(Attack):
                     await silent.until_linked(parse_address(address).peer)
             coming.release()
 
-    async def _stay(self, silent: Silent, patience_s: float, address: str) -> None:
+    async def _stay(self, silent: Silent, timeout_s: float, address: str) -> None:
         peer = parse_address(address).peer
-        with trio.move_on_after(patience_s) as waiting:
+        with trio.move_on_after(timeout_s) as waiting:
             await silent.until_linked(peer)
         if waiting.cancelled_caught:
             await silent.come(address)

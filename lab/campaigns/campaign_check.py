@@ -23,7 +23,7 @@ from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.disputes import RELAY_SETTLE_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import HELD_PATIENCE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.course import Course, settled_rounds
@@ -47,7 +47,7 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
     noticed_s = detection_bound_s(peers)
     if cut:
         noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
-    repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_PATIENCE_S + calm_s)
+    repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_TIMEOUT_S + calm_s)
     return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + MACHINE_S
 
 

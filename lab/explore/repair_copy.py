@@ -88,8 +88,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     me, facts, agreement = machine.me, machine._facts, machine.agreement
     facts.alive, facts.suspected = everyone, frozenset()
     facts.dead_since.clear()
-    patience = machine._watch._patience
-    facts.planned_at = patience.since = patience._series_since = patience._adopted_at = NOW
+    timeouts = machine._watch._timeouts
+    facts.planned_at = timeouts.since = timeouts._series_since = timeouts._adopted_at = NOW
     facts.held = {peer: held for peer, held in facts.held.items() if peer == me}
     agreement.reports = {plan: {me: row[me]} for plan, row in agreement.reports.items() if me in row}
     agreement._prepares = {at: {me: row[me]} for at, row in agreement._prepares.items() if me in row}

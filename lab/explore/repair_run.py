@@ -92,7 +92,7 @@ class Passed(enum.Enum):
 
     NOTHING = ""
     DEADLINES = ", and waits no longer for them"
-    PATIENCE = ", and gives up the view"
+    TIMEOUT = ", and gives up the view"
 
 
 class WayBack(enum.Enum):
@@ -208,7 +208,7 @@ class Run:
         effects = self.machine.peers_alive(alive, NOW)
         if not effects and passed is not Passed.NOTHING:
             if passed is Passed.DEADLINES:
-                self.machine._watch._patience.since = DUE - MOMENT_S
+                self.machine._watch._timeouts.since = DUE - MOMENT_S
             effects = self.machine.tick(DUE)
         self.carry_out(effects)
 

@@ -27,7 +27,7 @@ LOSS, REPEAT = 0.02, 0.1
 """Of a payload, and of anything that is taken."""
 BELIEVED_ALIVE = (0.99, 0.95, 0.8)
 """Of another member, in a walk."""
-PASSED = {Passed.NOTHING: 12.0, Passed.DEADLINES: 4.0, Passed.PATIENCE: 0.5}
+PASSED = {Passed.NOTHING: 12.0, Passed.DEADLINES: 4.0, Passed.TIMEOUT: 0.5}
 HEARD = 0.9
 """Of a word on which a lead may act."""
 KILLED_WITHIN = 0.03

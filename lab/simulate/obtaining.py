@@ -30,7 +30,7 @@ from shoal.lab.simulate.talk import (
     GetHeader,
     HeaderAnswer,
 )
-from shoal.node.state.catchup import ASKED_LIMIT, HEADER_PATIENCE_S
+from shoal.node.state.catchup import ASKED_LIMIT, HEADER_TIMEOUT_S
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.node.state.state_store import PURSUIT_LIMIT
 from shoal.node.state.state_sync import RETRY_S
@@ -457,7 +457,7 @@ class _Poll:
         except RemoteError as error:
             self._obtaining.offended(sender, error)
         else:
-            self._until = min(self._until, now + HEADER_PATIENCE_S)
+            self._until = min(self._until, now + HEADER_TIMEOUT_S)
         self.look(now)
 
     def look(self, now: float) -> None:

@@ -50,9 +50,9 @@ from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
 from shoal.protocol.places import Contributors
 
-PATIENCE_MIN_S = 3.0
-PATIENCE_SHARE = 0.5
-"""A candidate may take this share of what this node's own inner steps took, between PATIENCE_MIN_S and `grace_s`."""
+TIMEOUT_MIN_S = 3.0
+TIMEOUT_SHARE = 0.5
+"""A candidate may take this share of what this node's own inner steps took, between TIMEOUT_MIN_S and `grace_s`."""
 LINGER_S = 5.0
 """A partner may still be fetching when this node is done."""
 
@@ -176,7 +176,7 @@ class GossipEngine:
             founder=self._me in self._founders,
             others=[peer for peer in self._founders if peer != self._me],
             accepts=self._layouts.accept,
-            patience_s=self._grace_s,
+            timeout_s=self._grace_s,
             on_progress=self._p.on_progress,
         )
         await trio.to_thread.run_sync(self._p.cache.tidy)
@@ -205,7 +205,7 @@ class GossipEngine:
             me=self._me,
             swarm=self._p.config.manifest.swarm_id,
             shape=(self._steps.codec, self._steps.grid.numel, self._steps.grid.chunk_values),
-            patience_s=PATIENCE_MIN_S,
+            timeout_s=TIMEOUT_MIN_S,
             round=state.round,
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
@@ -330,7 +330,7 @@ class GossipEngine:
         await trio.to_thread.run_sync(self._p.audit.vector, made.vector, made.delta)
         self._p.log.contributed(event, event.tokens)
         await self._p.holds.at(machine.round, "plan")
-        machine.patience_s = max(PATIENCE_MIN_S, min(self._grace_s, PATIENCE_SHARE * event.seconds))
+        machine.timeout_s = max(TIMEOUT_MIN_S, min(self._grace_s, TIMEOUT_SHARE * event.seconds))
         await self._carry_out(machine.made(made.vector.offer, self.others, trio.current_time()))
 
     def _encode(self, event: Contribution, round: int) -> _Made:

@@ -2,7 +2,7 @@
 
     from disk          its own newest state, if its file is whole
     from a peer        who has trained: a snapshot, checked against the digest that the peer signed
-    from the seed      as a founder, once all other founders were heard and nobody has trained, or after `patience_s`
+    from the seed      as a founder, once all other founders were heard and nobody has trained, or after `timeout_s`
 
 Whoever is no founder asks until somebody has one.
 """
@@ -45,7 +45,7 @@ class GossipStart:
         founder: bool,
         others: Collection[PeerId],
         accepts: Callable[[bytes], None],
-        patience_s: float,
+        timeout_s: float,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._cache = cache
@@ -55,7 +55,7 @@ class GossipStart:
         self._others = frozenset(others)
         self._accepts_layout = accepts
         self._on_progress = on_progress
-        self._draws_at = trio.current_time() + patience_s
+        self._draws_at = trio.current_time() + timeout_s
         self._ask_at = float("-inf")
         self.standings: dict[PeerId, Standing] = {}
 

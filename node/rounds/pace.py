@@ -15,7 +15,7 @@ from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.patience import doubled
+from shoal.protocol.timeouts import doubled
 from shoal.swarm.lanes.moved import Moved
 
 STALL_S = 2.0

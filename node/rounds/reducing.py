@@ -50,7 +50,7 @@ NEIGHBOUR_LOOK_S = 0.002
 NEIGHBOUR_SHARE, NEIGHBOUR_LIMIT_S = 0.25, 0.5
 """So long, of what the reduction took and at most, nodes of this machine are given to get what is posted to them."""
 JOB_LIMIT = 256
-FETCH_PATIENCE_S = 30.0
+FETCH_TIMEOUT_S = 30.0
 """So long finals that a vote lacks are left to a reduction in which nobody stalls; then they are fetched too."""
 LINEAGE_LIMIT = 64
 """Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
@@ -406,7 +406,7 @@ class ReductionDriver:
         """
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         stalls = (self._stall.peers | self._stall.late) - {self._identity.peer_id}
-        return under_way and (self._copying.under_way or not stalls) and time.monotonic() - since < FETCH_PATIENCE_S
+        return under_way and (self._copying.under_way or not stalls) and time.monotonic() - since < FETCH_TIMEOUT_S
 
     async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         started = time.monotonic()

@@ -57,7 +57,7 @@ from shoal.swarm.lanes.pool import LanePool
 
 ASKED_LIMIT = 32
 """Peers that are asked what they hold; of more, those that were fastest the last time."""
-HEADER_PATIENCE_S = 0.5
+HEADER_TIMEOUT_S = 0.5
 """After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
 FINALS_DONORS = 4
 APPLY_THREADS = min(4, os.cpu_count() or 1)
@@ -430,7 +430,7 @@ class CatchUp:
                     scores.offended(peer, trio.current_time())
                 else:
                     nursery.cancel_scope.deadline = min(
-                        nursery.cancel_scope.deadline, trio.current_time() + HEADER_PATIENCE_S
+                        nursery.cancel_scope.deadline, trio.current_time() + HEADER_TIMEOUT_S
                     )
 
             for peer in ranked:

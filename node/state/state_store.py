@@ -55,8 +55,8 @@ from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
 """Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
-ANSWER_PATIENCE_S = 0.5  # for others' certificates, once a member has answered or new ones came
-EMPTY_PATIENCE_S = 2.0
+ANSWER_TIMEOUT_S = 0.5  # for others' certificates, once a member has answered or new ones came
+EMPTY_TIMEOUT_S = 2.0
 """For certificates from others, once a member has answered or new ones came; or once an outsider had nothing new."""
 PURSUE_AFTER_S = 1.0
 """A catching up that was shorter is not suspected to have missed a round."""
@@ -315,7 +315,7 @@ class StateStore:
             before = self.chain.height
             if not await self._extend_quietly(peer):
                 return None
-            return ANSWER_PATIENCE_S if peer in members or self.chain.height > before else EMPTY_PATIENCE_S
+            return ANSWER_TIMEOUT_S if peer in members or self.chain.height > before else EMPTY_TIMEOUT_S
 
         await ask_in_turn(
             sorted(asked, key=lambda peer: (scores.resting(peer, now), peer not in first, peer not in members)), ask

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
-SUMMONS_PATIENCE_S = 2.0
+SUMMONS_TIMEOUT_S = 2.0
 """So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
 SUMMONED_DIAL_DEADLINE_S = 15.0
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
@@ -368,8 +368,8 @@ class LanePool:
     async def _reach_otherwise(self, peer: PeerId) -> None:
         """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
         reach = self._dialler.reach
-        patience_s = SUMMONS_PATIENCE_S if reach.relays(peer) else math.inf
-        with trio.move_on_after(patience_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
+        timeout_s = SUMMONS_TIMEOUT_S if reach.relays(peer) else math.inf
+        with trio.move_on_after(timeout_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
             await self._summon(peer)
             return
         await self._offer(peer, self._dialler.dial_through)

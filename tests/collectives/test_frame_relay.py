@@ -45,10 +45,10 @@ def test_memory_is_held_until_nobody_refers_to_it_and_counted_as_let_go_then() -
 def test_who_sends_more_than_its_windows_waits_for_room_and_no_other_way_does() -> None:
     holding = Holding()
     held = [holding.take(WAY, 500, window=500) for _ in range(2)]
-    other = holding.take(OTHER_WAY, 500, window=500, patience_s=0.0)
+    other = holding.take(OTHER_WAY, 500, window=500, timeout_s=0.0)
     assert other is not None
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(holding.take, WAY, 500, window=500, patience_s=WAIT_S)
+        waiting = pool.submit(holding.take, WAY, 500, window=500, timeout_s=WAIT_S)
         assert not waiting.done()
         held.pop()
         assert waiting.result(WAIT_S) is not None
@@ -59,7 +59,7 @@ def test_frame_for_which_there_is_no_room_for_long_is_dropped_and_counts_as_let_
     holding = Holding(limit_bytes=1500)
     held = [holding.take(way, 500, window=500) for way in (WAY, WAY, OTHER_WAY)]
     for way in (WAY, OTHER_WAY):  # one has its windows full, and all together have as much as is held at all
-        assert holding.take(way, 500, window=500, patience_s=0.01) is None
+        assert holding.take(way, 500, window=500, timeout_s=0.01) is None
         assert holding.let_go(way) == 500
     assert holding.held_bytes == sum(one.nbytes for one in held if one is not None) == 1500
 
@@ -68,7 +68,7 @@ def test_nobody_waits_for_room_when_the_reduction_is_over() -> None:
     holding = Holding()
     held = [holding.take(WAY, 500, window=500) for _ in range(2)]
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(holding.take, WAY, 500, window=500, patience_s=WAIT_S)
+        waiting = pool.submit(holding.take, WAY, 500, window=500, timeout_s=WAIT_S)
         holding.begin()
         assert waiting.result(WAIT_S) is None
     assert (holding.let_go(WAY), holding.held_bytes) == (0, 1000), "of the next nothing is let go yet"

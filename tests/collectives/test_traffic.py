@@ -319,12 +319,12 @@ def test_what_a_failed_lane_lost_is_sent_again_and_counts_once() -> None:
     assert_exact(net, plan, given)
 
 
-def resume_all(net: Net, pairs: Sequence[tuple[int, int]], patience_s: float = WAIT_S) -> None:
+def resume_all(net: Net, pairs: Sequence[tuple[int, int]], timeout_s: float = WAIT_S) -> None:
     """Each first of a pair has noticed that a lane to the second failed, and has a new one."""
     for one, other in pairs:
         net.nodes[one].traffic.lane_failed(net.nodes[other].peer)
     threads = [
-        threading.Thread(target=net.nodes[one].traffic.resume, args=(net.nodes[other].peer, patience_s))
+        threading.Thread(target=net.nodes[one].traffic.resume, args=(net.nodes[other].peer, timeout_s))
         for one, other in pairs
     ]
     for thread in threads:
@@ -388,7 +388,7 @@ def test_what_waits_for_a_lane_is_not_posted_again(told: bool) -> None:
     before = [(header.kind, header.chunk, header.offset) for header in posted]
     if not told:
         net.lose = lambda header: header.kind is FrameKind.LACKING
-    resume_all(net, [(0, 1)], patience_s=WAIT_S if told else 0.01)
+    resume_all(net, [(0, 1)], timeout_s=WAIT_S if told else 0.01)
     after = [(header.kind, header.chunk, header.offset) for header, _ in net.queued[sender, receiver]]
     lost = {(header.kind, header.chunk) for header, _ in taken}
     assert sorted(after) == sorted(
@@ -403,7 +403,7 @@ def test_who_does_not_tell_what_lacks_is_sent_everything() -> None:
     plan = plan_of(given)
     lost = lost_on_the_way(net, plan, given)
     net.lose = lambda header: header.kind is FrameKind.LACKING
-    resume_all(net, [(0, 1)], patience_s=0.01)
+    resume_all(net, [(0, 1)], timeout_s=0.01)
     assert_exact(net, plan, given)
     sender, receiver = net.nodes[0].peer, net.nodes[1].peer
     again = {(header.kind, header.chunk) for source, to, header, _ in net.frames if (source, to) == (sender, receiver)}

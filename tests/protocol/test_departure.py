@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from shoal.protocol.departure import LEAVE_PATIENCE_S, Departure, Parting
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, Departure, Parting
 from shoal.protocol.identity import Identity
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -72,11 +72,11 @@ def test_departure_goes_at_once_where_nobody_counts_on_it_unless_a_vote_is_under
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_waits_for_nothing_longer_than_its_patience_from_the_first_time_it_was_asked(phase: Phase) -> None:
     departure = asked_at(1.0)
-    departure.ask(1.0 + LEAVE_PATIENCE_S / 2)
-    assert advise(departure, Round(phase), 0.9 + LEAVE_PATIENCE_S) is not Parting.GO
-    assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.GO
+    departure.ask(1.0 + LEAVE_TIMEOUT_S / 2)
+    assert advise(departure, Round(phase), 0.9 + LEAVE_TIMEOUT_S) is not Parting.GO
+    assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is Parting.GO
     departure.left = True
-    assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.STAY
+    assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is Parting.STAY
 
 
 class Leaving:
@@ -112,8 +112,8 @@ def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, p
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_with_the_only_copy_goes_when_its_patience_is_over_and_says_what_to_do(phase: Phase) -> None:
     leaving, round = Leaving(), Round(phase, alone=True)
-    assert leaving.advise(round, LEAVE_PATIENCE_S - 0.1) is not Parting.GO
-    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S - 0.1) is not Parting.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S) is Parting.GO
     assert not leaving.departure.needed
     _, told = leaving.told
     assert "\n" not in told
@@ -127,7 +127,7 @@ def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: P
     assert leaving.advise(round, 1.0) is Parting.STAY
     assert leaving.departure.needed
     assert leaving.departure.may_train(cast(RoundMachine, round))
-    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S) is Parting.GO
     assert "cannot certify another without this node" in leaving.told[-1]
     assert "start it again" in leaving.told[-1]
 

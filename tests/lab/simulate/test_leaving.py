@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.simulate.outcome import Kit, Workload
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.protocol.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from shoal.protocol.round import RoundMachine
 
 LAST_COPY = random_scenario(995)
@@ -34,7 +34,7 @@ def test_member_with_the_only_copy_leaves_once_the_others_have_it_and_go_on_with
     assert simulation.judge.certified
     alone = next(value for value in simulation.peers[1].disk.chain if value.members == (simulation.peers[0].id,))
     assert alone.round == 4
-    assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_PATIENCE_S
+    assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_TIMEOUT_S
     assert {peer.number for peer in simulation.peers if peer.running} == {1, 2, 3}
     for peer in simulation.peers[1:]:
         assert peer.course.obtaining.current
@@ -96,5 +96,5 @@ def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(
 def test_leaver_whose_state_takes_too_long_to_fetch_goes_when_its_patience_is_over() -> None:
     simulation = Gone(joined_and_left(9.3), Kit(work=Workload(state_bytes=12e8)))
     outcome = simulation.run()
-    assert 9.3 + LEAVE_PATIENCE_S <= simulation.left_at[0] < 9.3 + LEAVE_PATIENCE_S + 1.0
+    assert 9.3 + LEAVE_TIMEOUT_S <= simulation.left_at[0] < 9.3 + LEAVE_TIMEOUT_S + 1.0
     assert (outcome.violation, outcome.states_fetched) == ("", 0)  # nobody can go on: that is for a rebase to mend

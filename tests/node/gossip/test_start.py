@@ -23,7 +23,7 @@ from tests.node.ledger import GRID, state_of
 
 A, B = PeerId("a"), PeerId("b")
 LAYOUT = b"L" * 32
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Peers:
@@ -74,7 +74,7 @@ class Beginner:
             founder=founder,
             others=(A, B),
             accepts=self.accepts,
-            patience_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
             on_progress=lambda progress: None,
         )
 
@@ -114,8 +114,8 @@ async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained
 @in_trio
 async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_path: Path) -> None:
     one, began = Beginner(tmp_path), trio.current_time()
-    assert await one.start.attempt(began + PATIENCE_S - 0.1) is None
-    assert await one.start.attempt(began + PATIENCE_S) is not None
+    assert await one.start.attempt(began + TIMEOUT_S - 0.1) is None
+    assert await one.start.attempt(began + TIMEOUT_S) is not None
 
 
 @in_trio
@@ -136,7 +136,7 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     one.peers.gone = {A, B}
     assert await one.attempt() is None
     assert one.start.standings == {}
-    assert await one.start.attempt(trio.current_time() + 100 * PATIENCE_S) is None  # no founder draws nothing
+    assert await one.start.attempt(trio.current_time() + 100 * TIMEOUT_S) is None  # no founder draws nothing
     now = trio.current_time()
     assert [one.start.ask_due(now), one.start.ask_due(now), one.start.ask_due(now + ASK_PERIOD_S)] == [
         True,

@@ -11,7 +11,7 @@ import trio
 from shoal.collectives.progress import Waiting
 from shoal.node.rounds.copying import COPY_RETRY_S
 from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_S
-from shoal.node.rounds.reducing import FETCH_PATIENCE_S
+from shoal.node.rounds.reducing import FETCH_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameKind
@@ -181,7 +181,7 @@ def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
                 await trio.lowlevel.checkpoint()
             assert (len(catchup.copied), catchup.asked) == (1, [])
             if hangs:
-                await clock.pass_time(mesh, FETCH_PATIENCE_S)
+                await clock.pass_time(mesh, FETCH_TIMEOUT_S)
                 driver.fetch(value_with(plan.hash), mesh.peers[1:])
                 await until(lambda: catchup.cancelled and mesh.done[0])
                 await clock.pass_time(mesh, LONG_S)

@@ -14,7 +14,7 @@ from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
 from shoal.collectives.progress import Waiting
 from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
-from shoal.node.rounds.reducing import FETCH_PATIENCE_S, RELAYED_PATH_LIMIT_S, RELAYED_PATH_S, UNREACHABLE_LIMIT
+from shoal.node.rounds.reducing import FETCH_TIMEOUT_S, RELAYED_PATH_LIMIT_S, RELAYED_PATH_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
@@ -365,7 +365,7 @@ def test_finals_that_a_reduction_keeps_waiting_for_are_fetched_in_the_end(tmp_pa
         async with mesh.running():
             plan = await lacking_finals_of_the_second(mesh)
             mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
-            for _ in range(int(FETCH_PATIENCE_S)):
+            for _ in range(int(FETCH_TIMEOUT_S)):
                 mesh.lanes[0].received[mesh.peers[1]] += 1  # something else comes over its lanes
                 mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
                 assert mesh.catchups[0].asked == []

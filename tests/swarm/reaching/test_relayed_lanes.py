@@ -295,7 +295,7 @@ def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: 
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
             assert relay.relayed_lanes.relayed_lanes == 1
 
-    monkeypatch.setattr(lanes_module, "SUMMONS_PATIENCE_S", 0.2)
+    monkeypatch.setattr(lanes_module, "SUMMONS_TIMEOUT_S", 0.2)
     run(main)
 
 

@@ -1,4 +1,4 @@
-"""Patience with the lead: how long a member waits in each stage of a view before it moves to the next.
+"""Timeouts for the lead: how long a member waits in each stage of a view before it moves to the next.
 
 Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import RoundSettings
 
-PLAN_PATIENCE_S = 5.0
+PLAN_TIMEOUT_S = 5.0
 """Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
-PROPOSE_PATIENCE_S = 15.0  # for a proposal, having reported
+PROPOSE_TIMEOUT_S = 15.0  # for a proposal, having reported
 SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
-VOTE_PATIENCE_S = 10.0  # for votes
+VOTE_TIMEOUT_S = 10.0  # for votes
 DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
 
 TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
@@ -50,7 +50,7 @@ class Since:
         return now - self.at
 
 
-class Patience:
+class Timeouts:
     """The stage that a round is in for one member, since when, and for how long that may be."""
 
     def __init__(self, settings: RoundSettings) -> None:
@@ -104,9 +104,9 @@ class Patience:
         if self._stage == TRAIN:
             return None  # others may train for as long as they need
         if self._stage == PLAN:
-            return self._settings.grace_s + PLAN_PATIENCE_S
+            return self._settings.grace_s + PLAN_TIMEOUT_S
         if self._stage == PROPOSE:
-            return PROPOSE_PATIENCE_S
+            return PROPOSE_TIMEOUT_S
         if self._stage == VOTE or self._plan is None:
-            return VOTE_PATIENCE_S
-        return self._reduce_s() * (2 if self._repaired else 1) + PLAN_PATIENCE_S
+            return VOTE_TIMEOUT_S
+        return self._reduce_s() * (2 if self._repaired else 1) + PLAN_TIMEOUT_S
