@@ -30,8 +30,8 @@ from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.chain_places import choice_of
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
-from shoal.node.discovery.meeting import meetings_of
 from shoal.node.discovery.reaching import Reaching
+from shoal.node.discovery.rendezvous import rendezvous_of
 from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
@@ -201,15 +201,15 @@ class Node:
         self.reaching = Reaching(parts)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
         self.page = self._page()
-        meetings = meetings_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
+        rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
-        services = (self.finding, *meetings, self.reaching, self.auditing, *writers, self.page)
+        services = (self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
         self.services: Sequence[Service] = [service for service in services if service is not None]
 
     def _wire(self) -> None:
         """Connect what was made."""
         parts, rounds = self.parts, self.rounds
-        self.router.connect(self.traffic, parts.chunks, parting=self._either_leaves)
+        self.router.connect(self.traffic, parts.chunks, is_leaving=self._either_leaves)
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()

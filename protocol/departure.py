@@ -25,7 +25,7 @@ LINGER_S = 5.0  # after the last round, for the others to certify it too
 LEAVE_TIMEOUT_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
 
 
-class Parting(Enum):
+class LeaveStep(Enum):
     """What to do about leaving now."""
 
     STAY = auto()
@@ -86,23 +86,23 @@ class Departure:
         """Whether to make a contribution where nobody else does: who is to leave only hands over by it."""
         return not self.asked or self._hands_over(machine)
 
-    def advise(self, machine: RoundMachine, now: float) -> Parting:
+    def advise(self, machine: RoundMachine, now: float) -> LeaveStep:
         """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary."""
         if self._asked_at is None or self.left:
-            return Parting.STAY
+            return LeaveStep.STAY
         overdue = self.overdue(now)
         alone = machine.holds_alone()
         self.needed = not overdue and (alone or self._hands_over(machine))
         if self.needed:
             self._tell_of_waiting(machine)
-            return Parting.REST if alone and machine.phase is Phase.TRAIN else Parting.STAY
+            return LeaveStep.REST if alone and machine.phase is Phase.TRAIN else LeaveStep.STAY
         if overdue and alone:
             self._tell(only_copy_goes(machine.previous.state_round))
         elif overdue and self._hands_over(machine):
             self._tell(last_voter_goes(machine.previous.state_round))
         if not machine.agreement.member or not machine.leave_needs_promise() or overdue:
-            return Parting.STAY if machine.phase is Phase.CERTIFY and not overdue else Parting.GO
-        return Parting.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else Parting.STAY
+            return LeaveStep.STAY if machine.phase is Phase.CERTIFY and not overdue else LeaveStep.GO
+        return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
 
     def _hands_over(self, machine: RoundMachine) -> bool:
         return not self.finished and machine.hands_over()

@@ -1,11 +1,11 @@
 """A member's watch over the lead of its view: how long it waits, and when it moves to the next view.
 
     the living are no quorum                            ─► wait: nothing can be expected
-    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (meeting.py)
+    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (view_sync.py)
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
     the lead went on to another, and proposed nothing   ─► the same
-    the lead has not been met, nor anybody moved on     ─► the same, after `MEETING_S`
+    the lead has not been met, nor anybody moved on     ─► the same, after `VIEW_SYNC_S`
     the lead says nothing for too long (timeouts.py)    ─► the same
 
 When a swarm starts, or a member is started again, links come up one by one, and a quorum is often there before the
@@ -19,10 +19,10 @@ from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
-from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
+from shoal.protocol.view_sync import APART_S, common_view
 
-MEETING_S = 2.0
+VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
 
 
@@ -70,12 +70,12 @@ class LeadWatch:
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
-        meeting = meeting_view(facts.previous, view, promised, facts.alive, facts.leaves)
+        meeting = common_view(facts.previous, view, promised, facts.alive, facts.leaves)
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
-        awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
+        awaited = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S and not moved_on
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)

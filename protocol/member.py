@@ -38,7 +38,7 @@ from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, N
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
-from shoal.protocol.departure import LINGER_S, Departure, Parting
+from shoal.protocol.departure import LINGER_S, Departure, LeaveStep
 from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.early import EarlyMessages
 from shoal.protocol.effects import (
@@ -699,17 +699,17 @@ class Member:
 
     def _try_leave(self, machine: RoundMachine) -> Steps:
         """Promise to sign nothing more, where the round allows and somebody stays; then go."""
-        parting = self._departure.advise(machine, self._now)
+        leave_step = self._departure.advise(machine, self._now)
         while self._said:
             yield Tell(self._said.pop(0))
-        if parting is Parting.PROMISE:
+        if leave_step is LeaveStep.PROMISE:
             effects = machine.leave(self._now)
             yield from self._carry_out(effects)
             if any(isinstance(effect, Persist) for effect in effects):
                 yield from self._go()
-        elif parting is Parting.REST:
+        elif leave_step is LeaveStep.REST:
             yield from self._carry_out(machine.ready(self._absent(OBSERVER), self._now))
-        elif parting is Parting.GO:
+        elif leave_step is LeaveStep.GO:
             yield from self._go()
 
     def _go(self) -> Steps:

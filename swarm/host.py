@@ -37,8 +37,8 @@ from shoal.swarm.limits import (
     HALF_OPEN_PER_ADDRESS_LIMIT,
     Crowd,
     Door,
-    Guests,
     Memory,
+    PeerLimits,
     Reason,
     Refusals,
 )
@@ -130,7 +130,7 @@ class Host:
             is_known=lambda address: self.is_known(address),
         )
         self._targets = DialTargets()
-        guests = Guests(
+        peer_limits = PeerLimits(
             self.refusals,
             lambda peer: self.is_admitted(peer),
             lambda peer: self.is_expected(peer),
@@ -138,13 +138,13 @@ class Host:
             lambda peer: self.is_refused(peer),
             lambda peer: self.comes_first(peer),
         )
-        self._libp2p = transport.make_host(self._network, guests)
+        self._libp2p = transport.make_host(self._network, peer_limits)
         self.circuits = Circuits(self._network, self._libp2p, self.refusals)
         self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.dial_back_probes = DialBackProbes()
-        self._gossip = Gossip(self._libp2p, self.traffic, guests, self._memory)
+        self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory)
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 

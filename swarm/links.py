@@ -117,7 +117,7 @@ class _Link:
     takes_part: bool = False
 
 
-class Gatekeeper(Protocol):
+class AdmissionControl(Protocol):
     """Decides who is admitted and takes what links deliver; called in trio's thread, must not block."""
 
     def hello(self) -> Hello:
@@ -166,14 +166,14 @@ class Links:
         host: Control,
         swarm_id: SwarmId,
         sealer: Sealer,
-        gatekeeper: Gatekeeper,
+        admission_control: AdmissionControl,
         refusals: Refusals | None = None,
     ) -> None:
         self._host = host
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
-        self._gate = gatekeeper
+        self._gate = admission_control
         self._links: dict[PeerId, _Link] = {}
         self._promised: set[PeerId] = set()  # who is being welcomed
         self.message_relay = MessageRelay(sealer.peer_id)

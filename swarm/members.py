@@ -137,10 +137,10 @@ class Members:
         )
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
-        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
+        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, admission_control=self, refusals=host.refusals)
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
-        self._guests = Strangers(host)
+        self._strangers = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
@@ -181,7 +181,7 @@ class Members:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
-            nursery.start_soon(self._guests.run)
+            nursery.start_soon(self._strangers.run)
             nursery.start_soon(self.probe.run)
             task_status.started()
             nursery.start_soon(self._run_jobs)
@@ -245,7 +245,7 @@ class Members:
         reason = reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
-            self._guests.refused(peer)
+            self._strangers.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
         self._note_seen(peer)
         (before, _), known = self.book.order(peer), self.book.sealed(peer)
@@ -293,7 +293,7 @@ class Members:
 
     def full(self, peer: PeerId) -> Full:
         """Name others to a peer for which there is no place here."""
-        self._guests.refused(peer)
+        self._strangers.refused(peer)
         return Full(others=self._others(peer))
 
     def turned_away(self, peer: PeerId, full: Full) -> None:

@@ -29,7 +29,7 @@ from shoal.protocol.liveness import (
 )
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_COURTESY_S, DIAL_DEADLINE_S
+from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
@@ -133,15 +133,15 @@ class Watch:
             if other not in self.links and other not in self._remakes:
                 dial = self._dials.get(other)
                 if dial is None:
-                    dial = self._dials[other] = _Dial(now + self._courtesy_s(other))
+                    dial = self._dials[other] = _Dial(now + self._deferral_s(other))
                 if now >= dial.at:
                     dial.at = now + dial.backoff_s + DIAL_DEADLINE_S
                     dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)
                     self._greet(other, answer=False)
 
-    def _courtesy_s(self, other: int) -> float:
+    def _deferral_s(self, other: int) -> float:
         """Of two that know each other the lower PeerId dials at once; so does who has no link yet."""
-        return 0.0 if not self.links or self._peer.id < self._swarm.peers[other].id else DIAL_COURTESY_S
+        return 0.0 if not self.links or self._peer.id < self._swarm.peers[other].id else DIAL_DEFERRAL_S
 
     def _greet(self, other: int, *, answer: bool) -> None:
         hello = Hello(self._peer.life, self.machine.incarnation, answer)

@@ -45,7 +45,7 @@ from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 
 STRANGER_DEADLINE_S = 2.0  # for a connection to authenticate
 UNAUTHENTICATED_LIMIT = 64  # such connections at once
-MEETING_DEADLINE_S = 12.0
+TRAVERSAL_DEADLINE_S = 12.0
 """For a connection to a third, at which the one who wants a lane has to arrive as well."""
 CONNECTIONS_PER_ID_LIMIT = 4  # connections at once with one lane id
 PENDING_DEADLINE_S = 30.0  # a lane agreed on and not opened
@@ -187,7 +187,7 @@ class LaneListener:
     async def meet(self, stream: trio.SocketStream) -> None:
         """The listener's side of the hello on a connection that this node dialled, to where the two meet."""
         try:
-            with trio.move_on_after(MEETING_DEADLINE_S):
+            with trio.move_on_after(TRAVERSAL_DEADLINE_S):
                 await self._authenticate(stream, await receive_exactly(stream, LANE_ID_BYTES))
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
             logger.debug("nobody was met: %r", error)

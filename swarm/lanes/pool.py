@@ -17,7 +17,7 @@ it lacks, and when lanes gained nothing it says, by a summons, how many it wants
 side gets them.
 
 A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
-neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.meeting`).
+neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.traversal`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
-from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pairs import Pair
 from shoal.swarm.lanes.reach import LaneReach
@@ -56,6 +55,7 @@ from shoal.swarm.lanes.seal import (
 )
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.lanes.table import LaneTable
+from shoal.swarm.lanes.traversal import LaneTraversal
 from shoal.swarm.limits import Refusals
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.punching import Puncher
@@ -112,7 +112,7 @@ class LanePool:
         self.share: Callable[[Lane, SharedOffer], None] | None = None  # as the lanes'
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
-        self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
+        self._traversal = LaneTraversal(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
         self._table = LaneTable(self._new_pair)
 
@@ -177,11 +177,11 @@ class LanePool:
         if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         if asked.punch is not None:
-            return await self._meetings.answer(peer, asked, asked.punch)
+            return await self._traversal.answer(peer, asked, asked.punch)
         answer = self._listener.accept(peer, asked, self.addresses)
         self._table.pair(peer).asked_for = asked.lanes
         if asked.via is not None:
-            self._meetings.begin(asked.via)
+            self._traversal.begin(asked.via)
         return encode_handshake(answer)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
@@ -299,7 +299,7 @@ class LanePool:
         self._adopted = trio.Event()
         self._settle(keys.peer)
         if keys.relayed and lane.usable:
-            self._meetings.relayed(keys.peer, pair.count.wanted)
+            self._traversal.relayed(keys.peer, pair.count.wanted)
 
     def _new_pair(self, peer: PeerId) -> Pair:
         count = LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit)

@@ -137,7 +137,7 @@ async def nodes(*seeds: int) -> AsyncIterator[list[Node]]:
         for seed in seeds:
             who, gate = identity(seed), Gate()
             host = Host(identity=who, listen=LOOPBACK)
-            table = Links(host=host, swarm_id=SWARM, sealer=Sealer(who, SWARM, 1), gatekeeper=gate)
+            table = Links(host=host, swarm_id=SWARM, sealer=Sealer(who, SWARM, 1), admission_control=gate)
             await nursery.start(host.run)
             await nursery.start(table.run)
             made.append(Node(who, host, gate, table))
@@ -605,7 +605,7 @@ def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
 def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
     async def main() -> None:
         async with nodes(1) as (near,), stranger(9) as far:
-            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, gatekeeper=Gate())
+            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, admission_control=Gate())
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(table.run)

@@ -44,7 +44,7 @@ FOUNDER = 1
 def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", PLACES)
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
 def open_door(node: Node) -> None:
@@ -104,7 +104,7 @@ def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
 def test_newcomer_that_is_told_full_finds_a_place_with_the_others_that_it_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
 
     async def main() -> None:
         full, other, newcomer = Node(2), Node(4), Node(3)

@@ -122,7 +122,7 @@ def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: 
             assert SECRET[:8] not in b"".join(heard)
 
     monkeypatch.setattr("shoal.swarm.lanes.dial.HELLO_DEADLINE_S", 0.3)
-    monkeypatch.setattr("shoal.swarm.lanes.listener.MEETING_DEADLINE_S", 0.3)
+    monkeypatch.setattr("shoal.swarm.lanes.listener.TRAVERSAL_DEADLINE_S", 0.3)
     run(main)
 
 

@@ -8,8 +8,8 @@ from shoal.lab.signed import vote_of
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import Effect
-from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
+from shoal.protocol.view_sync import APART_S, common_view
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 
@@ -54,7 +54,7 @@ def test_meeting_view_is_the_lowest_that_can_be_decided(
     peers = [identity.peer_id for identity in identities]
     said = {peers[number]: up_to for number, up_to in promised.items()}
     alive, gone = {peers[number] for number in living}, {peers[number] for number in leaves}
-    assert meeting_view(previous, view, said, alive, gone) == meeting
+    assert common_view(previous, view, said, alive, gone) == meeting
 
 
 def test_promise_is_told_by_moves_and_by_votes() -> None:

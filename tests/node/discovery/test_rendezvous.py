@@ -1,4 +1,4 @@
-"""Meeting by SwarmId on real hosts on loopback, with strangers in between; and what is not believed, nor said."""
+"""Rendezvous by SwarmId on real hosts on loopback, with strangers in between; and what is not believed, nor said."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from shoal.node.config import NodeConfig
-from shoal.node.discovery import meeting as meeting_module
-from shoal.node.discovery.meeting import Meeting, Table, wants_table
+from shoal.node.discovery import rendezvous as rendezvous_module
+from shoal.node.discovery.rendezvous import Rendezvous, Table, wants_table
 from shoal.protocol.manifest import Manifest, NetworkSection
 from shoal.protocol.wire import SwarmId
 from shoal.swarm import dialling as dialling_module
@@ -55,7 +55,7 @@ class Seeker(Node):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         swarm_id = self.manifest.swarm_id
         keeps = self.members.links.linked().__contains__
-        meeting = Meeting(
+        meeting = Rendezvous(
             self.table or Kademlia(self.host, swarm_id, keeps=keeps),
             identity=identity(self.seed),
             boot=self.boot,
@@ -78,10 +78,10 @@ class Seeker(Node):
 @pytest.fixture(autouse=True)
 def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
-    monkeypatch.setattr(meeting_module, "LEAST_S", 0.05)
-    monkeypatch.setattr(meeting_module, "ALONE_S", 0.2)
-    monkeypatch.setattr(meeting_module, "ALONE_LIMIT_S", 0.5)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
+    monkeypatch.setattr(rendezvous_module, "LEAST_S", 0.05)
+    monkeypatch.setattr(rendezvous_module, "ALONE_S", 0.2)
+    monkeypatch.setattr(rendezvous_module, "ALONE_LIMIT_S", 0.5)
 
 
 @contextlib.asynccontextmanager

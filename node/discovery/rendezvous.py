@@ -1,4 +1,4 @@
-"""Meeting by SwarmId: this node's meeting point put where strangers keep it, and those of others looked up and met.
+"""Rendezvous by SwarmId: this node's meeting point put where strangers keep it, and those of others looked up and met.
 
     Kademlia   among the nodes that were named, linked or in the address book     see shoal.swarm.rendezvous.kademlia
     hivemind   in a DHT of hivemind's, by a process of its own                    see shoal.swarm.rendezvous.hivemind
@@ -38,9 +38,9 @@ ALONE_S, ALONE_LIMIT_S = 5.0, 120.0
 """Between two goes while nobody is, doubled each time."""
 LEAST_S = 2.0
 """Between any two goes."""
-MEETINGS_LIMIT = 32
+RENDEZVOUS_LIMIT = 32
 """Peers that are dialled after one look-up."""
-MEETINGS_AT_ONCE_LIMIT = 8
+RENDEZVOUS_AT_ONCE_LIMIT = 8
 MEET_DEADLINE_S = 5.0
 SEQUENCE_BITS = 32
 
@@ -75,7 +75,7 @@ def _on_this_machine(text: str) -> bool:
         return False
 
 
-class Meeting:
+class Rendezvous:
     """One node's way into one table. A service of the parts.
 
     addresses: where this node is, to be said. known: where others are that may keep points.
@@ -146,8 +146,8 @@ class Meeting:
     async def _meet(self, found: Sequence[bytes]) -> None:
         """Meet those of the swarm whose points hold, a bounded number of them chosen at random."""
         points = {point.peer: point for point in filter(None, map(self._checked, found))}
-        chosen = random.sample(sorted(points), min(MEETINGS_LIMIT, len(points)))
-        limiter = trio.CapacityLimiter(MEETINGS_AT_ONCE_LIMIT)
+        chosen = random.sample(sorted(points), min(RENDEZVOUS_LIMIT, len(points)))
+        limiter = trio.CapacityLimiter(RENDEZVOUS_AT_ONCE_LIMIT)
         async with trio.open_nursery() as nursery:
             for peer in chosen:
                 nursery.start_soon(self._meet_one, points[peer], limiter)
@@ -176,7 +176,7 @@ class Meeting:
             logger.warning("%s: %s", point.peer, error)
 
 
-def meetings_of(parts: Parts, book: AddressBook, addresses: Callable[[], Sequence[str]]) -> list[Service]:
+def rendezvous_of(parts: Parts, book: AddressBook, addresses: Callable[[], Sequence[str]]) -> list[Service]:
     """The services with which this node meets others by SwarmId: none, where its user wants none.
 
     addresses: where this node says that it is.
@@ -195,8 +195,8 @@ def meetings_of(parts: Parts, book: AddressBook, addresses: Callable[[], Sequenc
     def keeps(peer: PeerId) -> bool:
         return peer in bootstrap or peer in members.links.linked() or members.record_of(peer) is not None
 
-    def meeting(table: Table) -> Meeting:
-        return Meeting(
+    def meeting(table: Table) -> Rendezvous:
+        return Rendezvous(
             table,
             identity=parts.identity,
             boot=parts.boot,

@@ -22,7 +22,7 @@ APART_S = 2.0
 """So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""
 
 
-def meeting_view(
+def common_view(
     previous: Value, view: int, promised: Mapping[PeerId, int], living: Collection[PeerId], leaves: Collection[PeerId]
 ) -> int:
     """The lowest view from `view` on in which the round after `previous` can be decided; `view` if there is none.

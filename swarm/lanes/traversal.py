@@ -23,7 +23,7 @@ from shoal.swarm.lanes.seal import LaneAnswer, LaneOffer, LanePunch, LaneVia, en
 logger = logging.getLogger(__name__)
 
 
-class LaneMeetings:
+class LaneTraversal:
     """The meetings of one node. `jobs` run in its pool."""
 
     def __init__(self, *, me: PeerId, dialler: LaneDialler, listener: LaneListener, jobs: Jobs) -> None:
