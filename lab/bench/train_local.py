@@ -31,7 +31,7 @@ from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
-from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
+from shoal.protocol.planning import JOINER, PlanOrder, RoundSettings, absent_ready, make_plan
 from shoal.protocol.strategies.table import STRATEGIES
 
 
@@ -150,10 +150,10 @@ class LocalSwarm:
         """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
         head, members = self.head, self.head.members
         readies = self._announce()
-        seat = PlanSeat(view=0, attempt=0, planner=lead(head, 0), evicted=())
+        plan_order = PlanOrder(view=0, attempt=0, planner=lead(head, 0), evicted=())
         joiners = readies.keys() - set(members)
         settings = RoundSettings.of(self._manifest, self._fragments.of_round(head.next_round).numel)
-        plan = make_plan(head, seat, readies, weightless=joiners, settings=settings, deal=deal)
+        plan = make_plan(head, plan_order, readies, weightless=joiners, settings=settings, deal=deal)
         finals = self._reduce(plan)
         self.state, self.header = advance(self.state, finals, self._outer)
         self.head = Value(

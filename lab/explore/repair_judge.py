@@ -23,13 +23,13 @@ Closed = frozenset[tuple[bytes, PeerId]]
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One posted payload; `seat` is the (view, attempt) of the revision under which it was sent."""
+    """One posted payload; `plan_order` is the (view, attempt) of the revision under which it was sent."""
 
     sender: int
     to: int
     final: bool
     chunk: int
-    seat: tuple[int, int]
+    plan_order: tuple[int, int]
     lineage: bytes
     payload: bytes
 

@@ -221,7 +221,7 @@ class Members:
         reduction = self.states[number].reduction
         if reduction is None or reduction.lineage != parcel.lineage:
             return False
-        if parcel.seat > (reduction.plan.view, reduction.plan.attempt):
+        if parcel.plan_order > (reduction.plan.view, reduction.plan.attempt):
             return False
         run = Run(self.world, self.kit, position, self.states[number], {})
         run.deliver(parcel)

@@ -164,8 +164,10 @@ class _Walk(Walk):
         bag, reduction = self._parcels[position], self._members.states[self.state[position]].reduction
         if reduction is None:
             return ()
-        seat = (reduction.plan.view, reduction.plan.attempt)
-        here = [p for p in bag if p.lineage == reduction.lineage and p.seat <= seat]  # others wait for their plan
+        plan_order = (reduction.plan.view, reduction.plan.attempt)
+        here = [
+            p for p in bag if p.lineage == reduction.lineage and p.plan_order <= plan_order
+        ]  # others wait for their plan
         if not here:
             return ()
         parcel = self._rng.choice(here)

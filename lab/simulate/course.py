@@ -294,8 +294,8 @@ class Course(Reducing):
     def _check_standstill(self, machine: RoundMachine, now: float) -> None:
         plan, agreement = machine.plan, machine.agreement
         self._swarm.judge.view(self._peer.id, machine.previous.hash, agreement.view)
-        seat = None if plan is None else (plan.view, plan.attempt)
-        where = (machine.round, machine.phase, agreement.view, seat)
+        plan_order = None if plan is None else (plan.view, plan.attempt)
+        where = (machine.round, machine.phase, agreement.view, plan_order)
         if where != self._stood or not machine.has_quorum() or self._swarm.is_troubled(now):
             self._stood, self._stood_since = where, now
         elif now - self._stood_since > STANDSTILL_S:

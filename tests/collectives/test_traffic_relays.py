@@ -14,7 +14,7 @@ from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS, Routes
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import reroute_plan
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameKind
 from tests.collectives.reduce_lab import peer
@@ -37,8 +37,8 @@ def apart(net: Net, *pairs: tuple[int, int]) -> None:
 
 
 def rerouted(plan: Plan, *relays: Relay) -> Plan:
-    seat = PlanSeat(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=())
-    return reroute_plan(plan, seat, relays)
+    plan_order = PlanOrder(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=())
+    return reroute_plan(plan, plan_order, relays)
 
 
 def hops(net: Net) -> set[tuple[PeerId, PeerId, int]]:

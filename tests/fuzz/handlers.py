@@ -398,9 +398,9 @@ def frame_targets(rng: Any) -> Iterator[Target]:
 
     exchange = ChunkExchange(post=lambda peer, header, payload: None, lookup=lambda ref: memoryview(b"held"))
     current = Renewed(begun)
-    seat = {"round": plan.round, "scope": plan.lineage[:SCOPE_BYTES]}
+    plan_order = {"round": plan.round, "scope": plan.lineage[:SCOPE_BYTES]}
     heads = [
-        FrameHeader(kind=kind, length=100, chunk=1, total=100 if kind in BULK_KINDS else 0, **seat)  # type: ignore[arg-type]
+        FrameHeader(kind=kind, length=100, chunk=1, total=100 if kind in BULK_KINDS else 0, **plan_order)  # type: ignore[arg-type]
         for kind in FrameKind
         if kind not in (FrameKind.HELLO, FrameKind.CLOSE)
     ]

@@ -31,7 +31,7 @@ from shoal.protocol.effects import CloseOff, Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose
-from shoal.protocol.planning import Deal, PlanSeat, make_plan
+from shoal.protocol.planning import Deal, PlanOrder, make_plan
 from shoal.protocol.repair import revise_plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
@@ -248,9 +248,9 @@ class VotesBlindly(Agreement):
         return super()._receive_propose(sender, message)
 
 
-def forgets_finals(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
+def forgets_finals(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
     """Has everything of the evicted summed again, although somebody holds it."""
-    return revise_plan(plan, seat, {p: msgspec.structs.replace(h, chunks=()) for p, h in helds.items()}, deal)
+    return revise_plan(plan, plan_order, {p: msgspec.structs.replace(h, chunks=()) for p, h in helds.items()}, deal)
 
 
 BUGS: list[tuple[type, dict[str, Any], str]] = [

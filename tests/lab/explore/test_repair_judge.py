@@ -23,7 +23,7 @@ from shoal.lab.explore.repair_judge import (
 from shoal.lab.explore.repair_scope import RepairScope, World
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, OwnedRange, Plan, Vote, domain_hash
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import reroute_plan, revise_plan
 
 GONE = 2
@@ -59,8 +59,8 @@ def word(plan: Plan, *chunks: ChunkResults) -> Held:
 
 def revised(plan: Plan, helds: Helds, world: World) -> Plan:
     planner, gone = plan.participants[0].peer, plan.participants[GONE].peer
-    seat = PlanSeat(view=0, attempt=1, planner=planner, evicted=(gone,))
-    return revise_plan(plan, seat, {peer: words[0] for peer, words in helds.items()}, world.deal)
+    plan_order = PlanOrder(view=0, attempt=1, planner=planner, evicted=(gone,))
+    return revise_plan(plan, plan_order, {peer: words[0] for peer, words in helds.items()}, world.deal)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_right_revisions_pass(played: Round) -> None:
     assert played.revised.standing == (ChunkResults.of(0, {GONE: played.finals.chunks[GONE].result}),)
     assert wrong_revision(played.plan, played.revised, played.helds) is None
     assert wrong_revision(played.plan, played.dealt_anew, played.unheld) is None
-    rerouted = reroute_plan(played.plan, PlanSeat(view=0, attempt=1, planner=played.peers[0], evicted=()), ())
+    rerouted = reroute_plan(played.plan, PlanOrder(view=0, attempt=1, planner=played.peers[0], evicted=()), ())
     assert wrong_revision(played.plan, rerouted, {}) is None
     assert wrong_revision(None, played.plan, {}) is None
 

@@ -18,7 +18,7 @@ from shoal.node.rounds.reducing import FETCH_TIMEOUT_S, RELAYED_PATH_LIMIT_S, RE
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.ledger import Ledger, finals_of, plan_of
@@ -54,8 +54,8 @@ async def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId
         for n, peer in enumerate(mesh.peers)
         if peer not in evicted
     }
-    seat = PlanSeat(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
-    return revise_plan(plan, seat, helds, deal), helds
+    plan_order = PlanOrder(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
+    return revise_plan(plan, plan_order, helds, deal), helds
 
 
 def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> None:
