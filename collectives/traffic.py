@@ -121,7 +121,7 @@ class PlanTraffic:
         self._routes = routes
         self._frame_order = (plan.round, plan.view, plan.attempt)
         reduction = self._reduction if routes.passed else None
-        self.account = None if reduction is None else RelayAccount(reduction.form, routes.passed, self.account)
+        self.account = None if reduction is None else RelayAccount(reduction.final_format, routes.passed, self.account)
         self._changed.notify_all()
 
     def end(self) -> None:

@@ -29,7 +29,7 @@ How the schedules are kept few, without leaving out what somebody could see:
 Left out by default: plans heard after newer ones of the same lead (`stale`).
 
 Left out always: plans that give a reduction nothing but more time, relays, stalls that are told (they evict as beliefs
-do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), frames between `follow` and `repair`, and finals
+do), leaves, payloads in pieces (`test_reassembly.py`), frames between `follow` and `repair`, and finals
 that are fetched for a vote while a reduction of their plan goes on: any payload that was posted may arrive, so it may
 bring them. Finals that are copied into a reduction all come at once: of what was posted, any part may have arrived.
 """

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
@@ -237,11 +237,11 @@ class Run:
         """Those that lack come from somebody who has them all, by the plan that is followed or an earlier one."""
         reduction = self.reduction
         assert reduction is not None
-        form = FinalFormat(finals.plan)
+        final_format = FinalFormat(finals.plan)
         for chunk in sorted(reduction._finals_wanted):
-            reduction.take_copy(form.open(chunk, finals.chunks[chunk].payload))
+            reduction.take_copy(final_format.open(chunk, finals.chunks[chunk].payload))
             if chunk in reduction._finals:
-                self._judge_counted(reduction, reduction.form.source(chunk))
+                self._judge_counted(reduction, reduction.final_format.source(chunk))
         self._look_at_reduction()
 
     def _judge_counted(self, reduction: Reduction, source: PeerId) -> None:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import Finals
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong

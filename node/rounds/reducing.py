@@ -14,10 +14,10 @@ from functools import partial
 
 import trio
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.relay_account import RelayWatch
@@ -365,7 +365,7 @@ class ReductionDriver:
     def _watch_ways(self, reduction: Reduction, stall_s: float) -> RelayWatch | None:
         """Look at what this node passes on, if the plan that is followed has it pass anything on."""
         account, holding = self._traffic.account, self._traffic.holding
-        if account is None or account.form.plan != reduction.plan:
+        if account is None or account.final_format.plan != reduction.plan:
             return None
         planned = planned_ways(reduction.plan, account.ways)
         return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned)

@@ -151,7 +151,7 @@ class CatchUp:
 
         async def ask(peer: PeerId) -> float | None:
             try:
-                found[peer] = await self._form(peer, plan_hash)
+                found[peer] = await self._final_format(peer, plan_hash)
             except NetworkError as error:
                 logger.info("finals from %s: %s", peer, error)
             except RemoteError as error:
@@ -160,12 +160,12 @@ class CatchUp:
             return 0.0 if peer in found else None
 
         await ask_in_turn(ranked, ask)
-        for known, form in found.items():
+        for known, final_format in found.items():
             donors = [known, *(peer for peer in ranked if peer != known)]
-            return await self._finals_by(form, known, donors[:FINALS_DONORS])
+            return await self._finals_by(final_format, known, donors[:FINALS_DONORS])
         raise NetworkError(f"no peer has the finals of plan {plan_hash.hex()[:12]}")
 
-    async def _form(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
+    async def _final_format(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
         answer = await self._request(peer, GetFinals(plan=plan_hash))
         if isinstance(answer, Refusal):
             raise NetworkError(f"no finals: {answer.reason}")
@@ -188,18 +188,24 @@ class CatchUp:
         name = name if amended is None else amended.sync.plan_codec
         return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
 
-    async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
+    async def _finals_by(self, final_format: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
         found: dict[int, FinalChunk] = {}
 
         def take(final: FinalChunk) -> None:
             found[final.chunk] = final
 
-        every = range(form.plan.chunks)
-        self.donated = await self.copy_finals(form, every, donors, take, known=known)
-        return Finals(plan=form.plan, chunks=tuple(found[chunk] for chunk in every))
+        every = range(final_format.plan.chunks)
+        self.donated = await self.copy_finals(final_format, every, donors, take, known=known)
+        return Finals(plan=final_format.plan, chunks=tuple(found[chunk] for chunk in every))
 
     async def copy_finals(
-        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal, *, known: str = ""
+        self,
+        final_format: FinalFormat,
+        chunks: Iterable[int],
+        peers: Sequence[PeerId],
+        take: UseFinal,
+        *,
+        known: str = "",
     ) -> dict[PeerId, int]:
         """Some finals of a plan, each checked and handed to `take` in any thread; of `known` it is known to have them.
 
@@ -209,15 +215,15 @@ class CatchUp:
 
         async def introduce(peer: PeerId) -> None:
             if peer != known:
-                await self._form(peer, form.plan.hash)
+                await self._final_format(peer, final_format.plan.hash)
 
         def accept(ref: ChunkRef, data: memoryview, _: bytes | None) -> None:
-            take(form.open(ref.chunk, bytes(data)))
+            take(final_format.open(ref.chunk, bytes(data)))
 
-        scope = form.plan.hash[:SCOPE_BYTES]
+        scope = final_format.plan.hash[:SCOPE_BYTES]
         job = Job(
-            what=f"the finals of plan {form.plan.hash.hex()[:12]}",
-            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), form.payload_bytes(c)) for c in chunks],
+            what=f"the finals of plan {final_format.plan.hash.hex()[:12]}",
+            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), final_format.payload_bytes(c)) for c in chunks],
             here=(),
             introduce=introduce,
             accept=accept,

@@ -121,7 +121,7 @@ class Swarm:
         self.plans.append(plan)
         for n in range(len(self.weights)):
             self.nodes.append(self.fresh(n, plan))
-        owners = self.nodes[0].reduction.form.owner
+        owners = self.nodes[0].reduction.final_format.owner
         self.summed_by = {chunk: {owners(chunk)} for chunk in range(plan.chunks)}
 
     def fresh(self, n: int, plan: Plan) -> Node:
@@ -304,10 +304,10 @@ class Swarm:
 
     def _check_signers(self, finals: Finals) -> None:
         """Each final is signed by who the plan says; everyone signed a chunk once at most, and no other chunks."""
-        form = self.survivors()[0].reduction.form
+        final_format = self.survivors()[0].reduction.final_format
         standing = {chunk: result for part in self.plan.standing for chunk, result in part.by_chunk().items()}
         for chunk, final in enumerate(finals.chunks):
-            assert final.statement.owner == form.owner(chunk)
+            assert final.statement.owner == final_format.owner(chunk)
             assert final.statement.valid()
             assert final.statement.result == standing.get(chunk, final.statement.result)
         for node in self.nodes:

@@ -150,7 +150,7 @@ def test_relayed_frame_that_the_plan_does_not_provide_for_is_the_senders_fault(
 def test_relay_of_an_earlier_revision_is_none_any_more() -> None:
     net, given, plan = four(Relay(0, 1, 2))
     node = net.nodes[2]
-    size = net.begin(node, plan, given[2]).form.payload_bytes(0)
+    size = net.begin(node, plan, given[2]).final_format.payload_bytes(0)
     header = replace(header_of(plan, FrameKind.FINAL, 0), flags=PASS_ON | 1, total=size, length=size)
     assert node.traffic.region(peer(0), header) is not None
     net.revise(node, rerouted(plan, Relay(0, 1, 3)))

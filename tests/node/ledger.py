@@ -86,13 +86,13 @@ def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", gr
 
 def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Sequence[int] | None = None) -> Finals:
     """Finals of `plan` around random means, each signed by the chunk's owner."""
-    form = FinalFormat(plan)
+    final_format = FinalFormat(plan)
     mean = vector(seed, plan.numel)
     places = range(len(who)) if included is None else included
     payloads = []
-    for chunk, owner in enumerate(form.owners):
-        values = mean[slice(*form.grid.span(chunk))]
-        payloads.append(form.sign(who[owner], chunk, values, list(places)).payload.tobytes())
+    for chunk, owner in enumerate(final_format.owners):
+        values = mean[slice(*final_format.grid.span(chunk))]
+        payloads.append(final_format.sign(who[owner], chunk, values, list(places)).payload.tobytes())
     return Finals.open(plan, payloads)
 
 

@@ -82,9 +82,11 @@ def invention(box: Box, liar: Life, head: Value) -> Finals:
         numel=settings.numel,
         chunk_values=settings.chunk_values,
     )
-    form = FinalFormat(plan)
-    means = [np.full(form.grid.length(chunk), INVENTED, np.float32) for chunk in range(chunks)]
-    return Finals(plan=plan, chunks=tuple(form.sign(key, chunk, mean, [place]) for chunk, mean in enumerate(means)))
+    final_format = FinalFormat(plan)
+    means = [np.full(final_format.grid.length(chunk), INVENTED, np.float32) for chunk in range(chunks)]
+    return Finals(
+        plan=plan, chunks=tuple(final_format.sign(key, chunk, mean, [place]) for chunk, mean in enumerate(means))
+    )
 
 
 def test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody(tmp_path: Path, disks: Disks) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.collectives import reduce as reduce_module
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalChunk, FinalFormat
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.robust import combine
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
@@ -164,11 +164,11 @@ class CopiesRegardless(Reduction):
 class SignsAgain(Reduction):
     """Sums its chunks anew under every revision."""
 
-    def _follow(self, form: FinalFormat) -> None:
+    def _follow(self, final_format: FinalFormat) -> None:
         for chunk in self._signed:
             self._finals.pop(chunk, None)
         self._signed.clear()
-        super()._follow(form)
+        super()._follow(final_format)
 
 
 class KeepsNothing(Reduction):
@@ -181,8 +181,8 @@ class KeepsNothing(Reduction):
 class DividesByThePlan(Reduction):
     """Divides by the weights of all participants, whoever is in the sum."""
 
-    def _sum(self, form: FinalFormat, chunk: int, inbox: Any) -> FinalChunk:
-        everyone = np.float32(sum(p.weight for p in form.plan.participants))
+    def _sum(self, final_format: FinalFormat, chunk: int, inbox: Any) -> FinalChunk:
+        everyone = np.float32(sum(p.weight for p in final_format.plan.participants))
 
         def mean(how: Any, terms: Any, aggregate: Any, out: Any) -> Any:
             told = combine(how, terms, aggregate, out)
@@ -191,7 +191,7 @@ class DividesByThePlan(Reduction):
 
         reduce_module.combine = mean  # type: ignore[assignment]
         try:
-            return super()._sum(form, chunk, inbox)
+            return super()._sum(final_format, chunk, inbox)
         finally:
             reduce_module.combine = combine
 
@@ -208,9 +208,9 @@ class ChangesContribution(Reduction):
 class PostsAnother(Reduction):
     """Posts another final than the one that it signed."""
 
-    def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
+    def _post_to_all(self, final_format: FinalFormat, chunk: int, final: FinalChunk) -> None:
         payload = np.frombuffer(bytes([final.payload[0] ^ 1, *final.payload[1:]]), np.uint8)
-        super()._post_to_all(form, chunk, replace(final, payload=payload))
+        super()._post_to_all(final_format, chunk, replace(final, payload=payload))
 
 
 class HoldsBack(RoundMachine):

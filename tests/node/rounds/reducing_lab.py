@@ -59,10 +59,10 @@ class FakeCatchUp:
     cancelled: bool = False
 
     async def copy_finals(
-        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal
+        self, final_format: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal
     ) -> None:
         wanted = list(chunks)
-        self.copied.append((form.plan.hash, wanted, list(peers)))
+        self.copied.append((final_format.plan.hash, wanted, list(peers)))
         try:
             await trio.lowlevel.checkpoint()
             if self.hangs is not None:
@@ -73,7 +73,7 @@ class FakeCatchUp:
         if self.error is not None:
             raise self.error
         for chunk in wanted:
-            take(form.open(chunk, self.known[form.plan.hash].chunks[chunk].payload.copy()))
+            take(final_format.open(chunk, self.known[final_format.plan.hash].chunks[chunk].payload.copy()))
 
     async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
         self.asked.append((plan_hash, tuple(peers)))

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from shoal.collectives import pieces as pieces_module
+from shoal.collectives import reassembly as reassembly
 from shoal.collectives.codecs import U8
-from shoal.collectives.pieces import Pieces, fresh
+from shoal.collectives.reassembly import ReassemblyBuffer, fresh
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 
 SENDER = PeerId("sender")
 
 
-def lend(pieces: Pieces, offset: int, length: int) -> memoryview:
+def lend(pieces: ReassemblyBuffer, offset: int, length: int) -> memoryview:
     region = pieces.region(offset, length)
     assert region is not None
     return region
 
 
-def bring(pieces: Pieces, offset: int, data: bytes) -> bool:
+def bring(pieces: ReassemblyBuffer, offset: int, data: bytes) -> bool:
     """What a lane does with a frame."""
     region = lend(pieces, offset, len(data))
     region[:] = data
@@ -41,7 +41,7 @@ def test_payload_is_received_in_place_in_memory_asked_for_once() -> None:
         asked.append(size)
         return fresh(size)
 
-    pieces = Pieces(6, SENDER, allocate)
+    pieces = ReassemblyBuffer(6, SENDER, allocate)
     assert asked == []
     first, second = lend(pieces, 0, 4), lend(pieces, 4, 2)
     second[:] = b"ef"
@@ -55,7 +55,7 @@ def test_payload_is_received_in_place_in_memory_asked_for_once() -> None:
 
 
 def test_bytes_that_are_there_are_not_wanted_again() -> None:
-    pieces = Pieces(10, SENDER)
+    pieces = ReassemblyBuffer(10, SENDER)
     bring(pieces, 2, b"cdef")
     assert pieces.region(2, 4) is None
     assert pieces.region(3, 2) is None
@@ -64,7 +64,7 @@ def test_bytes_that_are_there_are_not_wanted_again() -> None:
 
 
 def test_first_delivery_of_a_byte_stands() -> None:
-    pieces = Pieces(4, SENDER)
+    pieces = ReassemblyBuffer(4, SENDER)
     bring(pieces, 1, b"bc")
     assert bring(pieces, 0, b"AXXD")
     assert pieces.joined().tobytes() == b"AbcD"
@@ -72,7 +72,7 @@ def test_first_delivery_of_a_byte_stands() -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 6), (2, 2), (0, 3), (5, 5), (0, 10)])
 def test_memory_that_is_lent_is_not_lent_again(offset: int, length: int) -> None:
-    pieces = Pieces(10, SENDER)
+    pieces = ReassemblyBuffer(10, SENDER)
     first = lend(pieces, 2, 4)
     second = lend(pieces, offset, length)
     assert not share_memory(first, second)
@@ -80,7 +80,7 @@ def test_memory_that_is_lent_is_not_lent_again(offset: int, length: int) -> None
 
 
 def test_lane_that_hangs_cannot_touch_what_another_delivered() -> None:
-    pieces = Pieces(10, SENDER)
+    pieces = ReassemblyBuffer(10, SENDER)
     hanging = lend(pieces, 0, 6)
     bring(pieces, 4, b"efgh")
     hanging[:] = b"??????"
@@ -92,7 +92,7 @@ def test_lane_that_hangs_cannot_touch_what_another_delivered() -> None:
 
 
 def test_what_a_slow_lane_brings_counts_where_it_is_still_missing() -> None:
-    pieces = Pieces(10, SENDER)
+    pieces = ReassemblyBuffer(10, SENDER)
     slow = lend(pieces, 0, 8)
     bring(pieces, 2, b"cd")
     slow[:] = b"abXXefgh"
@@ -102,7 +102,7 @@ def test_what_a_slow_lane_brings_counts_where_it_is_still_missing() -> None:
 
 
 def test_piece_that_is_said_to_be_there_twice_counts_once() -> None:
-    pieces = Pieces(4, SENDER)
+    pieces = ReassemblyBuffer(4, SENDER)
     region = lend(pieces, 0, 2)
     region[:] = b"ab"
     assert not pieces.add(0, region)
@@ -131,7 +131,7 @@ class Lanes:
     def run(self) -> None:
         rng = random.Random(self.seed)
         size = rng.randrange(1, 60)
-        payload, pieces, complete = bytes(rng.randbytes(size)), Pieces(size, SENDER), False
+        payload, pieces, complete = bytes(rng.randbytes(size)), ReassemblyBuffer(size, SENDER), False
         while not complete:
             if len(self.busy) < 5 and rng.random() < 0.6:
                 self._begin(pieces, size, rng)
@@ -143,14 +143,14 @@ class Lanes:
         assert self.seen == set(range(size))
         assert pieces.joined().tobytes() == payload
 
-    def _begin(self, pieces: Pieces, size: int, rng: random.Random) -> None:
+    def _begin(self, pieces: ReassemblyBuffer, size: int, rng: random.Random) -> None:
         start, stop = sorted((rng.randrange(size), rng.randrange(size)))
         region = pieces.region(start, stop + 1 - start)
         assert (region is None) == (set(range(start, stop + 1)) <= self.seen)
         if region is not None:
             self.busy.append(Lane(start, region, rng.random() < 0.3))
 
-    def _go_on(self, lane: Lane, pieces: Pieces, payload: bytes, rng: random.Random) -> bool:
+    def _go_on(self, lane: Lane, pieces: ReassemblyBuffer, payload: bytes, rng: random.Random) -> bool:
         stop = lane.offset + len(lane.region)
         if lane.fails:
             lane.region[:] = rng.randbytes(len(lane.region))
@@ -169,8 +169,8 @@ def test_lanes_in_any_order_with_any_overlap_and_failure_give_the_payload() -> N
 
 
 def test_single_bytes_are_refused_before_they_cost_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "PIECE_LIMIT", 64)
-    pieces = Pieces(10**6, SENDER)
+    monkeypatch.setattr(reassembly, "PIECE_LIMIT", 64)
+    pieces = ReassemblyBuffer(10**6, SENDER)
     for i in range(1, 64):
         bring(pieces, 2 * i, b"x")
     with pytest.raises(RemoteError, match="more than 64 pieces") as caught:
@@ -180,8 +180,8 @@ def test_single_bytes_are_refused_before_they_cost_memory(monkeypatch: pytest.Mo
 
 
 def test_regions_that_never_come_back_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "PIECE_LIMIT", 64)
-    pieces = Pieces(10**6, SENDER)
+    monkeypatch.setattr(reassembly, "PIECE_LIMIT", 64)
+    pieces = ReassemblyBuffer(10**6, SENDER)
     for i in range(63):
         lend(pieces, i, 1)
     with pytest.raises(RemoteError, match="more than 64 pieces"):

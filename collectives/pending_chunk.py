@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from shoal.collectives.codecs import U8
 from shoal.collectives.finals import FinalChunk
-from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion
+from shoal.collectives.reassembly import ReassemblyBuffer
 
 
-class Arrivals:
+class PendingChunk:
     """What came in for one chunk that this node owns, by the sender's place in the plan. Not thread-safe.
 
     arrived: the encoded chunks. payloads: they with their Merkle paths.
@@ -21,7 +21,7 @@ class Arrivals:
 
     def __init__(self, owing: Iterable[int]) -> None:
         self.owing = set(owing)
-        self.assembling: dict[int, Pieces] = {}
+        self.assembling: dict[int, ReassemblyBuffer] = {}
         self.arrived: dict[int, U8] = {}
         self.payloads: dict[int, U8] = {}
         self.excluded: list[Exclusion] = []

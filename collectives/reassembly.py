@@ -27,7 +27,7 @@ def fresh(size: int) -> U8:
     return np.empty(size, np.uint8)
 
 
-class Pieces:
+class ReassemblyBuffer:
     """A payload of `size` bytes from `sender`. Not thread-safe; its owner holds a lock.
 
     allocate: gives memory for the whole payload when the first piece comes.
