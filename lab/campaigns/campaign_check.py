@@ -26,8 +26,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Check, Witness, check_swarm
-from shoal.testnet.course import Course, settled_rounds
 from shoal.testnet.journal import Entry
+from shoal.testnet.run_record import RunRecord, settled_rounds
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MACHINE_S: Final = 3.0
@@ -110,11 +110,11 @@ class Findings:
 def examine(members: Sequence[Member], window: Window) -> Findings:
     """Judge the rounds of `window`. Blocks, for a second or so."""
     entries = sorted(_entries(members), key=lambda entry: entry.event.at)
-    course = _course(entries, len(members), window)
-    certified = [(node, event) for node, event in course.certified() if window.first <= event.round <= window.last]
+    run_record = _run_record(entries, len(members), window)
+    certified = [(node, event) for node, event in run_record.certified() if window.first <= event.round <= window.last]
     rounds = {(event.term, event.round) for _, event in certified}
     missing = set(range(window.first, window.last + 1)) - {number for _, number in rounds}
-    checked = _recompute(members, course, rounds)
+    checked = _recompute(members, run_record, rounds)
     forks = sorted(_forks(event for _, event in certified))
     broken = [line for member in members for line in broken_votes(member, window.first, window.last)]
     late = list(_late(entries, window))
@@ -162,20 +162,20 @@ def _entries(members: Sequence[Member]) -> Iterator[Entry]:
             yield Entry(member.index, event)
 
 
-def _course(entries: Sequence[Entry], nodes: int, window: Window) -> Course:
+def _run_record(entries: Sequence[Entry], nodes: int, window: Window) -> RunRecord:
     scenario = Scenario(nodes=nodes, rounds=ROUND_LIMIT)
-    return Course(
+    return RunRecord(
         scenario=scenario, began_at=window.released_at, ended_at=0.0, entries=tuple(entries), nodes=(), faults=()
     )
 
 
-def _recompute(members: Sequence[Member], course: Course, rounds: Collection[tuple[str, int]]) -> Check:
+def _recompute(members: Sequence[Member], run_record: RunRecord, rounds: Collection[tuple[str, int]]) -> Check:
     witnesses = [
         Witness(
             index=member.index,
             peer_id=member.peer_id,
             folder=member.folder,
-            settled=settled_rounds(course, member.index),
+            settled=settled_rounds(run_record, member.index),
         )
         for member in members
     ]

@@ -292,7 +292,7 @@ class Crowd(Rings):
         if sum(tokens_of(number) for number in cell.counted) != done.tokens:
             raise Violation("the reference", f"the weight of cell {cell.number} in round {done.round}")
         if head.seat is not None and self.seats.peers[head.seat].up:
-            self.seats.peers[head.seat].course.trained()
+            self.seats.peers[head.seat].peer_rounds.trained()
 
     def _given(self, number: int, round: int) -> Given:
         return given_by(self._how, self.seats.grid, self.made(number, round))

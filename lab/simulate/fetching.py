@@ -215,7 +215,7 @@ class Fetching:
         if peer.hung:
             return
         for donor in self.transfer.donors:
-            anything = int(peer.course.moved(donor).received)
+            anything = int(peer.peer_rounds.moved(donor).received)
             self.transfer.moved(donor, self._moved.get(donor, 0), anything, now)
         for donor in self.transfer.look(now):
             self._forget(peer.swarm.numbers[donor])

@@ -344,7 +344,7 @@ class Simulation:
         elif fault.kind == "pause":
             if not peer.up:
                 return
-            peer.course.pause()
+            peer.peer_rounds.pause()
             undo.life = peer.life
             action = undo.go_on
         elif fault.kind == "lie":
@@ -354,7 +354,7 @@ class Simulation:
             action = undo.come_clean
         else:
             if peer.up:
-                peer.course.ask_to_leave()
+                peer.peer_rounds.ask_to_leave()
             return
         if fault.duration_s is not None:
             self.timeline.after(fault.duration_s, action)
@@ -445,7 +445,7 @@ class Simulation:
     def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
         """The promises to leave in the round after `head` that every running member of it has heard."""
         members = [peer for peer in self.peers if peer.running and peer.id in head.members]
-        machines = [peer.course.machine for peer in members]
+        machines = [peer.peer_rounds.machine for peer in members]
         heard = [m.agreement.leaves if m is not None and m.previous.hash == head.hash else set() for m in machines]
         return set.intersection(*heard) if heard else set()
 
@@ -458,7 +458,7 @@ class Simulation:
     @staticmethod
     def _has(peer: SimulatedPeer, round: int) -> bool:
         """Whether a peer has the state of a round, or of a later one."""
-        return peer.disk.height >= round and peer.course.obtaining.current
+        return peer.disk.height >= round and peer.peer_rounds.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         now = max(self.timeline.now, 1e-9)

@@ -178,7 +178,7 @@ class Watch:
     def _lose(self, other: int) -> None:
         """There is no link any more: say so, and make it again."""
         del self.links[other]
-        self._peer.course.unlinked(other)
+        self._peer.peer_rounds.unlinked(other)
         self._carry_out(self.machine.connection_lost(self._swarm.peers[other].id, self._swarm.timeline.now))
         remake = self._remakes[other] = _Remake()
         self._later(REDIAL_PAUSE_S, self._again, other, remake)  # a connection's handshakes take their time as well
@@ -219,7 +219,7 @@ class Watch:
         """`other` said goodbye."""
         self._remakes.pop(other, None)
         if self.links.pop(other, None) is not None:
-            self._peer.course.unlinked(other)
+            self._peer.peer_rounds.unlinked(other)
         peer = self._swarm.peers[other].id
         self._carry_out(self.machine.connection_lost(peer, self._swarm.timeline.now, confirmed=True))
 
@@ -262,7 +262,7 @@ class Watch:
             return
         peer = self._swarm.peers[sender].id
         if known is not None and known != hello.life:  # it was started again before its death was noticed
-            self._peer.course.unlinked(sender)
+            self._peer.peer_rounds.unlinked(sender)
             self._carry_out(self.machine.connection_lost(peer, now))
         self.links[sender] = hello.life
         self._dials.pop(sender, None)
@@ -272,7 +272,7 @@ class Watch:
             self._greet(sender, answer=True)
         if known != hello.life:
             self._linked_at[sender] = now
-            self._peer.course.linked_to(sender)
+            self._peer.peer_rounds.linked_to(sender)
         for at, life, message in self._early.pop(sender, ()):
             if life == hello.life and now - at < ADMISSION_DEADLINE_S:
                 self._peer.receive(sender, message)

@@ -37,7 +37,7 @@ def test_member_with_the_only_copy_leaves_once_the_others_have_it_and_go_on_with
     assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_TIMEOUT_S
     assert {peer.number for peer in simulation.peers if peer.running} == {1, 2, 3}
     for peer in simulation.peers[1:]:
-        assert peer.course.obtaining.current
+        assert peer.peer_rounds.obtaining.current
         assert peer.disk.height > 5
         assert simulation.peers[0].id not in peer.disk.chain[-1].members
 
@@ -67,7 +67,7 @@ def test_seeded_leave_of_the_only_voter_stops_the_others_with_the_state_in_hand(
     assert outcome.violation == ""
     heads = {peer.disk.chain[-1].round for peer in simulation.peers if peer.running}
     assert heads == {4}
-    assert all(peer.course.obtaining.current for peer in simulation.peers if peer.running)
+    assert all(peer.peer_rounds.obtaining.current for peer in simulation.peers if peer.running)
 
 
 def joined_and_left(leaves_at_s: float) -> Scenario:

@@ -14,11 +14,11 @@ from blake3 import blake3
 from shoal.collectives.finals import FinalFormat
 from shoal.lab.simulate import judge as judge_module
 from shoal.lab.simulate import watch as watch_module
-from shoal.lab.simulate.course import DOERS
 from shoal.lab.simulate.many import simulate_many, violation_of
 from shoal.lab.simulate.network import IN_FLIGHT_S, Timeline
 from shoal.lab.simulate.outcome import Kit
 from shoal.lab.simulate.peer import QUEUES
+from shoal.lab.simulate.peer_rounds import DOERS
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Lie, Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import SETTLED_S, SIMULATED_TICK_S, Simulation, run_scenario

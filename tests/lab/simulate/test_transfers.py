@@ -115,7 +115,7 @@ def test_slow_donor_does_not_hold_the_transfer_up(ended: Transfers) -> None:
 def test_donor_that_owes_two_transfers_has_its_time_for_each() -> None:
     simulation = Simulation(joined())
     peer, donations, state, finals = simulation.peers[0], simulation.donations, b"state", b"finals"
-    peer.course = SimpleNamespace(transfers=[None, None])  # type: ignore[assignment]
+    peer.peer_rounds = SimpleNamespace(transfers=[None, None])  # type: ignore[assignment]
     donations.asked(peer, 1, {(finals, 0): 1})
     simulation.timeline.run(STALL_S - 0.5, lambda: False)
     donations.asked(peer, 1, {(state, 0): 1})
@@ -228,4 +228,4 @@ def test_request_for_more_chunks_than_allowed_is_refused() -> None:
     simulation = Simulation(joined())
     simulation.run()
     with pytest.raises(RemoteError, match="257 chunks at once"):
-        simulation.peers[0].course.serving.take(1, ChunkRequest(bytes(8), tuple(range(257))))
+        simulation.peers[0].peer_rounds.serving.take(1, ChunkRequest(bytes(8), tuple(range(257))))

@@ -28,7 +28,6 @@ from shoal.lab.simulate.talk import (
     ChainPart,
     ChunkFrame,
     ChunkRequest,
-    CourseTalk,
     FinalsAnswer,
     GetChain,
     GetFinals,
@@ -36,6 +35,7 @@ from shoal.lab.simulate.talk import (
     HeaderAnswer,
     Lacking,
     Payload,
+    PeerTalk,
     falsehoods,
 )
 from shoal.protocol.agreement import Broadcast, Mismatch
@@ -131,7 +131,7 @@ class NoWishes:
         raise LocalError("no state to go back to was sought")
 
 
-class Course(Reducing):
+class PeerRounds(Reducing):
     """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
 
     waits_alone = False
@@ -323,7 +323,7 @@ class Course(Reducing):
     @staticmethod
     def takes(message: object) -> bool:
         """Whether a message is for `take`."""
-        return isinstance(message, CourseTalk)
+        return isinstance(message, PeerTalk)
 
     def take(self, sender: int, message: object) -> None:
         """What moves state and chunks."""
@@ -538,40 +538,40 @@ class Course(Reducing):
 NOTHING_RELAYED: tuple[bytes, tuple[()]] = (b"", ())
 """Nothing is led through a third here."""
 
-DOERS: Mapping[type[Any], Callable[[Course, Any], Any]] = {
-    Announce: Course._announce,
-    Append: Course._append,
-    Apply: Course._apply,
-    BeginRound: Course._begin_round,
-    Blame: Course._blame,
-    Broadcast: Course._broadcast,
-    Certified: Course._nothing,
-    ClaimsAhead: Course._claims_ahead,
-    CloseOff: Course._close_off,
-    Contribute: Course._contribute,
-    Evicted: Course._stop,
-    Examine: Course._nothing,
-    FetchFinals: Course._need_finals,
-    FindWork: Course._find_work,
-    FinishWork: Course._nothing,
-    GiveWay: Course._nothing,
-    Goodbye: Course._goodbye,
-    Mismatch: Course._mismatch,
-    PauseTrainer: Course._pause_trainer,
-    Rejoin: Course._nothing,
-    Repair: Course._repair,
-    ResumeWork: Course._nothing,
-    SeekState: Course._seek_state,
-    Send: Course._send,
-    SettleWork: Course._nothing,
-    StandOnHead: Course._nothing,
-    StartReduce: Course._follow_plan,
-    StopReduction: Course._stop,
-    TakePart: Course._nothing,
-    Tell: Course._nothing,
-    Train: Course._train,
-    WatchReduction: Course._watch_reduction,
-    WorkOut: Course._work_out,
-    Write: Course._write,
+DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
+    Announce: PeerRounds._announce,
+    Append: PeerRounds._append,
+    Apply: PeerRounds._apply,
+    BeginRound: PeerRounds._begin_round,
+    Blame: PeerRounds._blame,
+    Broadcast: PeerRounds._broadcast,
+    Certified: PeerRounds._nothing,
+    ClaimsAhead: PeerRounds._claims_ahead,
+    CloseOff: PeerRounds._close_off,
+    Contribute: PeerRounds._contribute,
+    Evicted: PeerRounds._stop,
+    Examine: PeerRounds._nothing,
+    FetchFinals: PeerRounds._need_finals,
+    FindWork: PeerRounds._find_work,
+    FinishWork: PeerRounds._nothing,
+    GiveWay: PeerRounds._nothing,
+    Goodbye: PeerRounds._goodbye,
+    Mismatch: PeerRounds._mismatch,
+    PauseTrainer: PeerRounds._pause_trainer,
+    Rejoin: PeerRounds._nothing,
+    Repair: PeerRounds._repair,
+    ResumeWork: PeerRounds._nothing,
+    SeekState: PeerRounds._seek_state,
+    Send: PeerRounds._send,
+    SettleWork: PeerRounds._nothing,
+    StandOnHead: PeerRounds._nothing,
+    StartReduce: PeerRounds._follow_plan,
+    StopReduction: PeerRounds._stop,
+    TakePart: PeerRounds._nothing,
+    Tell: PeerRounds._nothing,
+    Train: PeerRounds._train,
+    WatchReduction: PeerRounds._watch_reduction,
+    WorkOut: PeerRounds._work_out,
+    Write: PeerRounds._write,
 }
 """What does each effect of a member. Nobody draws another S(0), goes back or bans here."""

@@ -1,6 +1,6 @@
 """What a testnet starts ends with it, however that ends: a few lines that run in place of a program and then become it.
 
-    python -I -S tether.py PARENT PROGRAM ARGUMENT…
+    python -I -S parent_death.py PARENT PROGRAM ARGUMENT…
 
 Nobody cleans up after a testnet or a benchmark that is killed by SIGKILL, and its nodes lead sessions of their own. So
 each asks the kernel for its own death before it is a node (PR_SET_PDEATHSIG, which a program inherits from what it
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def tethered(command: Sequence[str]) -> list[str]:
+def ended_with_parent(command: Sequence[str]) -> list[str]:
     """The command line by which the thread that starts it, and all processes it becomes, end together. On Linux."""
     if sys.platform != "linux":
         return list(command)

@@ -24,7 +24,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class RunRecord:
     """Everything that happened. began_at, ended_at: wall-clock seconds."""
 
     scenario: Scenario
@@ -69,17 +69,17 @@ class Course:
         return frozenset((event.term, event.round) for _, event in self.certified())
 
 
-def settled_rounds(course: Course, index: int) -> frozenset[tuple[str, int]]:
+def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:
     """The (term, round)s that a node certified and lived on after: all its files of these must be there."""
     settled: set[tuple[str, int]] = set()
     pending: set[tuple[str, int]] = set()
-    for entry in course.entries:
+    for entry in run_record.entries:
         if entry.node != index:
             continue
         if isinstance(entry.event, Started):  # a new process: what was pending, the old one may not have written
             pending.clear()
         settled |= pending
         pending.clear()
-        if course.counts(entry.event):
+        if run_record.counts(entry.event):
             pending.add((entry.event.term, entry.event.round))
     return frozenset(settled)
