@@ -35,12 +35,12 @@ from shoal.swarm.limits import (
     CONNECTION_LIMIT,
     HALF_OPEN_LIMIT,
     HALF_OPEN_PER_ADDRESS_LIMIT,
-    Crowd,
     Door,
     Memory,
     PeerLimits,
     Reason,
     Refusals,
+    UnprovenConnections,
 )
 from shoal.swarm.muxer import Muxer
 from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
@@ -122,7 +122,7 @@ class Host:
             is_known=lambda address: self.is_known(address),
             is_member=self._may_belong,
         )
-        self._half_open = Crowd(
+        self._half_open = UnprovenConnections(
             self.refusals,
             Reason.HALF_OPEN,
             limit=HALF_OPEN_LIMIT,

@@ -187,7 +187,7 @@ class Rates(Generic[Key]):
         return len(self._buckets)
 
 
-class Crowd:
+class UnprovenConnections:
     """Connections that have proven nothing yet, by IP address. Use from trio's thread.
 
     When there are too many, the oldest of the most crowded address gives way: it had its chance. is_known: whether an

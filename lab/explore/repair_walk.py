@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_judge import Parcel
 from shoal.lab.explore.repair_member import LOUD
-from shoal.lab.explore.repair_run import Kit, Passed
+from shoal.lab.explore.repair_run import Components, Passed
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.explore.repair_steps import Context, Outcome, told_parcel
 from shoal.lab.explore.search import OnProgress, State, Walk, ignore_progress, taken_from, walk_at_random
@@ -37,13 +37,18 @@ TRIES = 50
 
 
 def walk_repair(
-    scope: RepairScope, steps: int, seed: int, kit: Kit | None = None, *, on_progress: OnProgress = ignore_progress
+    scope: RepairScope,
+    steps: int,
+    seed: int,
+    components: Components | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
 ) -> RepairExploration:
     """Take `steps` random steps, in as many walks as it needs; chunks are dealt anew in each."""
     rng, found = random.Random(seed), _Found()
 
     def begin() -> _Walk:
-        return _Walk(replace(scope, reduced=False, shift=rng.randrange(scope.members)), rng, kit)
+        return _Walk(replace(scope, reduced=False, shift=rng.randrange(scope.members)), rng, components)
 
     figures = walk_at_random(begin, found.add, steps, on_progress)
     return RepairExploration(
@@ -81,9 +86,9 @@ _Kind = Callable[[int, tuple[int, ...], Context], Iterable[Outcome]]
 
 
 class _Walk(Walk):
-    def __init__(self, scope: RepairScope, rng: random.Random, kit: Kit | None) -> None:
+    def __init__(self, scope: RepairScope, rng: random.Random, components: Components | None) -> None:
         super().__init__(STEPS_PER_MEMBER_LIMIT * scope.members)
-        self.explorer = RepairExplorer(scope, kit)
+        self.explorer = RepairExplorer(scope, components)
         self.state: State = self.explorer.start
         self._rng = rng
         self._members = self.explorer.members
@@ -191,7 +196,7 @@ class _Walk(Walk):
         minded = [(i, members.messages[m]) for i, m in members.minded(position, self.state[position], voices)]
         minded.sort(key=repr)  # as in the bags
         heard = tuple(word for word in rng.sample(minded, len(minded)) if rng.random() < HEARD)
-        peers = members.world.peers
+        peers = members.setup.peers
         alive = frozenset(p for i, p in enumerate(peers) if i == position or rng.random() < self._alive)
         (passed,) = rng.choices(list(PASSED), list(PASSED.values()))
         return context.does(*context.looks(heard, alive, passed))

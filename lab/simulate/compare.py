@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
-from shoal.lab.simulate.cells import Crowd
+from shoal.lab.simulate.cells import Population
 from shoal.lab.simulate.gossip import GossipSwarm
-from shoal.lab.simulate.outcome import Kit, Outcome, Workload
+from shoal.lab.simulate.outcome import Components, Outcome, Workload
 from shoal.lab.simulate.rings import EXPECTED_ROUND_S
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation
@@ -106,7 +106,7 @@ def flat(conditions: Conditions, peers: int) -> Compared:
     began = time.perf_counter()
     faults = conditions.losses(peers, conditions.rounds * EXPECTED_ROUND_S)
     simulation = Simulation(
-        conditions.scenario(peers, conditions.rounds, faults), Kit(work=conditions.work(CHUNKS_PER_PEER * peers))
+        conditions.scenario(peers, conditions.rounds, faults), Components(work=conditions.work(CHUNKS_PER_PEER * peers))
     )
     outcome = simulation.run()
     bulk = sum(place.bulk_bytes for place in simulation.network.places)
@@ -116,13 +116,15 @@ def flat(conditions: Conditions, peers: int) -> Compared:
 def two_level(conditions: Conditions, peers: int) -> Compared:
     """Rows, then columns."""
     began = time.perf_counter()
-    crowd = Crowd(conditions.scenario(peers, conditions.rounds), Kit(work=conditions.work(0)))
-    crowd.churn = conditions.churn
-    outcome = crowd.run()
+    population = Population(conditions.scenario(peers, conditions.rounds), Components(work=conditions.work(0)))
+    population.churn = conditions.churn
+    outcome = population.run()
     took_s = time.perf_counter() - began
-    told = _of_rounds("two-level", crowd.seats, outcome, crowd.bulk_bytes(), peers, crowd.record_bytes, took_s)
-    by_heads = sum(place.control_bytes for place in crowd.seats.network.places)
-    return replace(told, head_control_bytes_per_s=by_heads / len(crowd.cells) / outcome.virtual_s)
+    told = _of_rounds(
+        "two-level", population.seats, outcome, population.bulk_bytes(), peers, population.record_bytes, took_s
+    )
+    by_heads = sum(place.control_bytes for place in population.seats.network.places)
+    return replace(told, head_control_bytes_per_s=by_heads / len(population.cells) / outcome.virtual_s)
 
 
 def _of_rounds(

@@ -84,7 +84,7 @@ class Fetching:
     _resting: bool = False
 
     def __post_init__(self) -> None:
-        self.transfer = self.peer.swarm.kit.transfer(self.job.sizes, here=frozenset(self.job.here))
+        self.transfer = self.peer.swarm.components.transfer(self.job.sizes, here=frozenset(self.job.here))
 
     @property
     def _now(self) -> float:

@@ -168,7 +168,7 @@ class Obtaining:
         self._confirming = False
         held = self._place_held()
         behind = len(self._disk.chain) - 1 - (held or 0)
-        if held is not None and behind <= self._swarm.kit.work.replayed_rounds:
+        if held is not None and behind <= self._swarm.components.work.replayed_rounds:
             self._replay(self._replayed)
         else:
             self._choose()
@@ -250,7 +250,7 @@ class Obtaining:
         """Which state to fetch: one that came in part, or the newest that most of those hold who hold any."""
         goal = self._disk.ledger.head
         begun = None if self._unfinished is None else self._unfinished[0]
-        lasts = begun is not None and goal.round <= begun.round + self._swarm.kit.work.replayed_rounds
+        lasts = begun is not None and goal.round <= begun.round + self._swarm.components.work.replayed_rounds
         if begun is not None and begun in self._disk.chain and lasts:
             self._holders(begun, sorted(self._peer.watch.links), partial(self._choose_begun, begun))
         else:

@@ -140,7 +140,7 @@ class PeerRounds(Reducing):
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
         self.member: Member = Member(
-            identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.kit.machine
+            identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.components.machine
         )
         self._inputs: deque[Input] = deque()
         self._feeding = False

@@ -67,7 +67,7 @@ class Reducing(ABC):
         self._stop_reduction()
         place = plan.number(peer.id)
         counted = place is not None and plan.participants[place].weight > 0
-        self._reduction = self._swarm.kit.reduction(
+        self._reduction = self._swarm.components.reduction(
             plan=plan,
             identity=peer.identity,
             contribution=self._disk.contribution if counted else None,

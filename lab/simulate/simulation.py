@@ -28,7 +28,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.grid import Grid
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
-from shoal.lab.simulate.outcome import Kit, Outcome
+from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import Disk, SimulatedPeer
 from shoal.lab.simulate.rollouts import RolloutSwarm
 from shoal.lab.simulate.scenario import Fault, Scenario
@@ -71,7 +71,7 @@ class Simulation:
     """A run of one scenario. `run` gives its outcome; everything is public for tests to look at."""
 
     scenario: Scenario
-    kit: Kit = field(default_factory=Kit)
+    components: Components = field(default_factory=Components)
 
     def __post_init__(self) -> None:
         scenario = self.scenario
@@ -82,7 +82,7 @@ class Simulation:
         self.keys = KeyRing(scenario.seed, real=scenario.real_keys)
         self.peers: list[SimulatedPeer] = []
         self.numbers: dict[str, int] = {}
-        work = self.kit.work
+        work = self.components.work
         self.chunk_bytes = work.model_bytes / work.chunks
         self.state_bytes = work.state_bytes
         self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
@@ -107,8 +107,8 @@ class Simulation:
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
-        self.judge = self.kit.judge(self.genesis, self.zero)
-        self.donations = self.kit.donations(self.tick_s)
+        self.judge = self.components.judge(self.genesis, self.zero)
+        self.donations = self.components.donations(self.tick_s)
         for _ in founders:
             self._add()
         for peer in self.peers:
@@ -120,7 +120,7 @@ class Simulation:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
         disk = Disk(ledger=Chain(self.genesis), state=self.zero, known=set(), held=self.genesis.hash)
-        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
+        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.components.work.train_s))
         self.peers.append(peer)
         self.numbers[peer.id] = number
         return peer
@@ -500,8 +500,8 @@ def _kind_of(message: Any) -> int:
     return known
 
 
-def run_scenario(scenario: Scenario, kit: Kit | None = None) -> Outcome:
+def run_scenario(scenario: Scenario, components: Components | None = None) -> Outcome:
     """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
     if scenario.rollouts:
-        return RolloutSwarm(scenario, kit).run()
-    return Simulation(scenario, kit or Kit()).run()
+        return RolloutSwarm(scenario, components).run()
+    return Simulation(scenario, components or Components()).run()

@@ -36,10 +36,10 @@ from shoal.swarm.limits import (
     LANE_ADDRESS_CONNECTIONS_PER_S,
     LANE_CONNECTIONS_BURST,
     LANE_CONNECTIONS_PER_S,
-    Crowd,
     Door,
     Reason,
     Refusals,
+    UnprovenConnections,
 )
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 
@@ -101,7 +101,7 @@ class LaneListener:
             newcomers_per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
             is_known=lambda address: self.is_known(address),
         )
-        self._strangers = Crowd(
+        self._strangers = UnprovenConnections(
             self.refusals,
             Reason.LANE_STRANGERS,
             limit=UNAUTHENTICATED_LIMIT,

@@ -16,7 +16,7 @@ from shoal.protocol.peering import Refusal, Welcome
 from shoal.swarm import limits
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host
-from shoal.swarm.limits import Crowd, Door, KnownHosts, Memory, Pace, PeerLimits, Rates, Reason, Refusals
+from shoal.swarm.limits import Door, KnownHosts, Memory, Pace, PeerLimits, Rates, Reason, Refusals, UnprovenConnections
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
 from tests.swarm.test_members import run as run_nodes
@@ -192,7 +192,7 @@ def test_strangers_share_what_goes_beyond_the_first_streams() -> None:
 def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
     async def main() -> None:
         refusals = Refusals()
-        crowd = Crowd(refusals, Reason.HALF_OPEN, limit=6, per_address=5)
+        crowd = UnprovenConnections(refusals, Reason.HALF_OPEN, limit=6, per_address=5)
         out: list[str] = []
         in_place = trio.Event()
 
@@ -228,7 +228,7 @@ def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
 def test_half_open_connections_of_members_addresses_give_way_last() -> None:
     async def main() -> None:
         known = {"member"}
-        crowd = Crowd(Refusals(), Reason.HALF_OPEN, limit=4, per_address=4, is_known=known.__contains__)
+        crowd = UnprovenConnections(Refusals(), Reason.HALF_OPEN, limit=4, per_address=4, is_known=known.__contains__)
         out: list[str] = []
 
         async def wait(address: str) -> None:

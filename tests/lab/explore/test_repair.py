@@ -21,7 +21,7 @@ from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.robust import combine
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
-from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.signed import report_of
 from shoal.protocol import leading as leading_module
@@ -41,8 +41,8 @@ from tests.protocol import seeded
 SMALL = {"views": 1, "attempts": 2}
 
 
-def explore(kit: Kit | None = None, limit: int | None = 60_000, **scope: Any) -> RepairExploration:
-    return RepairExplorer(RepairScope(**scope), kit).run(limit=limit)
+def explore(components: Components | None = None, limit: int | None = 60_000, **scope: Any) -> RepairExploration:
+    return RepairExplorer(RepairScope(**scope), components).run(limit=limit)
 
 
 def kinds(exploration: RepairExploration) -> list[str]:
@@ -271,14 +271,14 @@ BUGS: list[tuple[type, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("bug", "scope", "kind"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])
 def test_seeded_bug_is_found(bug: type, scope: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit = Kit()
+    components = Components()
     if issubclass(bug, Reduction):
-        kit = Kit(reduction=bug)
+        components = Components(reduction=bug)
     elif issubclass(bug, RoundMachine):
-        kit = Kit(machine=bug)
+        components = Components(machine=bug)
     else:
         monkeypatch.setattr(round_module, "Lead" if issubclass(bug, leading_module.Lead) else "Agreement", bug)
-    assert kinds(explore(kit, **scope)) == [kind]
+    assert kinds(explore(components, **scope)) == [kind]
 
 
 # Member 2 owns the chunk and signs it. The lead of view 0 returns in another life and plans anew, which member 2
@@ -315,7 +315,7 @@ def led(explorer: RepairExplorer, steps: Iterable[str]) -> RepairExplorer:
 )
 def test_owner_whose_reduction_is_taken_up_again_signs_what_it_signed(bug: type[Reduction], found: list[str]) -> None:
     scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=2, crashes=1)
-    exploration = led(RepairExplorer(scope, Kit(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
+    exploration = led(RepairExplorer(scope, Components(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
     assert kinds(exploration) == found
     assert exploration.repaired
 
@@ -343,7 +343,7 @@ def test_owner_that_is_killed_and_returns_signs_nothing_twice(
     late: int | None, returns: str, bug: type[RoundMachine], found: list[str]
 ) -> None:
     scope = RepairScope(members=3, views=1, attempts=2, chunks=1, shift=2, crashes=1, late=late)
-    exploration = led(RepairExplorer(scope, Kit(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
+    exploration = led(RepairExplorer(scope, Components(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
     assert kinds(exploration) == found
 
 
@@ -354,7 +354,7 @@ def test_plan_that_names_no_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return msgspec.structs.replace(plan, participants=nobody)
 
     monkeypatch.setattr(leading_module, "make_plan", without_lives)
-    exploration = explore(Kit(machine=FollowsAnyLife), members=2, views=1, crashes=1, chunks=1, late=0)
+    exploration = explore(Components(machine=FollowsAnyLife), members=2, views=1, crashes=1, chunks=1, late=0)
     assert kinds(exploration) == ["two results signed for one chunk"]
 
 

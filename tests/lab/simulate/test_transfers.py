@@ -11,7 +11,7 @@ import pytest
 
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import Violation
-from shoal.lab.simulate.outcome import Kit
+from shoal.lab.simulate.outcome import Components
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.simulation import Simulation, run_scenario
@@ -180,13 +180,13 @@ LIAR = joined(Fault(kind="lie", lie="chunk", peer=3, at_s=STRUCK_S, duration_s=6
 
 
 def test_seeded_wait_for_a_donor_that_hangs_is_found() -> None:
-    outcome = run_scenario(HUNG, Kit(transfer=WaitsForEver))
+    outcome = run_scenario(HUNG, Components(transfer=WaitsForEver))
     assert outcome.violation == "no wait too long"
     assert f"peer {NEWCOMER} still waits" in outcome.detail
 
 
 def test_seeded_requests_without_bound_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_scenario(joined(), Kit(transfer=AsksEveryone)).violation == "bounded requests"
+    assert run_scenario(joined(), Components(transfer=AsksEveryone)).violation == "bounded requests"
     monkeypatch.setattr(transfer_module._Donor, "has_room", lambda donor, size: True)
     outcome = run_scenario(joined())
     assert outcome.violation == "bounded requests"
