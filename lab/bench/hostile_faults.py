@@ -134,7 +134,7 @@ async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]
         await swarm.launch_with(original, "--take-over")
 
 
-STRIKES: Final[dict[str, Strike]] = {
+FAULTS: Final[dict[str, Strike]] = {
     **dict.fromkeys(sorted(STRANGERS), stranger),
     "links": siege,
     **dict.fromkeys(LYING_KINDS, lying_member),

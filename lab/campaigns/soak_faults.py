@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
-from shoal.lab.campaigns.soak_plan import SLOW_MBIT, Strike
+from shoal.lab.campaigns.soak_plan import SLOW_MBIT, SoakFault
 from shoal.protocol.errors import NetworkError
 from shoal.testnet import faults
 from shoal.testnet.scenario import Fault
@@ -15,7 +15,7 @@ from shoal.testnet.scenario import Fault
 LEAVE_DEADLINE_S: Final = 30.0
 
 
-async def strike_swarm(strike: Strike, swarm: LivingSwarm) -> str | None:
+async def inject_fault(strike: SoakFault, swarm: LivingSwarm) -> str | None:
     """Strike, wait as long as the fault lasts, and undo it; returns why it could not be done, None if it was."""
     errors = []
     for fault in faults_of(strike, len(swarm.nodes)):
@@ -31,7 +31,7 @@ async def strike_swarm(strike: Strike, swarm: LivingSwarm) -> str | None:
     return "; ".join(errors) or None
 
 
-def faults_of(strike: Strike, nodes: int) -> tuple[Fault, ...]:
+def faults_of(strike: SoakFault, nodes: int) -> tuple[Fault, ...]:
     """What a scenario calls it, one after the other, in a swarm of so many nodes. Who is ended comes back."""
     number, lasts_s = strike.number, strike.lasts_s
     if strike.kind in ("partition", "halves"):
