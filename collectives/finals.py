@@ -239,10 +239,10 @@ class Finals:
     @classmethod
     def open(cls, plan: Plan, payloads: Sequence[Encoded]) -> Self:
         """The finals of `plan` from all payloads in order, wherever they were kept. Raises RemoteError."""
-        form = FinalFormat(plan)
+        final_format = FinalFormat(plan)
         if len(payloads) != plan.chunks:
             raise RemoteError(f"{len(payloads)} finals of a plan of {plan.chunks} chunks")
-        return cls(plan=plan, chunks=tuple(form.open(chunk, data) for chunk, data in enumerate(payloads)))
+        return cls(plan=plan, chunks=tuple(final_format.open(chunk, data) for chunk, data in enumerate(payloads)))
 
     @property
     def sound(self) -> bool:

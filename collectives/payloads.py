@@ -40,19 +40,19 @@ class PayloadPool:
 
     def __init__(self, spare_bytes: int) -> None:
         self._spare_bytes = spare_bytes
-        self._shelves: dict[int, _Shelf] = {}
+        self._slabs: dict[int, _Slabs] = {}
         self._lock = threading.Lock()
 
     def take(self, size: int) -> U8:
         """(size,) uint8 of unspecified content, writeable."""
         room = -(-size // GRAIN_BYTES) * GRAIN_BYTES
         with self._lock:
-            shelf = self._shelves.get(room)
-            if shelf is None:
-                shelf = self._shelves[room] = _Shelf(room, self._spare_bytes)
-        slab, place = shelf.take()
+            slabs = self._slabs.get(room)
+            if slabs is None:
+                slabs = self._slabs[room] = _Slabs(room, self._spare_bytes)
+        slab, place = slabs.take()
         payload = np.frombuffer(slab.memory[place : place + room], np.uint8)
-        shelf.lend(payload, slab, place)
+        slabs.lend(payload, slab, place)
         return payload[:size]
 
     def prepare(self) -> None:
@@ -61,14 +61,14 @@ class PayloadPool:
         So payloads of the next reduction need not wait for pages, though earlier ones are still held. Blocks.
         """
         with self._lock:
-            shelves = list(self._shelves.values())
-        for shelf in shelves:
-            shelf.prepare()
+            all_slabs = list(self._slabs.values())
+        for slabs in all_slabs:
+            slabs.prepare()
 
     def spare_bytes(self) -> int:
         """How much memory is kept for payloads to come."""
         with self._lock:
-            return sum(shelf.spare_bytes() for shelf in self._shelves.values())
+            return sum(slabs.spare_bytes() for slabs in self._slabs.values())
 
 
 class _Slab:
@@ -96,7 +96,7 @@ class _Lent(weakref.ref[U8]):
         return super().__new__(cls, payload, gone)
 
 
-class _Shelf:
+class _Slabs:
     """The slabs of payloads that take `room` bytes.
 
     A payload may cease to exist at any point of any thread, also while this thread holds the lock: so what comes back

@@ -27,13 +27,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shoal.collectives.arrivals import Arrivals, Kept
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal, UseFinal
 from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
-from shoal.collectives.pieces import Pieces
+from shoal.collectives.pending_chunk import Kept, PendingChunk
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
+from shoal.collectives.reassembly import ReassemblyBuffer
 from shoal.collectives.robust import combine
 from shoal.collectives.summing import Term
 from shoal.protocol.errors import LocalError, RemoteError
@@ -86,34 +86,34 @@ class Reduction:
         self._signed = self._kept.signed
         self._completed = b""  # hash of the newest plan of which it was told that all is final
         self._finals = dict(self._kept.finals)
-        self._inboxes: dict[int, Arrivals] = {}
-        self._finals_wanted: dict[int, Pieces] = {}
+        self._inboxes: dict[int, PendingChunk] = {}
+        self._finals_wanted: dict[int, ReassemblyBuffer] = {}
         self._received: dict[PeerId, int] = {}
-        self.form = FinalFormat(plan)
-        self._first_owners = self.form.owners if plan.origin == NO_HASH else ()
-        self._follow(self.form)
+        self.final_format = FinalFormat(plan)
+        self._first_owners = self.final_format.owners if plan.origin == NO_HASH else ()
+        self._follow(self.final_format)
 
     @property
     def plan(self) -> Plan:
         """The revision that is followed now."""
-        return self.form.plan
+        return self.final_format.plan
 
-    def _follow(self, form: FinalFormat) -> None:
+    def _follow(self, final_format: FinalFormat) -> None:
         """Set up the tables for a revision, keeping what stands. The caller holds the lock, or nobody else is there."""
-        me, before = self._identity.peer_id, self.form
-        self._closed_to |= frozenset(form.plan.evicted)
-        self.form = form
-        self._finals = {chunk: final for chunk, final in self._finals.items() if form.accepts(final)}
-        for chunk in range(form.plan.chunks):
-            mine = form.owner(chunk) == form.source(chunk) == me
+        me, before = self._identity.peer_id, self.final_format
+        self._closed_to |= frozenset(final_format.plan.evicted)
+        self.final_format = final_format
+        self._finals = {chunk: final for chunk, final in self._finals.items() if final_format.accepts(final)}
+        for chunk in range(final_format.plan.chunks):
+            mine = final_format.owner(chunk) == final_format.source(chunk) == me
             if chunk in self._finals or not mine:
                 self._inboxes.pop(chunk, None)
             elif not (chunk in self._inboxes or chunk in self._summing or chunk in self._signed):
-                self._inboxes[chunk] = Arrivals(set(self._contributors) - {self._me})
+                self._inboxes[chunk] = PendingChunk(set(self._contributors) - {self._me})
             if chunk in self._finals or mine:
                 self._finals_wanted.pop(chunk, None)
-            elif chunk not in self._finals_wanted or form.source(chunk) != before.source(chunk):
-                self._finals_wanted[chunk] = self._final_pieces(form, chunk)
+            elif chunk not in self._finals_wanted or final_format.source(chunk) != before.source(chunk):
+                self._finals_wanted[chunk] = self._final_pieces(final_format, chunk)
         gone = {self._places[peer] for peer in self._closed_to if peer in self._places}
         for inbox in self._inboxes.values():
             inbox.owing -= gone
@@ -128,7 +128,7 @@ class Reduction:
             if self._started:
                 raise LocalError("a reduction is started once")
             self._started = True
-        self._go_on(self.form, {})
+        self._go_on(self.final_format, {})
 
     def close_off(self, evicted: Iterable[PeerId]) -> tuple[ChunkResults, ...]:
         """Take nothing more from these, and tell which finals are here, by the place of who signed them.
@@ -138,9 +138,11 @@ class Reduction:
         """
         with self._lock:
             self._closed_to |= frozenset(evicted)
-            form = self.form
-            told = [f for f in self._finals.values() if form.plan.origin != NO_HASH or f.owner in self._closed_to]
-        unsound = {error.chunk for error in self._verify(form, told)}
+            final_format = self.final_format
+            told = [
+                f for f in self._finals.values() if final_format.plan.origin != NO_HASH or f.owner in self._closed_to
+            ]
+        unsound = {error.chunk for error in self._verify(final_format, told)}
         by_signer: dict[int, dict[int, bytes]] = {}
         for final in told:
             if final.chunk not in unsound:
@@ -156,11 +158,11 @@ class Reduction:
         """
         if plan.lineage != self.lineage or self._identity.peer_id in plan.evicted:
             raise LocalError("this plan does not revise the reduction that is under way")
-        form = FinalFormat(plan)
+        final_format = FinalFormat(plan)
         with self._lock:
             newer = (plan.view, plan.attempt) >= (self.plan.view, self.plan.attempt) and plan != self.plan
             if newer and not self._closed:
-                self._follow(form)
+                self._follow(final_format)
 
     def repair(self, plan: Plan, held: Mapping[PeerId, Held]) -> None:
         """Go on by a revision, in the calling thread; `held` is what others have already, as far as is known.
@@ -168,12 +170,12 @@ class Reduction:
         Raises LocalError as `follow` does.
         """
         self.follow(plan)
-        self._go_on(self.form, held)
+        self._go_on(self.final_format, held)
 
-    def _go_on(self, form: FinalFormat, held: Mapping[PeerId, Held]) -> None:
-        """Do what `form` asks of this node and it has not done yet."""
-        self._send_contributions(form)
-        self._send_copies(form, held)
+    def _go_on(self, final_format: FinalFormat, held: Mapping[PeerId, Held]) -> None:
+        """Do what `final_format` asks of this node and it has not done yet."""
+        self._send_contributions(final_format)
+        self._send_copies(final_format, held)
         with self._lock:
             signed, owned = sorted(self._signed.items()), sorted(self._inboxes)
         for chunk, final in signed:
@@ -181,32 +183,32 @@ class Reduction:
         for chunk in owned:
             self._reduce_if_complete(chunk)
         with self._gate:
-            self._tell_if_complete(ReduceProgress(final=form.plan.chunks, total=form.plan.chunks))
+            self._tell_if_complete(ReduceProgress(final=final_format.plan.chunks, total=final_format.plan.chunks))
 
     def _tell_if_complete(self, progress: ReduceProgress) -> None:
         """Say once of every plan that all is final. The caller has passed the gate."""
         with self._lock:
-            form, count = self.form, len(self._finals)
-            if self._closed or count != form.plan.chunks or self._completed == form.plan.hash:
+            final_format, count = self.final_format, len(self._finals)
+            if self._closed or count != final_format.plan.chunks or self._completed == final_format.plan.hash:
                 return
-            self._completed = form.plan.hash
+            self._completed = final_format.plan.hash
         self._on_progress(progress)
 
-    def _send_contributions(self, form: FinalFormat) -> None:
+    def _send_contributions(self, final_format: FinalFormat) -> None:
         if self._contribution is None or self._me not in self._contributors:
             return
-        for chunk in sending_order(form.owners, self._me, len(self._places)):
-            to = form.owner(chunk)
-            has = (chunk, to) in self._sent and not self._dealt_anew(form, chunk)
+        for chunk in sending_order(final_format.owners, self._me, len(self._places)):
+            to = final_format.owner(chunk)
+            has = (chunk, to) in self._sent and not self._dealt_anew(final_format, chunk)
             if not (has or to in self._closed_to or chunk in self._finals):
                 self._sent.add((chunk, to))
                 self._send(to, FrameKind.CONTRIBUTION, chunk, self._contribution.payload(chunk))
 
-    def _dealt_anew(self, form: FinalFormat, chunk: int) -> bool:
+    def _dealt_anew(self, final_format: FinalFormat, chunk: int) -> bool:
         """Whether `chunk` is not with who owned it first: not everyone may have followed the revisions since."""
-        return form.owners[chunk : chunk + 1] != self._first_owners[chunk : chunk + 1]
+        return final_format.owners[chunk : chunk + 1] != self._first_owners[chunk : chunk + 1]
 
-    def _send_copies(self, form: FinalFormat, held: Mapping[PeerId, Held]) -> None:
+    def _send_copies(self, final_format: FinalFormat, held: Mapping[PeerId, Held]) -> None:
         """Post the finals that are to be had from here to those who did not say that they hold them.
 
         Not those that this node owned from the beginning: those were posted to everyone, who took them.
@@ -216,10 +218,10 @@ class Reduction:
         with self._lock:
             finals = sorted(self._finals.items())
         for chunk, final in finals:
-            owned = form.owners[chunk] == self._me and not self._dealt_anew(form, chunk)
-            if form.source(chunk) != me or owned:
+            owned = final_format.owners[chunk] == self._me and not self._dealt_anew(final_format, chunk)
+            if final_format.source(chunk) != me or owned:
                 continue
-            for to in form.plan.remaining():
+            for to in final_format.plan.remaining():
                 if to != me and has.get(to, {}).get(chunk) != final.result:
                     self._send(to, FrameKind.FINAL, chunk, final.payload.data)
 
@@ -244,8 +246,8 @@ class Reduction:
                 return None
             pieces = inbox.assembling.get(place)
             if pieces is None:
-                size = self.form.contribution_bytes(chunk)
-                pieces = inbox.assembling[place] = Pieces(size, sender, self._memory.take)
+                size = self.final_format.contribution_bytes(chunk)
+                pieces = inbox.assembling[place] = ReassemblyBuffer(size, sender, self._memory.take)
             return pieces.region(offset, length)
 
     def contribution_received(self, sender: PeerId, chunk: int, offset: int, region: memoryview) -> None:
@@ -264,9 +266,9 @@ class Reduction:
             if not pieces.add(offset, region):
                 return
             del inbox.assembling[place]
-        form, root = self.form, self.plan.participants[place].root
+        final_format, root = self.final_format, self.plan.participants[place].root
         payload = pieces.joined()
-        encoded = encoded_part(payload, grid=form.grid, codec=form.contributed, chunk=chunk, root=root)
+        encoded = encoded_part(payload, grid=final_format.grid, codec=final_format.contributed, chunk=chunk, root=root)
         with self._lock:
             if place not in inbox.owing:
                 return  # evicted meanwhile
@@ -277,7 +279,7 @@ class Reduction:
                 inbox.arrived[place], inbox.payloads[place] = encoded, payload
         self._reduce_if_complete(chunk)
 
-    def _inbox_for(self, sender: PeerId, place: int, chunk: int) -> Arrivals | None:
+    def _inbox_for(self, sender: PeerId, place: int, chunk: int) -> PendingChunk | None:
         """Where a contribution belongs that is still wanted. The caller holds the lock."""
         if self._closed or sender in self._closed_to:
             return None
@@ -288,9 +290,9 @@ class Reduction:
         place = self._places.get(sender)
         if place is None or place == self._me or place not in self._contributors:
             raise RemoteError("a contribution from who does not contribute", peer=sender)
-        if not 0 <= chunk < self.form.chunks:
+        if not 0 <= chunk < self.final_format.chunks:
             raise RemoteError(f"a contribution to chunk {chunk}, which there is not", peer=sender)
-        if offset < 0 or length < 1 or offset + length > self.form.contribution_bytes(chunk):
+        if offset < 0 or length < 1 or offset + length > self.final_format.contribution_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside contributed chunk {chunk}", peer=sender)
         return place
 
@@ -304,46 +306,48 @@ class Reduction:
                 return
             del self._inboxes[chunk]
             self._summing.add(chunk)
-            form = self.form
-        final = self._sum(form, chunk, inbox)
+            final_format = self.final_format
+        final = self._sum(final_format, chunk, inbox)
         with self._lock:
             self._summing.remove(chunk)
             final = self._signed.setdefault(chunk, final)
         self._finish(chunk, final, tuple(inbox.excluded))
 
-    def _sum(self, form: FinalFormat, chunk: int, inbox: Arrivals) -> FinalChunk:
+    def _sum(self, final_format: FinalFormat, chunk: int, inbox: PendingChunk) -> FinalChunk:
         """What becomes of what arrived, in plan order, signed; zeros if it is nobody's."""
         if self._contribution is not None and self._me in self._contributors:
             inbox.arrived[self._me] = self._contribution.encoded(chunk)
         terms = [
-            Term(place, form.plan.participants[place].weight, inbox.arrived[place], form.plan.clip(place))
+            Term(
+                place, final_format.plan.participants[place].weight, inbox.arrived[place], final_format.plan.clip(place)
+            )
             for place in self._contributors
             if place in inbox.arrived
         ]
-        payload, mean = form.draft(chunk, self._memory)
-        included, undecodable = combine(form.contributed, terms, form.aggregate, mean)
+        payload, mean = final_format.draft(chunk, self._memory)
+        included, undecodable = combine(final_format.contributed, terms, final_format.aggregate, mean)
         for place in undecodable:
             proof = inbox.payloads[place].tobytes() if place in inbox.payloads else b""
-            inbox.excluded.append(Exclusion(form.plan.participants[place].peer, Reason.UNDECODABLE, proof))
-        return form.sign(self._identity, chunk, mean, included, payload)
+            inbox.excluded.append(Exclusion(final_format.plan.participants[place].peer, Reason.UNDECODABLE, proof))
+        return final_format.sign(self._identity, chunk, mean, included, payload)
 
     def _finish(self, chunk: int, final: FinalChunk, excluded: tuple[Exclusion, ...] = ()) -> None:
         """Post the final if it is this node's own, then count it and say so; all behind the gate."""
         with self._gate:
             with self._lock:
-                form = self.form
+                final_format = self.final_format
                 if not self._takes(final):
                     return
             if final.owner == self._identity.peer_id:
-                self._post_to_all(form, chunk, final)
+                self._post_to_all(final_format, chunk, final)
             with self._lock:
                 if not self._takes(final):  # closed off, or revised, meanwhile
                     return
                 self._finals[chunk] = final
                 self._finals_wanted.pop(chunk, None)
                 count = len(self._finals)
-            progress = ReduceProgress(chunk=chunk, final=count, total=form.chunks, excluded=excluded)
-            if count < form.chunks:
+            progress = ReduceProgress(chunk=chunk, final=count, total=final_format.chunks, excluded=excluded)
+            if count < final_format.chunks:
                 self._on_progress(progress)
             else:
                 self._tell_if_complete(progress)
@@ -354,13 +358,13 @@ class Reduction:
         Not if it is there already, or of an owner, or a revision, that has been replaced.
         """
         mine = final.owner == self._identity.peer_id
-        refused = not mine and self.form.source(final.chunk) in self._closed_to
-        return not (self._closed or refused or final.chunk in self._finals) and self.form.accepts(final)
+        refused = not mine and self.final_format.source(final.chunk) in self._closed_to
+        return not (self._closed or refused or final.chunk in self._finals) and self.final_format.accepts(final)
 
-    def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
-        n = len(form.plan.participants)
+    def _post_to_all(self, final_format: FinalFormat, chunk: int, final: FinalChunk) -> None:
+        n = len(final_format.plan.participants)
         for place in ((self._me + i) % n for i in range(1, n)):
-            to = form.plan.participants[place].peer
+            to = final_format.plan.participants[place].peer
             if to not in self._closed_to:
                 self._post(to, FrameKind.FINAL, chunk, final.payload.data)
 
@@ -388,16 +392,16 @@ class Reduction:
             if not pieces.add(offset, region):
                 return
             del self._finals_wanted[chunk]  # taken by this thread
-            form = self.form
+            final_format = self.final_format
         try:
-            final = form.read(chunk, pieces.joined())
+            final = final_format.read(chunk, pieces.joined())
             final.hash_now()  # it was just deciphered, and is in this core's cache
-            if not form.accepts(final):
+            if not final_format.accepts(final):
                 raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=final.owner)
         except RemoteError:
             with self._lock:
-                if self.form is form and chunk not in self._finals:  # a copy may have come meanwhile
-                    self._finals_wanted[chunk] = self._final_pieces(form, chunk)
+                if self.final_format is final_format and chunk not in self._finals:  # a copy may have come meanwhile
+                    self._finals_wanted[chunk] = self._final_pieces(final_format, chunk)
             raise
         self._finish(chunk, final)
 
@@ -406,20 +410,20 @@ class Reduction:
         if final.lineage == self.lineage:
             self._finish(final.chunk, final)
 
-    def _pieces_for(self, sender: PeerId, chunk: int) -> Pieces | None:
+    def _pieces_for(self, sender: PeerId, chunk: int) -> ReassemblyBuffer | None:
         """Where a final belongs that is still wanted, from this sender. The caller holds the lock."""
-        if self._closed or sender in self._closed_to or self.form.source(chunk) != sender:
+        if self._closed or sender in self._closed_to or self.final_format.source(chunk) != sender:
             return None
         return self._finals_wanted.get(chunk)
 
-    def _final_pieces(self, form: FinalFormat, chunk: int) -> Pieces:
-        return Pieces(form.payload_bytes(chunk), form.source(chunk), self._memory.take)
+    def _final_pieces(self, final_format: FinalFormat, chunk: int) -> ReassemblyBuffer:
+        return ReassemblyBuffer(final_format.payload_bytes(chunk), final_format.source(chunk), self._memory.take)
 
     def _check_final(self, sender: PeerId, chunk: int, offset: int, length: int) -> None:
         place = self._places.get(sender)
-        if not 0 <= chunk < self.form.chunks or place is None or place == self._me:
+        if not 0 <= chunk < self.final_format.chunks or place is None or place == self._me:
             raise RemoteError(f"a final of chunk {chunk} from who takes no part", peer=sender)
-        if offset < 0 or length < 1 or offset + length > self.form.payload_bytes(chunk):
+        if offset < 0 or length < 1 or offset + length > self.final_format.payload_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside final {chunk}", peer=sender)
 
     # --- checking what owners signed, off the critical path ---
@@ -431,18 +435,18 @@ class Reduction:
         in the thread that checked it, while it is in the cache.
         """
         with self._lock:
-            form, finals = self.form, list(self._finals.values())
-        return self._verify(form, finals, threads, then)
+            final_format, finals = self.final_format, list(self._finals.values())
+        return self._verify(final_format, finals, threads, then)
 
     def _verify(
-        self, form: FinalFormat, finals: Sequence[FinalChunk], threads: int = 1, then: UseFinal | None = None
+        self, final_format: FinalFormat, finals: Sequence[FinalChunk], threads: int = 1, then: UseFinal | None = None
     ) -> list[UnsoundFinal]:
-        unsound = form.verify_all(finals, threads, then)
+        unsound = final_format.verify_all(finals, threads, then)
         with self._lock:
             for final, _ in unsound:
                 if self._finals.get(final.chunk) is final:  # no revision has replaced it meanwhile
                     del self._finals[final.chunk]
-                    self._finals_wanted[final.chunk] = self._final_pieces(self.form, final.chunk)
+                    self._finals_wanted[final.chunk] = self._final_pieces(self.final_format, final.chunk)
                     self._completed = b""
         return [error for _, error in unsound]
 
@@ -461,7 +465,7 @@ class Reduction:
         """The peers of whom something is still missing here."""
         with self._lock:
             owing = {place for inbox in self._inboxes.values() for place in inbox.owing}
-            late = {self.form.source(chunk) for chunk in self._finals_wanted}
+            late = {self.final_format.source(chunk) for chunk in self._finals_wanted}
         contributions = frozenset(self.plan.participants[place].peer for place in owing)
         return Waiting(contributions=contributions, finals=frozenset(late))
 
@@ -472,7 +476,7 @@ class Reduction:
                 return set(), set()
             place = self._places.get(peer)
             contributions = {chunk for chunk, inbox in self._inboxes.items() if place in inbox.owing}
-            return contributions, {chunk for chunk in self._finals_wanted if self.form.source(chunk) == peer}
+            return contributions, {chunk for chunk in self._finals_wanted if self.final_format.source(chunk) == peer}
 
     @property
     def final_chunks(self) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from shoal.collectives.finals import FinalFormat
-from shoal.collectives.passing import Holding, Way
+from shoal.collectives.frame_relay import Holding, Way
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import StallWatch
 from shoal.protocol.errors import RemoteError
@@ -49,18 +49,18 @@ class RelayAccount:
     before: the same under the revision before, if there is one; what came a way then need not come again.
     """
 
-    def __init__(self, form: FinalFormat, ways: Iterable[Way], before: RelayAccount | None = None) -> None:
-        self.form = form
+    def __init__(self, final_format: FinalFormat, ways: Iterable[Way], before: RelayAccount | None = None) -> None:
+        self.final_format = final_format
         self._lock: threading.Lock = threading.Lock() if before is None else before._lock
         known: dict[Way, _Passed] = {} if before is None else before._passed
         self._passed: dict[Way, _Passed] = {way: known[way] if way in known else _Passed() for way in ways}
-        plan = form.plan
+        plan = final_format.plan
         standing = {chunk for results in plan.standing for chunk in results.by_chunk()}
-        self._copied = frozenset(form.source(chunk) for chunk in standing)
+        self._copied = frozenset(final_format.source(chunk) for chunk in standing)
         self._owned: dict[PeerId, set[int]] = {}
-        for chunk in range(form.chunks):
+        for chunk in range(final_format.chunks):
             if chunk not in standing:
-                self._owned.setdefault(form.owner(chunk), set()).add(chunk)
+                self._owned.setdefault(final_format.owner(chunk), set()).add(chunk)
         self._contributors = {plan.participants[place].peer for place in plan.contributors()}
 
     @property
@@ -70,7 +70,7 @@ class RelayAccount:
 
     def check(self, sender: PeerId, header: FrameHeader) -> None:
         """Raise RemoteError unless the frame is one of those into which a payload of the plan is cut."""
-        if 0 <= header.chunk < self.form.chunks:
+        if 0 <= header.chunk < self.final_format.chunks:
             size, offset = self._size(header.kind, header.chunk), header.offset
             if offset % FRAME_LIMIT_BYTES == 0 and 0 < header.length == min(FRAME_LIMIT_BYTES, size - offset):
                 return
@@ -143,7 +143,7 @@ class RelayAccount:
 
     def _size(self, kind: FrameKind, chunk: int) -> int:
         final = kind is FrameKind.FINAL
-        return self.form.payload_bytes(chunk) if final else self.form.contribution_bytes(chunk)
+        return self.final_format.payload_bytes(chunk) if final else self.final_format.contribution_bytes(chunk)
 
 
 class RelayWatch:
@@ -161,7 +161,7 @@ class RelayWatch:
         stall_s: float,
         planned: Mapping[Way, float],
     ) -> None:
-        self.plan = account.form.plan
+        self.plan = account.final_format.plan
         self._account = account
         self._reduction = reduction
         self._holding = holding

@@ -15,7 +15,7 @@ what it has already.
 Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
 frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
 contributions are checked against their root, and finals against their owner's signature, wherever they come from. How
-much a relay holds, and who keeps the rest back, is in passing.py.
+much a relay holds, and who keeps the rest back, is in frame_relay.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shoal.collectives.passing import Holding, Window, window_bytes
+from shoal.collectives.frame_relay import Holding, Window, window_bytes
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.relay_account import RelayAccount
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -55,9 +55,9 @@ ANSWER = 1
 
 logger = logging.getLogger(__name__)
 
-Seat = tuple[int, int, int]
+FrameOrder = tuple[int, int, int]
 """(round, view, attempt): the order of plans."""
-_NEVER: Seat = (1 << 64, 0, 0)
+_NEVER: FrameOrder = (1 << 64, 0, 0)
 Waiting = Callable[[PeerId, bytes], Collection[tuple[FrameKind, int]]]
 
 
@@ -83,7 +83,7 @@ class PlanTraffic:
         self._reduction: Reduction | None = None
         self._routes = Routes()
         self._scope = b""
-        self._seat: Seat = (0, 0, 0)
+        self._frame_order: FrameOrder = (0, 0, 0)
         self._past: deque[bytes] = deque(maxlen=PAST_LIMIT)
         self._sent: dict[PeerId, list[_Sent]] = {}
         self._refused: dict[PeerId, list[_Sent]] = {}
@@ -119,9 +119,9 @@ class PlanTraffic:
 
     def _follow(self, plan: Plan, routes: Routes) -> None:
         self._routes = routes
-        self._seat = (plan.round, plan.view, plan.attempt)
+        self._frame_order = (plan.round, plan.view, plan.attempt)
         reduction = self._reduction if routes.passed else None
-        self.account = None if reduction is None else RelayAccount(reduction.form, routes.passed, self.account)
+        self.account = None if reduction is None else RelayAccount(reduction.final_format, routes.passed, self.account)
         self._changed.notify_all()
 
     def end(self) -> None:
@@ -134,7 +134,7 @@ class PlanTraffic:
         """No reduction will come any more: lanes that wait for one go on."""
         with self._changed:
             self._end()
-            self._seat = _NEVER
+            self._frame_order = _NEVER
             self._changed.notify_all()
 
     def _end(self) -> None:
@@ -185,22 +185,22 @@ class PlanTraffic:
         with self._changed:
             return self._routes.via.get(peer, peer)
 
-    def resume(self, peer: PeerId, patience_s: float) -> None:
+    def resume(self, peer: PeerId, timeout_s: float) -> None:
         """There is a lane to `peer` again: tell each other what lacks, and send that. Blocks.
 
-        Sends everything if `peer` has not told within `patience_s`, and where a relay is between the two; and what no
+        Sends everything if `peer` has not told within `timeout_s`, and where a relay is between the two; and what no
         lane took, if none failed.
         """
         with self._changed:
             can_tell = peer in self._failed and peer not in self._routes.via
         if can_tell and self._tell_lacking(peer, flags=0):
             with self._changed:
-                self._changed.wait_for(lambda: peer not in self._failed, timeout=patience_s)
+                self._changed.wait_for(lambda: peer not in self._failed, timeout=timeout_s)
         self.post_again(peer)
 
     def _tell_lacking(self, peer: PeerId, *, flags: int) -> bool:
         with self._changed:
-            reduction, scope, (round_, view, attempt) = self._reduction, self._scope, self._seat
+            reduction, scope, (round_, view, attempt) = self._reduction, self._scope, self._frame_order
         if reduction is None:
             return False
         lacking = b"".join(_bits(chunks, reduction.plan.chunks) for chunks in reduction.lacking(peer))
@@ -269,7 +269,7 @@ class PlanTraffic:
 
     def _send(self, peer: PeerId, sent: _Sent, scope: bytes) -> None:
         with self._changed:
-            (round_, view, attempt), routes = self._seat, self._routes
+            (round_, view, attempt), routes = self._frame_order, self._routes
         hop = routes.via.get(peer, peer)
         model = FrameHeader(
             kind=sent.kind,
@@ -409,17 +409,17 @@ class PlanTraffic:
 
     def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
         """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
-        scope, seat = header.scope, (header.round, header.view, header.attempt)
+        scope, frame_order = header.scope, (header.round, header.view, header.attempt)
         with self._changed:
-            if scope != self._scope or seat > self._seat:
-                self._changed.wait_for(lambda: self._knows(scope, seat), timeout=PLAN_WAIT_S)
+            if scope != self._scope or frame_order > self._frame_order:
+                self._changed.wait_for(lambda: self._knows(scope, frame_order), timeout=PLAN_WAIT_S)
             return (self._reduction if scope == self._scope else None), self._routes
 
-    def _knows(self, scope: bytes, seat: Seat) -> bool:
+    def _knows(self, scope: bytes, frame_order: FrameOrder) -> bool:
         """Whether frames of this scope and seat need not wait for a plan. The caller holds the lock."""
         if scope == self._scope:
-            return seat <= self._seat
-        return scope in self._past or seat < self._seat or self._seat == _NEVER
+            return frame_order <= self._frame_order
+        return scope in self._past or frame_order < self._frame_order or self._frame_order == _NEVER
 
 
 class Routes:
@@ -430,7 +430,7 @@ class Routes:
     """
 
     def __init__(self, plan: Plan | None = None, me: PeerId | None = None) -> None:
-        self._seat = (0, 0) if plan is None else (plan.view, plan.attempt)
+        self._frame_order = (0, 0) if plan is None else (plan.view, plan.attempt)
         self._peers = () if plan is None else tuple(p.peer for p in plan.participants)
         self.places = {peer: place for place, peer in enumerate(self._peers)}
         self.via: dict[PeerId, PeerId] = {}
@@ -467,7 +467,7 @@ class Routes:
             end = self.me if via == peer else peer
             if end is not None and self._pairs.get(frozenset((end, other))) == via:
                 return other
-        if (header.view, header.attempt) < self._seat:
+        if (header.view, header.attempt) < self._frame_order:
             return None
         raise RemoteError("a relayed frame that the plan does not provide for", peer=peer)
 

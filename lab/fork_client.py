@@ -27,7 +27,7 @@ import trio
 from shoal.lab.fork_server import READY, REQUEST_LIMIT_BYTES, Answer, Reap, Request, Start
 from shoal.protocol.errors import LocalError
 from shoal.testnet.nodes import Runtime, environment
-from shoal.testnet.tether import tethered
+from shoal.testnet.parent_death import ended_with_parent
 
 PRELOAD: Final = (
     "shoal.cli.commands",
@@ -115,7 +115,7 @@ async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
 def _start_server(arguments: Sequence[str], control: int) -> subprocess.Popen[bytes]:
     """Start it by this thread, as `nodes.start_process` starts a node."""
     return subprocess.Popen(
-        tethered([*_PYTHON, "shoal.lab.fork_server", *arguments]),
+        ended_with_parent([*_PYTHON, "shoal.lab.fork_server", *arguments]),
         stdin=subprocess.DEVNULL,
         pass_fds=(control,),
         env=environment() | ONE_THREAD,

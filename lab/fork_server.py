@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shoal.node.training import trainer_child
-from shoal.testnet.tether import tie_to
+from shoal.testnet.parent_death import tie_to
 
 READY: Final = b"ready"
 REQUEST_LIMIT_BYTES: Final = 1 << 16

@@ -30,9 +30,9 @@ from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.chain_places import choice_of
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
-from shoal.node.discovery.meeting import meetings_of
 from shoal.node.discovery.reaching import Reaching
-from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.discovery.rendezvous import rendezvous_of
+from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
 from shoal.node.loops.attendance import Attendance
@@ -47,24 +47,24 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.key_use import KeyUse
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
-from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
+from shoal.node.state.state_store import StateStore, StateStoreParts
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.status import left_in_order, node_record, status
 from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -77,7 +77,7 @@ from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
-from shoal.swarm.manifest_exchange import ManifestDesk
+from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream
@@ -109,13 +109,13 @@ class Node:
         boot = store.next_boot(above=self.key_use.other_boot)
         self.key_use.started(boot)
         chain, outer = stored_chain(store, manifest), OuterSettings.of(manifest)
-        shelf = StateShelf(folder, manifest.round.chunk_values, kinds=outer.kinds)
+        cache = StateCache(folder, manifest.round.chunk_values, kinds=outer.kinds)
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
         self.host = host = Host(identity=identity, listen=config.listen)
         self.router = FrameRouter()
         lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.router)
-        vectors = VectorShelf(shelf.lookup)
+        vectors = VectorCache(cache.lookup)
         chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
@@ -125,19 +125,19 @@ class Node:
         # -- what trains
         self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned)
         self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
-        desk = _training_desk(self.trainer, manifest, members)
+        training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
-        self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, shelf=shelf, outer=outer)
+        self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, cache=cache, outer=outer)
         ask = catchup.certificates
         forks = ForkWatch(folder=folder, chain=chain, ask=ask, say=links.broadcast, log=round_log, tell=on_progress)
         choice = choice_of(config, folder=folder, chain=chain, host=host, members=members, ask=ask, tell=on_progress)
-        custody = Custody(
-            CustodyParts(
+        state_store = StateStore(
+            StateStoreParts(
                 store=store,
                 chain=chain,
-                shelf=shelf,
+                cache=cache,
                 catchup=catchup,
-                earlier=EarlierStates(folder, chain=chain, shelf=shelf, outer=outer),
+                earlier=EarlierStates(folder, chain=chain, cache=cache, outer=outer),
                 links=links,
                 choice=choice,
                 key_use=self.key_use,
@@ -156,7 +156,7 @@ class Node:
             swarm_id=manifest.swarm_id,
             boot=boot,
             chain=chain,
-            shelf=shelf,
+            cache=cache,
             vectors=vectors,
             host=host,
             lanes=lanes,
@@ -164,12 +164,12 @@ class Node:
             members=members,
             holds=holds,
             layouts=self.layouts,
-            desk=desk,
+            training_client=training_client,
             standstill=Standstill(forks=forks, key_use=self.key_use),
-            custody=custody,
+            state_store=state_store,
             resumption=resumption,
-            checkpoints=_checkpoints(config, chain, shelf, custody, resumption, on_progress),
-            reduce=ReduceDesk(
+            checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
+            reduce=ReductionDriver(
                 identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
             ),
             relay_room=RelayRoom(host, self.traffic, linked),
@@ -201,19 +201,19 @@ class Node:
         self.reaching = Reaching(parts)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
         self.page = self._page()
-        meetings = meetings_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
+        rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
-        services = (self.finding, *meetings, self.reaching, self.auditing, *writers, self.page)
+        services = (self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
         self.services: Sequence[Service] = [service for service in services if service is not None]
 
     def _wire(self) -> None:
         """Connect what was made."""
         parts, rounds = self.parts, self.rounds
-        self.router.connect(self.traffic, parts.chunks, parting=self._either_leaves)
+        self.router.connect(self.traffic, parts.chunks, is_leaving=self._either_leaves)
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
-        parts.custody.parted = parts.standstill.forks.suspect
+        parts.state_store.parted = parts.standstill.forks.suspect
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed
@@ -277,7 +277,7 @@ class Node:
             self.host.serve(LANE_PROTOCOL, self._answer_lane)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
-            ManifestDesk(self.host, parts.config.manifest)
+            ManifestServer(self.host, parts.config.manifest)
             await nursery.start(parts.lanes.run)
             nursery.start_soon(self.shared_memory.run)
             await nursery.start(self.members.run)
@@ -344,14 +344,14 @@ class Node:
 
     async def _watch_trainer(self) -> None:
         async for event in self.trainer.events:
-            self.parts.desk.heard(event)
+            self.parts.training_client.heard(event)
             self.parts.resumption.heard(event)
             if isinstance(event, TrainerFailed):
                 await self._training_failed(event)
             else:
                 self._note_trainer(event)
                 if isinstance(event, Restarted) and not isinstance(event, Detached):
-                    await self.parts.desk.restarted()
+                    await self.parts.training_client.restarted()
                 self.attendance.heard(event)
                 self.rounds.engine.put(event)
 
@@ -365,7 +365,7 @@ class Node:
         self._leave_then(Outcome.FAILED)
 
     def _note_trainer(self, event: TrainerEvent) -> None:
-        if isinstance(event, Contribution) and self.parts.desk.speed_is_news:
+        if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
             metric = self.trainer.started.metric
@@ -402,7 +402,7 @@ class Node:
     async def _watch_left(self) -> None:
         await self.rounds.engine.left.wait()
         if self.rounds.engine.finished:
-            await self.parts.desk.evaluate_last(EVALUATION_DEADLINE_S)
+            await self.parts.training_client.evaluate_last(EVALUATION_DEADLINE_S)
             self._end(Outcome.DONE, "rounds done")
         self._end(self.outcome, "left")
 
@@ -432,7 +432,7 @@ class Node:
 
     async def _answer_fetch(self, stream: MessageStream) -> None:
         self._check_admitted(stream)
-        await Librarian(chain=self.parts.chain, shelf=self.parts.shelf).serve(stream)
+        await StateServer(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
 
     def _check_admitted(self, stream: MessageStream) -> None:
         if stream.peer not in self.members.links.linked():
@@ -445,9 +445,9 @@ class Node:
         )
 
 
-def _training_desk(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingDesk:
+def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingClient:
     """The trainer's orders, and what it makes. Steps of a round follow the members' speeds where these are balanced."""
-    return TrainingDesk(
+    return TrainingClient(
         trainer,
         seed=manifest.workload.seed,
         inner_steps=manifest.sync.round_steps,
@@ -460,8 +460,8 @@ def _training_desk(trainer: Trainer, manifest: Manifest, members: Members) -> Tr
 def _checkpoints(
     config: NodeConfig,
     chain: Chain,
-    shelf: StateShelf,
-    custody: Custody,
+    cache: StateCache,
+    state_store: StateStore,
     resumption: Resumption,
     on_progress: Callable[[Progress], None],
 ) -> Checkpoints:
@@ -469,8 +469,8 @@ def _checkpoints(
         folder=config.data_dir,
         manifest=config.manifest,
         chain=chain,
-        save=custody.save,
-        shelf=shelf,
+        save=state_store.save,
+        cache=cache,
         resumption=resumption,
         on_progress=on_progress,
     )

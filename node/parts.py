@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.node.config import NodeConfig
-from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
-from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_store import StateStore
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.layouts import Layouts
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.chain import Chain
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import SwarmId
@@ -49,20 +49,20 @@ class Parts:
     swarm_id: SwarmId
     boot: int
     chain: Chain
-    shelf: StateShelf
-    vectors: VectorShelf
+    cache: StateCache
+    vectors: VectorCache
     host: Host
     lanes: LanePool
     chunks: ChunkExchange
     members: Members
     holds: Holds
     layouts: Layouts
-    desk: TrainingDesk
+    training_client: TrainingClient
     standstill: Standstill
-    custody: Custody
+    state_store: StateStore
     resumption: Resumption
     checkpoints: Checkpoints
-    reduce: ReduceDesk
+    reduce: ReductionDriver
     relay_room: RelayRoom
     ask: Callable[[PeerId, bytes], Awaitable[bytes]]
 

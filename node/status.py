@@ -30,7 +30,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         lane_addresses=reaching.lane_addresses,
         capabilities=reaching.capabilities,
         software=SOFTWARE,
-        tokens_per_s=parts.desk.steady_tokens_per_s,
+        tokens_per_s=parts.training_client.steady_tokens_per_s,
         upload_bytes_per_s=float(parts.config.max_upload or 0),
         download_bytes_per_s=float(parts.config.max_download or 0),
         phase=phase,
@@ -67,9 +67,9 @@ def status(
         alerts=parts.standstill.alerts,
         missing=missing,
         long_missing=parts.members.long_silent(missing),
-        loss=parts.desk.metric,
-        tokens_per_s=parts.desk.tokens_per_s,
-        blocked_fraction=parts.desk.blocked_fraction,
+        loss=parts.training_client.metric,
+        tokens_per_s=parts.training_client.tokens_per_s,
+        blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,
         refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
         dashboard=None if page is None else page.url,
@@ -118,7 +118,7 @@ def _bans(banned: Mapping[PeerId, Sentence]) -> list[BanStatus]:
 
 def _member(parts: Parts, peer: PeerId, phase: Phase) -> MemberStatus:
     if peer == parts.identity.peer_id:
-        speed = None if phase == "paused" else parts.desk.tokens_per_s
+        speed = None if phase == "paused" else parts.training_client.tokens_per_s
         return MemberStatus(peer_id=peer, phase=phase, tokens_per_s=speed, reach="self")
     record = parts.members.record_of(peer)
     gone = peer not in parts.members.alive()

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
-from shoal.protocol.detours import pair_of, relays_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relayed, RelayedWay, Stalled
+from shoal.protocol.relay_choice import pair_of, relays_of
 
 PLANS_LIMIT = MEMBER_LIMIT
 """Plans of one round that one peer may speak about."""

@@ -3,7 +3,7 @@
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
     asked to leave    go at once where nobody counts on this node; else promise to sign nothing more, and then go
 
-What is waited for, for LEAVE_PATIENCE_S at most:
+What is waited for, for LEAVE_TIMEOUT_S at most:
 
     a vote under way                     the others may need it
     another to have the state            where others live and none of them has it: it would be lost to them. Until one
@@ -22,10 +22,10 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 LINGER_S = 5.0  # after the last round, for the others to certify it too
-LEAVE_PATIENCE_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
+LEAVE_TIMEOUT_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
 
 
-class Parting(Enum):
+class LeaveStep(Enum):
     """What to do about leaving now."""
 
     STAY = auto()
@@ -64,7 +64,7 @@ class Departure:
 
     def overdue(self, now: float) -> bool:
         """Whether this node was to leave so long ago that it waits for nothing more."""
-        return self._asked_at is not None and now - self._asked_at >= LEAVE_PATIENCE_S
+        return self._asked_at is not None and now - self._asked_at >= LEAVE_TIMEOUT_S
 
     def begin_round(self) -> None:
         """Another round begins, whose certificate nobody has."""
@@ -86,23 +86,23 @@ class Departure:
         """Whether to make a contribution where nobody else does: who is to leave only hands over by it."""
         return not self.asked or self._hands_over(machine)
 
-    def advise(self, machine: RoundMachine, now: float) -> Parting:
+    def advise(self, machine: RoundMachine, now: float) -> LeaveStep:
         """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary."""
         if self._asked_at is None or self.left:
-            return Parting.STAY
+            return LeaveStep.STAY
         overdue = self.overdue(now)
         alone = machine.holds_alone()
         self.needed = not overdue and (alone or self._hands_over(machine))
         if self.needed:
             self._tell_of_waiting(machine)
-            return Parting.REST if alone and machine.phase is Phase.TRAIN else Parting.STAY
+            return LeaveStep.REST if alone and machine.phase is Phase.TRAIN else LeaveStep.STAY
         if overdue and alone:
             self._tell(only_copy_goes(machine.previous.state_round))
         elif overdue and self._hands_over(machine):
             self._tell(last_voter_goes(machine.previous.state_round))
         if not machine.agreement.member or not machine.leave_needs_promise() or overdue:
-            return Parting.STAY if machine.phase is Phase.CERTIFY and not overdue else Parting.GO
-        return Parting.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else Parting.STAY
+            return LeaveStep.STAY if machine.phase is Phase.CERTIFY and not overdue else LeaveStep.GO
+        return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
 
     def _hands_over(self, machine: RoundMachine) -> bool:
         return not self.finished and machine.hands_over()
@@ -117,7 +117,7 @@ def waits_for_others(round: int) -> str:
     """What to tell the user of a node that is to leave and stays a while."""
     return (
         f"the others cannot go on from round {round} without this node yet: staying until they can, "
-        f"{LEAVE_PATIENCE_S:g} s at most"
+        f"{LEAVE_TIMEOUT_S:g} s at most"
     )
 
 
@@ -125,7 +125,7 @@ def only_copy_goes(round: int) -> str:
     """What to tell the user of a node that leaves with what nobody else has."""
     return (
         f"leaving with the only copy of the state of round {round}, which nobody fetched within "
-        f"{LEAVE_PATIENCE_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
+        f"{LEAVE_TIMEOUT_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
         "until `shoal rebase --forget` has them go on from an earlier round"
     )
 

@@ -17,10 +17,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.protocol.accusations import Dispute
-from shoal.protocol.detours import THIRDS_LIMIT, Detours, Pair, pair_of, relays_of
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
+from shoal.protocol.relay_choice import THIRDS_LIMIT, Pair, RelayChoice, pair_of, relays_of
 
 RELAY_SETTLE_S = 3.0
 """How long a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
@@ -39,7 +39,7 @@ class Disputes:
     """What one lead made of the lone accusations of a round."""
 
     def __init__(self, facts: RoundFacts) -> None:
-        self.detours = Detours()
+        self.relay_choice = RelayChoice()
         self._facts = facts
         self._since: dict[Dispute, float] = {}
         self._heeded: dict[PeerId, int] = {}
@@ -48,7 +48,7 @@ class Disputes:
     def adopted(self, plan: Plan) -> None:
         """All that stood was about another plan."""
         self._since = {}
-        self.detours.note(plan)
+        self.relay_choice.note(plan)
 
     def rule(self, plan: Plan, now: float, *, overdue: bool) -> Ruling | None:
         """What is due now. overdue: the reduction has had its time, and nothing is waited for any more."""
@@ -60,7 +60,7 @@ class Disputes:
             return None
         relayed = relays_of(plan).keys()
         pairs = {pair_of(*one) for one in disputes if one in due or pair_of(*one) not in relayed}
-        relays, without = self.detours.around(plan, pairs, facts.alive)
+        relays, without = self.relay_choice.around(plan, pairs, facts.alive)
         losers = self._losers(plan, [one for one in due if self._is_spent(one, without)], disputes)
         if not losers and relays == plan.relays:
             return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Heard
+from shoal.protocol.inputs import Received
 from shoal.protocol.wire import canonical
 
 EARLY_PEER_LIMIT_MESSAGES = 64
@@ -25,7 +25,7 @@ EARLY_LIMIT_BYTES = 64 << 20
 class _Kept:
     """Of one peer, the oldest first: each with its place among all, and its size in bytes."""
 
-    kept: deque[tuple[int, Heard, int]] = field(default_factory=deque)
+    kept: deque[tuple[int, Received, int]] = field(default_factory=deque)
     size: int = 0
 
 
@@ -37,13 +37,13 @@ class EarlyMessages:
         self._count = self._size = 0
         self._places = itertools.count()
 
-    def __iter__(self) -> Iterator[Heard]:
+    def __iter__(self) -> Iterator[Received]:
         return (heard for words in self._by_peer.values() for _, heard, _ in words.kept)
 
     def __len__(self) -> int:
         return self._count
 
-    def keep(self, heard: Heard) -> None:
+    def keep(self, heard: Received) -> None:
         """Keep a message, and let go of what is too much."""
         words, size = self._by_peer.setdefault(heard.peer, _Kept()), len(canonical(heard.message))
         words.kept.append((next(self._places), heard, size))
@@ -66,7 +66,7 @@ class EarlyMessages:
         if not words.kept:
             del self._by_peer[peer]
 
-    def take(self) -> list[Heard]:
+    def take(self) -> list[Received]:
         """All of them in the order in which they came; none is kept any more."""
         words = sorted((one for words in self._by_peer.values() for one in words.kept), key=lambda one: one[0])
         self._by_peer.clear()

@@ -190,7 +190,7 @@ class RoundFacts:
         """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""
         known = (self.previous.members, self.leaves, self.banned, self.candidates(), self.left_out())
         outsiders = self.alive.difference(*known)
-        return self.newcomers.hold_back(self.previous, outsiders, now, patience_s=self.settings.grace_s)
+        return self.newcomers.hold_back(self.previous, outsiders, now, timeout_s=self.settings.grace_s)
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""

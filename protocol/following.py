@@ -1,12 +1,12 @@
 """A member's watch over the lead of its view: how long it waits, and when it moves to the next view.
 
     the living are no quorum                            ─► wait: nothing can be expected
-    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (meeting.py)
+    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (view_sync.py)
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
     the lead went on to another, and proposed nothing   ─► the same
-    the lead has not been met, nor anybody moved on     ─► the same, after `MEETING_S`
-    the lead says nothing for too long (patience.py)    ─► the same
+    the lead has not been met, nor anybody moved on     ─► the same, after `VIEW_SYNC_S`
+    the lead says nothing for too long (timeouts.py)    ─► the same
 
 When a swarm starts, or a member is started again, links come up one by one, and a quorum is often there before the
 lead's. So a lead that this member has not met yet is no dead one. A member that begins a later round with a quorum
@@ -15,14 +15,14 @@ has met everyone who lives: whoever is missing then is dead.
 
 from __future__ import annotations
 
-from shoal.protocol import patience
+from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
-from shoal.protocol.meeting import APART_S, meeting_view
-from shoal.protocol.patience import SILENCE_S, Patience, Since, doubled
+from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
+from shoal.protocol.view_sync import APART_S, common_view
 
-MEETING_S = 2.0
+VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
 
 
@@ -31,7 +31,7 @@ class LeadWatch:
 
     def __init__(self, facts: RoundFacts) -> None:
         self._facts = facts
-        self._patience = Patience(facts.settings)
+        self._timeouts = Timeouts(facts.settings)
         self._others_reported = Since()
         self._accused = Since()
         self._apart = Since()
@@ -42,7 +42,7 @@ class LeadWatch:
     @property
     def stage_since(self) -> float:
         """When the stage of the view began."""
-        return self._patience.since
+        return self._timeouts.since
 
     def look(self) -> None:
         """Note who is alive: whoever was alive once and is not any more is gone."""
@@ -58,42 +58,42 @@ class LeadWatch:
 
     def note_stage(self, now: float) -> None:
         """Where the round stands for this member."""
-        self._patience.note(self._facts.agreement.view, self._stage(), self._facts.plan, now)
+        self._timeouts.note(self._facts.agreement.view, self._stage(), self._facts.plan, now)
 
     def wanted_view(self, now: float) -> int | None:
         """The view that this member should move to, if any."""
         facts = self._facts
         view = facts.agreement.view
         if not facts.agreement.member or not facts.has_quorum():
-            self._patience.renew(now)
+            self._timeouts.renew(now)
             self._apart.at = self._together.at = None
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
-        meeting = meeting_view(facts.previous, view, promised, facts.alive, facts.leaves)
+        meeting = common_view(facts.previous, view, promised, facts.alive, facts.leaves)
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
-        awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
+        awaited = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S and not moved_on
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)
         accused_s = self._accused.note(self._is_accused(leader), now)
         accused = self._accused.at is not None and accused_s >= REPLAN_SETTLE_S
-        if gone or silent or accused or self._patience.over(now):
+        if gone or silent or accused or self._timeouts.over(now):
             return self._next_view(view)
         return None
 
     def _stage(self) -> str:
         facts = self._facts
         if facts.agreement.proposed:
-            return patience.VOTE
+            return timeouts.VOTE
         if facts.my_report() is not None:
-            return patience.PROPOSE
+            return timeouts.PROPOSE
         if facts.plan is not None:
-            return patience.REDUCE
-        return patience.TRAIN if facts.gathering.half_ready_at is None else patience.PLAN
+            return timeouts.REDUCE
+        return timeouts.TRAIN if facts.gathering.half_ready_at is None else timeouts.PLAN
 
     def _is_accused(self, leader: PeerId) -> bool:
         """Whether enough accuse it. What was said about a plan of an earlier view is no word against this lead."""
@@ -106,14 +106,14 @@ class LeadWatch:
         """Whether the lead should have proposed, or planned, and either has had its time or cannot be reached."""
         facts, stage = self._facts, self._stage()
         view, plan = facts.agreement.view, facts.plan
-        waits = stage == patience.PROPOSE and plan is not None and plan.view == view
+        waits = stage == timeouts.PROPOSE and plan is not None and plan.view == view
         all_reported = waits and plan is not None and facts.remaining(plan) - {leader} <= facts.reported(plan)
         waited_s = self._others_reported.note(all_reported and leader != facts.me, now)
         if self._others_reported.at is not None:
             took_s = self._others_reported.at - facts.planned_at
             if min(waited_s, now - self._heard_at) >= doubled(max(SILENCE_S, took_s), view):
                 return True
-        return stage in (patience.PLAN, patience.PROPOSE) and leader in facts.suspected
+        return stage in (timeouts.PLAN, timeouts.PROPOSE) and leader in facts.suspected
 
     def _next_view(self, view: int) -> int:
         """The next view whose lead is believed alive."""

@@ -20,7 +20,7 @@ class OfPlan(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """A round message from a peer."""
 
     peer: PeerId
@@ -115,7 +115,7 @@ class GenesisFetched:
 
 
 Input = (
-    Heard
+    Received
     | Tick
     | Linked
     | Trained

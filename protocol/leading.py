@@ -24,15 +24,15 @@ from shoal.protocol.disputes import Disputes
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
-from shoal.protocol.patience import Since, reduce_deadline_s
-from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanSeat, make_plan, separated
+from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanOrder, make_plan, separated
 from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from shoal.protocol.terms import make_rollback
+from shoal.protocol.timeouts import Since, reduce_deadline_s
 
 REPLAN_SETTLE_S = 0.2
 """How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
 other deaths, the word of the accused."""
-HELD_PATIENCE_S = 4.0
+HELD_TIMEOUT_S = 4.0
 """Who does not say within this time what it holds is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
@@ -109,18 +109,18 @@ class Lead:
         candidates = {p: candidates[p] for p in by_standing[:MEMBER_LIMIT]}
         plan = make_plan(
             facts.previous,
-            self._seat(attempt, evicted),
+            self._plan_order(attempt, evicted),
             candidates,
             weightless=candidates.keys() - returners,
             settings=facts.settings,
             deal=self._deal,
         )
-        relays, _ = self._disputes.detours.around(plan, separated(candidates), facts.alive)
+        relays, _ = self._disputes.relay_choice.around(plan, separated(candidates), facts.alive)
         return msgspec.structs.replace(plan, relays=relays)
 
-    def _seat(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanSeat:
+    def _plan_order(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanOrder:
         facts = self._facts
-        return PlanSeat(view=facts.agreement.view, attempt=attempt, planner=facts.me, evicted=evicted)
+        return PlanOrder(view=facts.agreement.view, attempt=attempt, planner=facts.me, evicted=evicted)
 
     def _next_attempt(self, plan: Plan) -> int:
         return plan.attempt + 1 if plan.view == self._facts.agreement.view else 0
@@ -151,7 +151,9 @@ class Lead:
         if facts.me in remaining and facts.is_quorum(remaining):
             attempt = self._next_attempt(plan)
             if evicted == set(plan.evicted) and attempt:
-                return reroute_plan(plan, self._seat(attempt, plan.evicted), plan.relays)  # only its deadline doubles
+                return reroute_plan(
+                    plan, self._plan_order(attempt, plan.evicted), plan.relays
+                )  # only its deadline doubles
             self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
             return self.eviction
         self.eviction = None
@@ -169,7 +171,7 @@ class Lead:
         facts = self._facts
         remaining = facts.remaining(plan) - eviction.evicted - lost
         silent = {p for p in remaining if not eviction.answered_by(facts.held.get(p))}
-        late = silent - {facts.me} if now - eviction.since >= HELD_PATIENCE_S else set()
+        late = silent - {facts.me} if now - eviction.since >= HELD_TIMEOUT_S else set()
         if not lost <= eviction.evicted or late:
             return self._go_on_without(plan, {*eviction.evicted, *lost, *late}, now)
         if silent:
@@ -180,8 +182,8 @@ class Lead:
             order = self._go_on_without(plan, {*eviction.evicted, *lost}, now, parted=parted)
             self.eviction = self.eviction or eviction  # it is not asked for again while too few are here to plan
             return order
-        seat = self._seat(eviction.attempt, tuple(sorted(eviction.evicted)))
-        return revise_plan(plan, seat, helds, self._deal)
+        plan_order = self._plan_order(eviction.attempt, tuple(sorted(eviction.evicted)))
+        return revise_plan(plan, plan_order, helds, self._deal)
 
     def _settle(self, plan: Plan, now: float, *, overdue: bool) -> Order | None:
         """Do what is due about lone accusations; without any, give a reduction that is overdue more time."""
@@ -190,7 +192,7 @@ class Lead:
             return self._go_on_without(plan, set(), now) if overdue else None
         if ruling.losers:
             return self._go_on_without(plan, set(ruling.losers), now)
-        return reroute_plan(plan, self._seat(self._next_attempt(plan), plan.evicted), ruling.relays)
+        return reroute_plan(plan, self._plan_order(self._next_attempt(plan), plan.evicted), ruling.relays)
 
     # -- proposing --------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, N
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
-from shoal.protocol.departure import LINGER_S, Departure, Parting
+from shoal.protocol.departure import LINGER_S, Departure, LeaveStep
 from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.early import EarlyMessages
 from shoal.protocol.effects import (
@@ -86,11 +86,11 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
     HeadMoved,
-    Heard,
     Input,
     Linked,
     Proven,
     Rebased,
+    Received,
     Reduced,
     SetPaused,
     StateHeld,
@@ -274,11 +274,11 @@ class Member:
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
-    def _hear(self, heard: Heard) -> Steps:
+    def _hear(self, heard: Received) -> Steps:
         yield from self._look_around()
         yield from self._take_message(heard)
 
-    def _take_message(self, heard: Heard) -> Steps:
+    def _take_message(self, heard: Received) -> Steps:
         message, position, head = heard.message, heard.position, self._head
         machine, current = self.machine, next_position(head)
         yield Examine(heard.peer, message)
@@ -304,7 +304,7 @@ class Member:
         else:
             yield from self._receive(machine, heard)
 
-    def _receive(self, machine: RoundMachine, heard: Heard) -> Steps:
+    def _receive(self, machine: RoundMachine, heard: Received) -> Steps:
         try:
             if isinstance(heard.message, Ready):
                 check_commitment(heard.peer, heard.message, self._settings)
@@ -379,7 +379,7 @@ class Member:
 
     def _linger(self, event: Input) -> Steps:
         """Of all inputs, what others say alone is of interest until they know that the last round is certified."""
-        if isinstance(event, Heard):
+        if isinstance(event, Received):
             yield from self._take_message(event)
         yield from self._linger_on()
 
@@ -699,17 +699,17 @@ class Member:
 
     def _try_leave(self, machine: RoundMachine) -> Steps:
         """Promise to sign nothing more, where the round allows and somebody stays; then go."""
-        parting = self._departure.advise(machine, self._now)
+        leave_step = self._departure.advise(machine, self._now)
         while self._said:
             yield Tell(self._said.pop(0))
-        if parting is Parting.PROMISE:
+        if leave_step is LeaveStep.PROMISE:
             effects = machine.leave(self._now)
             yield from self._carry_out(effects)
             if any(isinstance(effect, Persist) for effect in effects):
                 yield from self._go()
-        elif parting is Parting.REST:
+        elif leave_step is LeaveStep.REST:
             yield from self._carry_out(machine.ready(self._absent(OBSERVER), self._now))
-        elif parting is Parting.GO:
+        elif leave_step is LeaveStep.GO:
             yield from self._go()
 
     def _go(self) -> Steps:
@@ -731,7 +731,7 @@ def _everywhere(step: Transition) -> dict[Standing, Transition]:
 
 
 TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
-    Heard: _everywhere(Member._hear),
+    Received: _everywhere(Member._hear),
     Tick: _everywhere(Member._tick),
     Linked: _everywhere(Member._hear_of_link),
     Trained: _everywhere(Member._trained),

@@ -73,13 +73,13 @@ class Newcomers:
         while len(self._said_at) > NEWCOMERS_LIMIT:
             del self._said_at[next(iter(self._said_at))]
 
-    def hold_back(self, previous: Value, possible: Collection[PeerId], now: float, *, patience_s: float) -> bool:
+    def hold_back(self, previous: Value, possible: Collection[PeerId], now: float, *, timeout_s: float) -> bool:
         """Whether the plan after `previous`, for which everything else is here, waits for somebody who comes.
 
         possible: the living that may take part and have not announced themselves on the state of this round. Whoever
-        said that it comes is believed for `patience_s`; nobody holds the plan back longer.
+        said that it comes is believed for `timeout_s`; nobody holds the plan back longer.
         """
-        if not any(now - at < patience_s for peer, at in self._said_at.items() if peer in possible):
+        if not any(now - at < timeout_s for peer, at in self._said_at.items() if peer in possible):
             return False
         if self._wait is None or self._wait.base != previous.hash or now - self._wait.asked > LAPSE_LIMIT_S:
             self._pay(now)
@@ -87,7 +87,7 @@ class Newcomers:
                 return False
             self._wait = _Wait(base=previous.hash, since=now, asked=now, members=len(previous.members))
         self._wait.asked = now
-        return now - self._wait.since < patience_s
+        return now - self._wait.since < timeout_s
 
     def planned(self, previous: Value, now: float) -> None:
         """The plan after `previous` is made: whoever has not come by then has to say so again."""

@@ -16,7 +16,7 @@ likely as any other. Draw 0 gives the first candidate, later draws the ones afte
     PAIRED     the vector cannot be had        the next candidate, or alone
     OVER       (the step is being made)        offers of the next round are held for it, others declined
 
-A candidate has `patience_s` to answer, so a round is delayed by CANDIDATE_LIMIT times that at most, whoever is slow.
+A candidate has `timeout_s` to answer, so a round is delayed by CANDIDATE_LIMIT times that at most, whoever is slow.
 
 **Rounds** are logical clocks: nobody waits for all others to be in a round. After round r comes r + 1, or the highest
 round heard of if that is more; and a vector is of the highest round heard of when it is made. So who is slow skips
@@ -109,7 +109,7 @@ Propose = Callable[[bytes, int, PeerId, Collection[PeerId]], list[PeerId]]
 class PairingMachine:
     """One node's exchanges, round after round, of which `round` is done.
 
-    shape: of its vectors, as in `Offer`. patience_s: how long a candidate may take to answer. propose: whom it asks.
+    shape: of its vectors, as in `Offer`. timeout_s: how long a candidate may take to answer. propose: whom it asks.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class PairingMachine:
         me: PeerId,
         swarm: bytes,
         shape: tuple[str, int, int],
-        patience_s: float,
+        timeout_s: float,
         round: int = 0,
         propose: Propose = candidates,
     ) -> None:
@@ -126,7 +126,7 @@ class PairingMachine:
         self._swarm = swarm
         self._shape = shape
         self._propose = propose
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self.round = round
         self.phase = Phase.OVER
         self.partner: PeerId | None = None
@@ -243,7 +243,7 @@ class PairingMachine:
             return self._give_up("is gone", now)
         if self.phase is Phase.SEEKING and now >= self._deadline:
             late = Say(self.partner, Withdraw(round=self.round))
-            return [late, *self._give_up(f"did not answer in {self.patience_s:.1f} s", now)]
+            return [late, *self._give_up(f"did not answer in {self.timeout_s:.1f} s", now)]
         return []
 
     def _receive_offer(self, peer: PeerId, offer: Offer) -> list[Effect]:
@@ -273,7 +273,7 @@ class PairingMachine:
         if not left or self._offer is None or len(self._tried) >= CANDIDATE_LIMIT:
             self.phase, self.partner = Phase.OVER, None
             return [Alone(tuple(self._reasons) or ("nobody else is there",))]
-        self.phase, self.partner, self._deadline = Phase.SEEKING, left[0], now + self.patience_s
+        self.phase, self.partner, self._deadline = Phase.SEEKING, left[0], now + self.timeout_s
         self._tried.add(left[0])
         held = self._held.pop(left[0], None)
         return [Say(left[0], self._offer), *([] if held is None else self._pair(left[0], held))]

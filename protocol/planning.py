@@ -110,7 +110,7 @@ def _clip(norm: float, median: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSeat:
+class PlanOrder:
     """Where a plan stands in the order of plans of its round; a later seat supersedes an earlier one."""
 
     view: int
@@ -121,7 +121,7 @@ class PlanSeat:
 
 def make_plan(
     previous: Value,
-    seat: PlanSeat,
+    plan_order: PlanOrder,
     readies: Mapping[PeerId, Ready],
     *,
     weightless: Collection[PeerId],
@@ -157,12 +157,12 @@ def make_plan(
         term=previous.next_term,
         round=previous.next_round,
         base=previous.hash,
-        view=seat.view,
-        attempt=seat.attempt,
-        planner=seat.planner,
+        view=plan_order.view,
+        attempt=plan_order.attempt,
+        planner=plan_order.planner,
         participants=participants,
         owners=deal([(readies[p].upload, readies[p].download) for p in order], chunks),
-        evicted=seat.evicted,
+        evicted=plan_order.evicted,
         codec=settings.codec,
         numel=settings.numel,
         chunk_values=settings.chunk_values,

@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, OwnedRange, Plan, Relay
-from shoal.protocol.planning import Deal, PlanSeat
+from shoal.protocol.planning import Deal, PlanOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class Eviction:
         return gone
 
 
-def revise_plan(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
-    """`plan` without those evicted in `seat`, given what each participant that remains holds.
+def revise_plan(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
+    """`plan` without those evicted in `plan_order`, given what each participant that remains holds.
 
     Of two results for one chunk (its plan was revised behind the lead's back) the one that more hold stands.
     """
     peers = [p.peer for p in plan.participants]
-    gone = {i for i, peer in enumerate(peers) if peer in seat.evicted}
+    gone = {i for i, peer in enumerate(peers) if peer in plan_order.evicted}
     owners = [owned.owner for owned in plan.owners for _ in range(owned.start, owned.stop)]
     holders = _holders(helds, peers)
     standing: dict[int, dict[int, bytes]] = {}
@@ -81,10 +81,10 @@ def revise_plan(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: 
             owners[chunk] = remaining[owned.owner]
     return msgspec.structs.replace(
         plan,
-        view=seat.view,
-        attempt=seat.attempt,
-        planner=seat.planner,
-        evicted=seat.evicted,
+        view=plan_order.view,
+        attempt=plan_order.attempt,
+        planner=plan_order.planner,
+        evicted=plan_order.evicted,
         origin=plan.lineage,
         owners=_ranges(owners),
         standing=tuple(ChunkResults.of(source, results) for source, results in sorted(standing.items())),
@@ -92,10 +92,15 @@ def revise_plan(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: 
     )
 
 
-def reroute_plan(plan: Plan, seat: PlanSeat, relays: tuple[Relay, ...]) -> Plan:
+def reroute_plan(plan: Plan, plan_order: PlanOrder, relays: tuple[Relay, ...]) -> Plan:
     """`plan` with other relays, and nothing else changed."""
     return msgspec.structs.replace(
-        plan, view=seat.view, attempt=seat.attempt, planner=seat.planner, origin=plan.lineage, relays=relays
+        plan,
+        view=plan_order.view,
+        attempt=plan_order.attempt,
+        planner=plan_order.planner,
+        origin=plan.lineage,
+        relays=relays,
     )
 
 

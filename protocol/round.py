@@ -72,11 +72,11 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.patience import SILENCE_S
 from shoal.protocol.planning import CONTRIBUTOR, TRAINING, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
+from shoal.protocol.timeouts import SILENCE_S
 from shoal.protocol.view_change import check_entered
 
 LINEAGES_LIMIT = 8

@@ -1,6 +1,6 @@
 """Whom a node dials by itself: everybody it knows of and has no link with.
 
-Of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S. Who was not reached is
+Of two that know each other the lower PeerId dials at once, the other only after DIAL_DEFERRAL_S. Who was not reached is
 dialled again after a pause that doubles; who refuses this node, or has no place left for it, after the longest. Anybody
 can fill the book of records with peers that are nowhere, so whoever comes first (`shoal.protocol.places`) is dialled
 beside the others, and found addresses are kept for it before theirs.
@@ -23,7 +23,7 @@ from shoal.protocol.records import RecordBook
 from shoal.swarm.host import NotReached
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 
-DIAL_COURTESY_S = 2.0  # that the higher PeerId waits before it dials
+DIAL_DEFERRAL_S = 2.0  # that the higher PeerId waits before it dials
 DIAL_DEADLINE_S = 5.0
 DIAL_PERIOD_S = 0.5
 DIALS_AT_ONCE_LIMIT = 16
@@ -126,8 +126,8 @@ class Dialling:
         self.strangers = frozenset(strangers)
 
     def _dial_when_due(self, peer: PeerId, now: float) -> None:
-        courtesy = 0.0 if self._me < peer else DIAL_COURTESY_S
-        dial = self._dials.setdefault(peer, _Dial(at=now + courtesy))
+        deferral = 0.0 if self._me < peer else DIAL_DEFERRAL_S
+        dial = self._dials.setdefault(peer, _Dial(at=now + deferral))
         if now >= dial.at and not dial.under_way:
             dial.under_way = True
             self._start(partial(self._dial, peer, dial))

@@ -24,7 +24,7 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm import gossip_packets
 from shoal.swarm.gossip_mesh import OrderedMesh
 from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
-from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests, Memory
+from shoal.swarm.limits import STRANGER_DEADLINE_S, Memory, PeerLimits
 from shoal.swarm.net_stream import NetStream
 from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.streams import Mailbox, MessageStream, Traffic
@@ -132,11 +132,11 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         host: BasicHost,
         router: GossipSub,
         deliver: Callable[[str, GossipMessage], None],
-        guests: Guests,
+        peer_limits: PeerLimits,
         memory: Memory | None,
     ) -> None:
         super().__init__(host, router, strict_signing=True)
-        self._guests, self._memory = guests, memory
+        self._peer_limits, self._memory = peer_limits, memory
         self._deliver = deliver
         self._topics: set[str] = set()  # ours
         self._said: dict[ID, set[str]] = {}  # topics of others that may become ours
@@ -151,7 +151,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         self._schedule_peer_stream_retry(peer_id)
 
     def _is_admitted(self, peer_id: ID) -> bool:
-        return self._guests.is_admitted(PeerId(str(peer_id)))
+        return self._peer_limits.is_admitted(PeerId(str(peer_id)))
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
         if self._is_admitted(peer_id):
@@ -194,7 +194,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
                     data = await packets.receive(deadline_s=None)
                     packet = gossip_packets.parse(data)
                     await self._take(peer_id, packet)
-                    await self._guests.gossiped(peer, len(data), gossip_packets.entries(packet))
+                    await self._peer_limits.gossiped(peer, len(data), gossip_packets.entries(packet))
             except (NetworkError, RemoteError, ValueError) as error:
                 log.debug("gossip of %s: %s", peer, error)
             finally:
@@ -219,7 +219,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     def _may_have(self, peer_id: ID, number: bytes) -> bool:
         """Whether a message that a peer wants is there, and within what it may be sent anew."""
         message = self.router.mcache.get(number)
-        return message is not None and self._guests.may_want(PeerId(str(peer_id)), message.ByteSize())
+        return message is not None and self._peer_limits.may_want(PeerId(str(peer_id)), message.ByteSize())
 
     def _hear_subscription(self, peer_id: ID, topic: str, *, subscribes: bool) -> None:
         said = self._said.setdefault(peer_id, set())
@@ -241,7 +241,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
             return bool(await super().write_msg(stream, rpc_msg))
 
     async def push_msg(self, msg_forwarder: ID, msg: Any) -> None:
-        if self._guests.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
+        if self._peer_limits.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
             await super().push_msg(msg_forwarder, msg)
 
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
@@ -261,7 +261,9 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
 class Gossip:
     """Publishing and subscribing, over a libp2p host that runs."""
 
-    def __init__(self, host: BasicHost, traffic: Traffic, guests: Guests, memory: Memory | None = None) -> None:
+    def __init__(
+        self, host: BasicHost, traffic: Traffic, peer_limits: PeerLimits, memory: Memory | None = None
+    ) -> None:
         self._traffic = traffic
         self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
         self._router = _Router(
@@ -275,8 +277,8 @@ class Gossip:
             adaptive_gossip_enabled=False,
             max_pending_messages_per_peer=PENDING_LIMIT_ITEMS,
         )
-        self._router.comes_first = guests.comes_first
-        self._pubsub = _Pubsub(host, self._router, self._deliver, guests, memory)
+        self._router.comes_first = peer_limits.comes_first
+        self._pubsub = _Pubsub(host, self._router, self._deliver, peer_limits, memory)
         self._runs = False
 
     @contextlib.asynccontextmanager

@@ -35,19 +35,19 @@ from shoal.swarm.limits import (
     CONNECTION_LIMIT,
     HALF_OPEN_LIMIT,
     HALF_OPEN_PER_ADDRESS_LIMIT,
-    Crowd,
     Door,
-    Guests,
     Memory,
+    PeerLimits,
     Reason,
     Refusals,
+    UnprovenConnections,
 )
 from shoal.swarm.muxer import Muxer
 from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.rendezvous.identify import tell_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
@@ -122,7 +122,7 @@ class Host:
             is_known=lambda address: self.is_known(address),
             is_member=self._may_belong,
         )
-        self._half_open = Crowd(
+        self._half_open = UnprovenConnections(
             self.refusals,
             Reason.HALF_OPEN,
             limit=HALF_OPEN_LIMIT,
@@ -130,7 +130,7 @@ class Host:
             is_known=lambda address: self.is_known(address),
         )
         self._targets = DialTargets()
-        guests = Guests(
+        peer_limits = PeerLimits(
             self.refusals,
             lambda peer: self.is_admitted(peer),
             lambda peer: self.is_expected(peer),
@@ -138,13 +138,13 @@ class Host:
             lambda peer: self.is_refused(peer),
             lambda peer: self.comes_first(peer),
         )
-        self._libp2p = transport.make_host(self._network, guests)
+        self._libp2p = transport.make_host(self._network, peer_limits)
         self.circuits = Circuits(self._network, self._libp2p, self.refusals)
         self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
-        self.knocks = Knocks()
-        self._gossip = Gossip(self._libp2p, self.traffic, guests, self._memory)
+        self.dial_back_probes = DialBackProbes()
+        self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory)
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 
@@ -431,7 +431,7 @@ class Host:
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None
         with self._half_open.entering(address):
-            if await self.knocks.took(stream):
+            if await self.dial_back_probes.took(stream):
                 return
             muxer = await self._network.accept(stream)
         if muxer is None:

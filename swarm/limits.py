@@ -8,11 +8,12 @@
     a stranger        who is connected and not admitted: few streams, and few of all strangers together, few bytes,
                       parted from after a while, or soon when its hello was refused, and the first to go when there are
                       many (`shoal.swarm.strangers`)
-    its reads         `Guests.turn`: all strangers together are read so often in a second, those first that were read
-                      little; what they send beyond that stays in the system's buffers, until they are parted from
-    a stream          `Guests`: so many at once and a second; who is refused often loses the connection
-    a message         `Guests.pace`: over its rate a member is read later, so it fills its own buffers and not ours
-    a frame           `Guests.small_frame`: so many of a connection that carry nothing or little; then it is read later
+    its reads         `PeerLimits.turn`: all strangers together are read so often in a second, those first that were
+                      read little; what they send beyond that stays in the system's buffers, until they are parted from
+    a stream          `PeerLimits`: so many at once and a second; who is refused often loses the connection
+    a message         `PeerLimits.pace`: over its rate a member is read later, so it fills its own buffers and not ours
+    a frame           `PeerLimits.small_frame`: so many of a connection that carry nothing or little; then it is read
+                      later
     bytes             `Memory`: received and not yet read, at whatever stage, of one peer, of strangers, and of all
 
 Everything that is turned away is counted in `Refusals`, by reason, and is in the node's status. An address that floods
@@ -186,7 +187,7 @@ class Rates(Generic[Key]):
         return len(self._buckets)
 
 
-class Crowd:
+class UnprovenConnections:
     """Connections that have proven nothing yet, by IP address. Use from trio's thread.
 
     When there are too many, the oldest of the most crowded address gives way: it had its chance. is_known: whether an
@@ -367,7 +368,7 @@ class Memory:
             self._unread.pop(peer, None)
 
 
-class Guests:
+class PeerLimits:
     """How many streams and messages connected peers may open and send. Use from trio's thread.
 
     is_admitted: whether a peer belongs to the swarm; to others less is given. is_expected: whether one that does not

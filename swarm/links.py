@@ -9,8 +9,8 @@
 A link is up when the hello was answered, and lost when either stream or the connection breaks; it is never half up.
 Sending never waits: each link has a bounded queue, and a peer that lets it fill loses the link (round messages are
 sent again anyway). Every message is an envelope signed by its sender. What is said to the whole swarm (`SWARM_KIND`)
-holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.forwarding`); all else
-(`ENVELOPE_KIND`) must come from the peer at the stream's end.
+holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.message_relay`); all
+else (`ENVELOPE_KIND`) must come from the peer at the stream's end.
 
 There are LINK_LIMIT places. Where all are taken somebody of a lower rank gives way (`shoal.protocol.places`), or the
 newcomer is told that this node is full: before it is welcomed, so that no link is up at one end alone.
@@ -43,8 +43,8 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.places import Place, Rank, gives_way
 from shoal.protocol.wire import Envelope, ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
-from shoal.swarm.forwarding import Forwarding
 from shoal.swarm.limits import Pace, Reason, Refusals
+from shoal.swarm.message_relay import MessageRelay
 from shoal.swarm.streams import MessageStream, StreamEnded
 
 HELLO_PROTOCOL = "/shoal/hello/1"
@@ -58,7 +58,7 @@ SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256  # links of a node
 REFUSAL_LINGER_S = 1.0
 """From a refusal, which has to arrive, until the connection with who was refused is closed."""
-FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
+RELAYED_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 FOR_EVERYBODY = (Certificate, Rebase)
 """Of what is said of rounds: who knows no member has to hear what was decided."""
@@ -117,7 +117,7 @@ class _Link:
     takes_part: bool = False
 
 
-class Gatekeeper(Protocol):
+class AdmissionControl(Protocol):
     """Decides who is admitted and takes what links deliver; called in trio's thread, must not block."""
 
     def hello(self) -> Hello:
@@ -166,17 +166,17 @@ class Links:
         host: Control,
         swarm_id: SwarmId,
         sealer: Sealer,
-        gatekeeper: Gatekeeper,
+        admission_control: AdmissionControl,
         refusals: Refusals | None = None,
     ) -> None:
         self._host = host
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
-        self._gate = gatekeeper
+        self._gate = admission_control
         self._links: dict[PeerId, _Link] = {}
         self._promised: set[PeerId] = set()  # who is being welcomed
-        self.forwarding = Forwarding(sealer.peer_id)
+        self.message_relay = MessageRelay(sealer.peer_id)
         self._guard = ReplayGuard()
         self._passed_on = ReplayGuard()
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
@@ -230,8 +230,8 @@ class Links:
         Nor does one without a link, unless it is a message to the whole swarm: others who have one pass it on.
         """
         hops = {peer}
-        if peer in self.forwarding.lacking and isinstance(message, SwarmMessage):
-            hops.update(self.forwarding.through(self._sealer.peer_id, peer, self._links))
+        if peer in self.message_relay.lacking and isinstance(message, SwarmMessage):
+            hops.update(self.message_relay.through(self._sealer.peer_id, peer, self._links))
         links = [self._links[hop] for hop in hops if hop in self._links]
         if links:
             self._post_all(links, message)
@@ -261,7 +261,7 @@ class Links:
 
     def lack(self, peers: frozenset[PeerId]) -> None:
         """This node does not reach these live peers over links: everyone else is told, and may help out."""
-        self.forwarding.lack(peers)
+        self.message_relay.lack(peers)
         self.broadcast(Reach(lacks=tuple(sorted(peers))))
 
     async def drain(self, *, deadline_s: float) -> None:
@@ -289,7 +289,7 @@ class Links:
         link.scope.cancel()
         self._parting[peer] = parted = trio.Event()
         self._jobs.send_nowait(partial(self._disconnect, peer, parted))
-        self.forwarding.forget(peer)
+        self.message_relay.forget(peer)
         return True
 
     async def _disconnect(self, peer: PeerId, parted: trio.Event) -> None:
@@ -348,8 +348,8 @@ class Links:
         self._jobs.send_nowait(partial(self._write_messages, link))
         self._admitted.set()
         self._admitted = trio.Event()
-        if self.forwarding.lacking:
-            self.send(peer, Reach(lacks=tuple(sorted(self.forwarding.lacking))))
+        if self.message_relay.lacking:
+            self.send(peer, Reach(lacks=tuple(sorted(self.message_relay.lacking))))
         self._gate.linked(peer)
 
     # -- places ----------------------------------------------------------------------------------------------
@@ -480,9 +480,9 @@ class Links:
 
     def _pass_on(self, envelope: Envelope, sealed: bytes) -> None:
         """Give what its signer itself sent to those that have no link to it, if that is for this node to do."""
-        if not self.forwarding.needed or not self._passed_on.accept(envelope):
+        if not self.message_relay.needed or not self._passed_on.accept(envelope):
             return
-        for target in self.forwarding.targets(envelope.sender, self._links, len(sealed), trio.current_time()):
+        for target in self.message_relay.targets(envelope.sender, self._links, len(sealed), trio.current_time()):
             link = self._links[target]
-            if link.outbox.statistics().current_buffer_used < FORWARDS_QUEUED_LIMIT:
+            if link.outbox.statistics().current_buffer_used < RELAYED_QUEUED_LIMIT:
                 self._post(link, sealed)

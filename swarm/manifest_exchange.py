@@ -22,8 +22,8 @@ from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import SwarmId, canonical, decode
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
+from shoal.swarm.message_relay import Allowance
 from shoal.swarm.streams import MessageStream
 
 MANIFEST_PROTOCOL = "/shoal/manifest/1"
@@ -55,7 +55,7 @@ OTHER_SWARM = "this node is in swarm "
 logger = logging.getLogger(__name__)
 
 
-class ManifestDesk:
+class ManifestServer:
     """Answers those who ask `host` for the manifest, from when it is made."""
 
     def __init__(self, host: Host, manifest: Manifest) -> None:

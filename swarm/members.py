@@ -3,7 +3,7 @@
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
 `RecordBook` keeps the newest signed record of each. This module moves their bytes; `shoal.swarm.dialling` dials whoever
 is known and not linked. Whom this node does not reach all the same it tells its neighbours, who help out
-(`shoal.swarm.forwarding`).
+(`shoal.swarm.message_relay`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.introductions import own_record, reason_to_refuse
 from shoal.swarm.key_probe import KeyProbe
-from shoal.swarm.last_heard import LastHeard
+from shoal.swarm.last_seen import LastSeen
 from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, NoPlaceLeft
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
@@ -137,21 +137,21 @@ class Members:
         )
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
-        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
-        self.links.forwarding.belongs = self.admission.belongs
+        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, admission_control=self, refusals=host.refusals)
+        self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
-        self._guests = Strangers(host)
+        self._strangers = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
         host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
         self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
-        self._last_heard = LastHeard(-math.inf)
+        self._last_seen = LastSeen(-math.inf)
         self.machine = MembershipMachine(
             me=self._me,
             rng=random.Random(self._me),
             has_link=lambda peer: peer in self.links.linked(),
-            can_ask=lambda via, target: not self.links.forwarding.apart(via, target),
+            can_ask=lambda via, target: not self.links.message_relay.apart(via, target),
             first=self.admission.first,
         )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
@@ -174,14 +174,14 @@ class Members:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
-        self._last_heard = LastHeard(trio.current_time())
+        self._last_seen = LastSeen(trio.current_time())
         mailbox = await self._host.subscribe(self._topic)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.links.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
-            nursery.start_soon(self._guests.run)
+            nursery.start_soon(self._strangers.run)
             nursery.start_soon(self.probe.run)
             task_status.started()
             nursery.start_soon(self._run_jobs)
@@ -245,9 +245,9 @@ class Members:
         reason = reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
-            self._guests.refused(peer)
+            self._strangers.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
-        self._note_heard(peer)
+        self._note_seen(peer)
         (before, _), known = self.book.order(peer), self.book.sealed(peer)
         self._take_record(hello.record, blame=peer)
         boot, _ = self.book.order(peer)
@@ -293,12 +293,12 @@ class Members:
 
     def full(self, peer: PeerId) -> Full:
         """Name others to a peer for which there is no place here."""
-        self._guests.refused(peer)
+        self._strangers.refused(peer)
         return Full(others=self._others(peer))
 
     def turned_away(self, peer: PeerId, full: Full) -> None:
         """Take note of the others whom a peer names that has no place left for this node."""
-        self._note_heard(peer)
+        self._note_seen(peer)
         self._take_others(peer, full.others)
 
     def linked(self, peer: PeerId) -> None:
@@ -367,7 +367,7 @@ class Members:
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
         now = trio.current_time()
-        self._note_heard(peer)
+        self._note_seen(peer)
         if isinstance(message, Ping):
             self._carry_out(self.machine.on_ping(peer, message.nonce, message.incarnation, now))
         elif isinstance(message, Ack):
@@ -380,7 +380,7 @@ class Members:
         elif isinstance(message, Nack):
             self._carry_out(self.machine.on_nack(peer, message.target, message.nonce, now))
         elif isinstance(message, Reach):
-            self.links.forwarding.told(peer, message.lacks)
+            self.links.message_relay.told(peer, message.lacks)
         elif isinstance(message, Announce):
             self._take_record(message.record, blame=peer)
         elif isinstance(message, Revocations):
@@ -402,16 +402,16 @@ class Members:
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""
-        self._note_heard(peer)
+        self._note_seen(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
         self._deliver(peer, message)
 
-    def _note_heard(self, peer: PeerId) -> None:
-        self._last_heard.note(peer, trio.current_time(), keep=self.admission.first)
+    def _note_seen(self, peer: PeerId) -> None:
+        self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
 
     def long_silent(self, peers: Iterable[str]) -> list[str]:
         """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
-        return self._last_heard.long_silent(peers, trio.current_time())
+        return self._last_seen.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)
@@ -431,7 +431,7 @@ class Members:
         linked, alive = self.links.linked(), self.alive()
         without = (alive | self._dialling.strangers) - linked
         self._without_link = {peer: self._without_link.get(peer, now) for peer in without}
-        before = self.links.forwarding.lacking
+        before = self.links.message_relay.lacking
         settled = {
             peer
             for peer, since in self._without_link.items()
@@ -489,7 +489,7 @@ class Members:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None:
             order = self.book.order(record.peer)
-            self._last_heard.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
+            self._last_seen.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:

@@ -289,14 +289,14 @@ class Muxer(Yamux):  # type: ignore[misc]
             return
         async with self._write_lock:
             now = trio.current_time()
-            patience_s = trio.current_effective_deadline() - now
-            patience_s = min(max(patience_s, FRAME_GRACE_S), FRAME_STALL_DEADLINE_S)
-            with trio.CancelScope(deadline=now + patience_s, shield=True) as scope:
+            timeout_s = trio.current_effective_deadline() - now
+            timeout_s = min(max(timeout_s, FRAME_GRACE_S), FRAME_STALL_DEADLINE_S)
+            with trio.CancelScope(deadline=now + timeout_s, shield=True) as scope:
                 await self.secured_conn.write(data)
             if scope.cancelled_caught:
                 # Part of an encrypted frame may be out: nothing after it could be read.
                 await self.secured_conn.close()
-                raise ConnectionClosedError(f"{self.peer_id} took no data for {patience_s:.1f} s")
+                raise ConnectionClosedError(f"{self.peer_id} took no data for {timeout_s:.1f} s")
         await trio.lowlevel.checkpoint()
 
     async def _read_data_body(self, length: int) -> bytes:

@@ -27,7 +27,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address import Address
 from shoal.swarm.libp2p_log import redirect
-from shoal.swarm.limits import HALF_OPEN_LIMIT, Guests, Memory
+from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuit_address import CircuitAddress
@@ -181,7 +181,7 @@ class Network(Swarm):  # type: ignore[misc]
         self._dials: dict[ID, trio.Event] = {}
         self._turns: dict[ID, trio.Lock] = {}
         self.circuits: Circuits | None = None
-        self.guests: Guests | None = None
+        self.peer_limits: PeerLimits | None = None
         self.gives_way: Callable[[PeerId], PeerId | None] = lambda peer: None
         """Whose connection ends for a new one of this peer, where there are too many; NetworkError if none may."""
 
@@ -283,10 +283,10 @@ class Network(Swarm):  # type: ignore[misc]
     async def add_conn(self, muxed_conn: Muxer, direction: str = "unknown") -> Any:
         """Register a connection that passed its handshake, as the only one to its peer, or refuse it."""
         peer_id = muxed_conn.peer_id
-        if self.guests is not None:
-            muxed_conn.pace(partial(self.guests.small_frame, PeerId(str(peer_id))))
+        if self.peer_limits is not None:
+            muxed_conn.pace(partial(self.peer_limits.small_frame, PeerId(str(peer_id))))
             if not muxed_conn.is_initiator:
-                muxed_conn.take_turns(partial(self.guests.turn, PeerId(str(peer_id)), _host_of(muxed_conn)))
+                muxed_conn.take_turns(partial(self.peer_limits.turn, PeerId(str(peer_id)), _host_of(muxed_conn)))
         try:
             if muxed_conn.is_initiator:
                 self.manager.run_task(muxed_conn.start)
@@ -438,20 +438,20 @@ def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
     return (NobodyListens if refused else NetworkError)(f"cannot connect to {address.host}:{address.port}: {error}")
 
 
-def make_host(network: Network, guests: Guests) -> BasicHost:
+def make_host(network: Network, peer_limits: PeerLimits) -> BasicHost:
     """libp2p's host over `network`: it serves nothing of its own, and asks nobody."""
     host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
     host.multiselect.handlers.clear()  # identify push, above all, keeps whatever a stranger says of itself
-    network.guests = guests
+    network.peer_limits = peer_limits
     # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
     network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]
 
     async def handle_stream(stream: AnyStream) -> None:
         """libp2p lets a handler's exception end the process; and a peer can cause one before any handler runs."""
         peer = peer_of(stream)
-        with guests.stream(peer) as welcome:
+        with peer_limits.stream(peer) as welcome:
             if not welcome:
-                if guests.is_flooding(peer):
+                if peer_limits.is_flooding(peer):
                     await network.drop_peer(peer)
                 await reset_quietly(stream)
                 return

@@ -30,7 +30,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
-from shoal.testnet.tether import tethered
+from shoal.testnet.parent_death import ended_with_parent
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
@@ -106,7 +106,7 @@ def start_process(command: Sequence[str], log: Path) -> Started:
     """Start a node by this thread, which runs the event loop: the process lives no longer than its parent thread."""
     with log.open("ab") as file:
         return subprocess.Popen(
-            tethered(command),
+            ended_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

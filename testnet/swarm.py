@@ -39,7 +39,6 @@ from shoal.protocol.manifest_rollouts import DEFAULT_ROLLOUTS
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
-from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.interruption import until_interrupted
@@ -50,6 +49,7 @@ from shoal.testnet.reports.page import render_page
 from shoal.testnet.reports.plot import draw_loss
 from shoal.testnet.reports.report import Report, make_report, to_json
 from shoal.testnet.run_folder import replace_earlier_run
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
 
 CHUNK_VALUES: Final = 32_768
@@ -405,7 +405,7 @@ class Testnet(Fleet):
 
     def write_report(self) -> Report:
         """Check the values, write the report's files, and return it. Blocks. Raises StorageError."""
-        course = Course(
+        run_record = RunRecord(
             scenario=self.scenario,
             began_at=self._began_at,
             ended_at=self._ended_at,
@@ -415,17 +415,17 @@ class Testnet(Fleet):
             trouble=self._trouble,
         )
         witnesses = [
-            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(course, n.index))
+            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(run_record, n.index))
             for n in self.nodes
         ]
         strategy = self.scenario.synchronisation
         if strategy.certifies:
-            check = check_swarm(witnesses, course.certified_rounds())
+            check = check_swarm(witnesses, run_record.certified_rounds())
         elif strategy.exchanges_models:
-            check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
+            check = check_gossip(witnesses, run_record.certified_rounds(), self._gossip_settings())
         else:
             check = Check(rounds=())  # nothing is in common that could be computed again
-        report = make_report(course, check)
+        report = make_report(run_record, check)
         with disk_errors(self.folder):
             (self.folder / "report.json").write_bytes(to_json(report))
             (self.folder / "report.html").write_text(render_page(report), encoding="utf-8")

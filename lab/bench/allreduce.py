@@ -289,7 +289,7 @@ async def _timed(bench: Bench, folder: Path, tell: Tell) -> tuple[list[list[Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Strike:
+class _StruckRound:
     """A round in which a node was struck, as the survivors saw it."""
 
     total_s: float
@@ -297,7 +297,7 @@ class _Strike:
     exact: bool
 
 
-async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _Strike:
+async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _StruckRound:
     """Strike the last node in the midst of `round`, check the round, and have the node contribute again."""
     *survivors, victim = swarm.nodes
     tell(f"round {round} of {bench.rounds}: {bench.fault}")
@@ -325,12 +325,12 @@ async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _S
     return strike
 
 
-def _check(swarm: BenchSwarm, survivors: list[NodeProcess], round: int) -> _Strike:
+def _check(swarm: BenchSwarm, survivors: list[NodeProcess], round: int) -> _StruckRound:
     """Time and recompute a struck round from what the survivors logged and kept, then remove the records. Blocks."""
     peers = round_at([read_node(node.folder) for node in survivors], round)
     found = check_round(witnesses(swarm, settled=round), TERM, round)
     _drop_records(swarm, round)
-    return _Strike(
+    return _StruckRound(
         total_s=times_of(peers).total_s,
         identical=len({peer.digest for peer in peers}) == 1,
         exact=found.wrong_values == 0 and not found.errors and found.updates_compared >= len(survivors),

@@ -104,10 +104,10 @@ class AttackedSwarm(LocalSwarm):
         self.readies = honest | others
         return self.readies
 
-    def _sign(self, form: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
-        if self._attack == "wrong_sums" and form.owner(chunk) in self._attacking:
+    def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+        if self._attack == "wrong_sums" and final_format.owner(chunk) in self._attacking:
             np.multiply(mean, WRONG_SUM, out=mean)
-        return super()._sign(form, chunk, mean, included)
+        return super()._sign(final_format, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
         """They are missing in the bitmap, and the audit looks at the bytes."""

@@ -46,7 +46,7 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
 from shoal.swarm.lanes.seal import KEY_BYTES, LANE_ID_BYTES, TAG_BYTES
 from shoal.swarm.lanes.shared import SharedIn, SharedOffer, SharedOut
 from shoal.swarm.lanes.socket import prepare, receive_exactly
-from shoal.testnet.tether import tie_to
+from shoal.testnet.parent_death import tie_to
 
 WARM_UP: Final = 2
 CHUNK_VALUES: Final = 262_144

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from shoal.testnet.tether import tethered
+from shoal.testnet.parent_death import ended_with_parent
 
 WARM_UP: Final = 2
 DEADLINE_S: Final = 600.0
@@ -48,7 +48,9 @@ def _start_peers(peers: int, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="shoal-gloo-") as folder:
         command = [sys.executable, "-m", "shoal.lab.bench.gloo", *arguments, "--meet", f"{folder}/meet"]
         processes = [
-            subprocess.Popen(tethered([*command, "--rank", str(rank)]), env=environment, start_new_session=True)
+            subprocess.Popen(
+                ended_with_parent([*command, "--rank", str(rank)]), env=environment, start_new_session=True
+            )
             for rank in range(peers)
         ]
         try:

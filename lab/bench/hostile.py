@@ -23,8 +23,8 @@ from typing import Final
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
-from shoal.lab.bench.hostile_strikes import STRIKES, Struck, restart_founder
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
 from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
@@ -180,7 +180,7 @@ async def _measure(bench: HostileBench, folder: Path, tell: Callable[[str], None
         if undisturbed.rounds < bench.rounds:
             raise NetworkError(f"left alone the nodes certify {undisturbed.rounds} rounds, not {bench.rounds}")
         struck = Struck(paced=list(swarm.honest))
-        async with STRIKES[bench.kind](swarm, struck):
+        async with FAULTS[bench.kind](swarm, struck):
             tell(f"{bench.kind} begins; {bench.rounds} rounds")
             disturbed = await swarm.window(struck.paced)
         tell("it is over")

@@ -30,7 +30,7 @@ from shoal.lab.forgeries import (
 )
 from shoal.lab.signed import propose_of
 from shoal.node.rounds.pace import Stall
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.agreement import Agreement
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Prepare, Propose, RoundMessage, Value, Vote
@@ -190,7 +190,7 @@ def lie_in_words(words: Words) -> None:
 
 def accuse(liar: Liar) -> None:
     """Make this process accuse the victim of what it does itself, from now on."""
-    honest_post, honest_stalled = PlanTraffic.post, ReduceDesk.stalled
+    honest_post, honest_stalled = PlanTraffic.post, ReductionDriver.stalled
 
     def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
         if kind is FrameKind.CONTRIBUTION and peer == liar.victim and liar.strikes:
@@ -198,7 +198,7 @@ def accuse(liar: Liar) -> None:
         else:
             honest_post(self, scope, peer, kind, chunk, payload)
 
-    def stalled(self: ReduceDesk) -> Stall | None:
+    def stalled(self: ReductionDriver) -> Stall | None:
         if not liar.strikes:
             return honest_stalled(self)
         if self._reduction is None or not liar.is_due():
@@ -207,7 +207,7 @@ def accuse(liar: Liar) -> None:
         return Stall(frozenset({liar.victim}), frozenset())
 
     PlanTraffic.post = post  # type: ignore[method-assign]
-    ReduceDesk.stalled = stalled  # type: ignore[method-assign]
+    ReductionDriver.stalled = stalled  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from shoal.lab.bench.flood_attacker import (
     source,
 )
 from shoal.lab.bench.hostile_silent import Herald, Silent, Unheard
-from shoal.node.state.librarian import FETCH_PROTOCOL
+from shoal.node.state.state_server import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
@@ -283,9 +283,9 @@ class Links(Attack):
                     await silent.until_linked(parse_address(address).peer)
             coming.release()
 
-    async def _stay(self, silent: Silent, patience_s: float, address: str) -> None:
+    async def _stay(self, silent: Silent, timeout_s: float, address: str) -> None:
         peer = parse_address(address).peer
-        with trio.move_on_after(patience_s) as waiting:
+        with trio.move_on_after(timeout_s) as waiting:
             await silent.until_linked(peer)
         if waiting.cancelled_caught:
             await silent.come(address)

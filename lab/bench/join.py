@@ -1,7 +1,7 @@
 """A newcomer fetches the state from several donors: how fast, beside what the lanes alone would do, and at what cost.
 
     this process: the joiner, with the lanes, the chunk exchange and the catching up of a node
-      ├── N × `join_donor`     each with the whole state in memory, its shelf, its librarian and its lanes
+      ├── N × `join_donor`     each with the whole state in memory, its cache, its state server and its lanes
       └── N × `join_trainer`   in the second part only
 
 Part 1, in turn, REPETITIONS times and once to warm up: the donors send the state's bytes as bare frames over the same

@@ -1,4 +1,4 @@
-"""A donor of `shoal bench join`, a process of its own: a shelf, a librarian, lanes; and orders from the joiner.
+"""A donor of `shoal bench join`, a process of its own: a cache, a state server, lanes; and orders from the joiner.
 
     python -m shoal.lab.bench.join_donor NUMBER NUMEL CHUNK_VALUES CAP CONTROL
 
@@ -25,8 +25,8 @@ import trio
 from shoal.collectives.codecs import F32
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, frozen, header_of
-from shoal.node.state.librarian import Librarian
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_server import StateServer
+from shoal.node.state.states import StateCache
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -92,11 +92,11 @@ class Donor:
 
     def __init__(self, number: int, state: CertifiedState, chunk_values: int, cap: int, folder: Path) -> None:
         self._state = state
-        shelf = StateShelf(folder, chunk_values)
+        cache = StateCache(folder, chunk_values)
         header = header_of(state, Grid(state.numel, chunk_values), threads=2)
-        shelf.put(state, header)
+        cache.put(state, header)
         self.digest = header.digest
-        self._librarian = Librarian(chain=Chain(genesis(SWARM, [donor_id(0)])), shelf=shelf)
+        self._state_server = StateServer(chain=Chain(genesis(SWARM, [donor_id(0)])), cache=cache)
         sink = _Sink()
         self.lanes = LanePool(
             me=donor_id(number),
@@ -106,7 +106,7 @@ class Donor:
             request=_calls_nobody,
             limits=LaneLimits(upload=RateLimit(cap) if cap else None),
         )
-        sink.chunks = ChunkExchange(post=self.lanes.post, lookup=shelf.lookup)
+        sink.chunks = ChunkExchange(post=self.lanes.post, lookup=cache.lookup)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Follow the joiner's orders until it goes."""
@@ -115,7 +115,7 @@ class Donor:
             order, body = message[:1], message[1:]
             if order == FETCH:
                 request: FetchRequest = decode(body, FetchRequest)  # type: ignore[arg-type]
-                answer = canonical(self._librarian.answer(request))
+                answer = canonical(self._state_server.answer(request))
             elif order == LANE:
                 answer = await self.lanes.answer(JOINER, body)
             else:

@@ -30,7 +30,7 @@ from shoal.lab.bench.join_donor import (
     send_message,
 )
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -194,13 +194,13 @@ class Joiner:
         folder = self._folder / f"join{self._joins}"
         for name in ("state", "finals"):
             (folder / name).mkdir(parents=True)
-        shelf = StateShelf(folder, self._bench.chunk_values)
-        self._sink.chunks = ChunkExchange(post=self.lanes.post, lookup=shelf.lookup)
+        cache = StateCache(folder, self._bench.chunk_values)
+        self._sink.chunks = ChunkExchange(post=self.lanes.post, lookup=cache.lookup)
         self.catchup = CatchUp(
             ask=lambda peer, request: self._call(peer, FETCH, request),
             lanes=self.lanes,
             chunks=self._sink.chunks,
-            shelf=shelf,
+            cache=cache,
             outer=OuterSettings(),
         )
         self.catchup.shape = ("int8", self._bench.numel, self._bench.chunk_values)

@@ -18,7 +18,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, node_command
 
-PATIENCE: Final = 10.0
+TIMEOUT: Final = 10.0
 """So many times what its steps take alone a round may take, and `ROUND_S` more."""
 ROUND_S: Final = 60.0
 
@@ -37,7 +37,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
         return [*line, "--device", bench.device(int(launch.data_dir.name)), "--log-level", "warning"]
 
     swarm = Nodes(bench, folder, command)
-    round_s = PATIENCE * step_s * swarm.round_steps + ROUND_S
+    round_s = TIMEOUT * step_s * swarm.round_steps + ROUND_S
     async with swarm.running(joined=True):
         await swarm.until(
             lambda: _common_rounds(swarm.journal, bench.nodes) >= WARM_UP_ROUNDS,

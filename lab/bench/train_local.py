@@ -31,7 +31,7 @@ from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
-from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
+from shoal.protocol.planning import JOINER, PlanOrder, RoundSettings, absent_ready, make_plan
 from shoal.protocol.strategies.table import STRATEGIES
 
 
@@ -58,7 +58,7 @@ class LocalNode:
         self._out: F32 = np.zeros(layout.numel, np.float32)
 
     def initial_state(self) -> CertifiedState:
-        """S(0), as `TrainingDesk.initial_state` has it; only before the first `stand_on`."""
+        """S(0), as `TrainingClient.initial_state` has it; only before the first `stand_on`."""
         self._replica.write_initial(self._out)
         return CertifiedState.initial(self._out.copy(), self.layout_hash, OuterSettings.of(self._manifest).kinds)
 
@@ -150,10 +150,10 @@ class LocalSwarm:
         """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
         head, members = self.head, self.head.members
         readies = self._announce()
-        seat = PlanSeat(view=0, attempt=0, planner=lead(head, 0), evicted=())
+        plan_order = PlanOrder(view=0, attempt=0, planner=lead(head, 0), evicted=())
         joiners = readies.keys() - set(members)
         settings = RoundSettings.of(self._manifest, self._fragments.of_round(head.next_round).numel)
-        plan = make_plan(head, seat, readies, weightless=joiners, settings=settings, deal=deal)
+        plan = make_plan(head, plan_order, readies, weightless=joiners, settings=settings, deal=deal)
         finals = self._reduce(plan)
         self.state, self.header = advance(self.state, finals, self._outer)
         self.head = Value(
@@ -187,11 +187,11 @@ class LocalSwarm:
 
     def _reduce(self, plan: Plan) -> Finals:
         """What the owners make of the contributions, chunk by chunk."""
-        form = FinalFormat(plan)
-        return Finals(plan=plan, chunks=tuple(self._reduce_chunk(form, chunk) for chunk in range(plan.chunks)))
+        final_format = FinalFormat(plan)
+        return Finals(plan=plan, chunks=tuple(self._reduce_chunk(final_format, chunk) for chunk in range(plan.chunks)))
 
-    def _reduce_chunk(self, form: FinalFormat, chunk: int) -> FinalChunk:
-        plan, owner = form.plan, form.owner(chunk)
+    def _reduce_chunk(self, final_format: FinalFormat, chunk: int) -> FinalChunk:
+        plan, owner = final_format.plan, final_format.owner(chunk)
         summands = []
         for place in plan.contributors():
             participant = plan.participants[place]
@@ -201,17 +201,17 @@ class LocalSwarm:
             summands.append(Summand(place, participant.weight, made.encoded.encoded(chunk), plan.clip(place)))
             if participant.peer != owner:
                 self.wire_bytes += made.encoded.payload(chunk).nbytes
-        mean = np.empty(form.grid.length(chunk), np.float32)
-        included, undecodable = combine(form.contributed, summands, form.aggregate, mean)
+        mean = np.empty(final_format.grid.length(chunk), np.float32)
+        included, undecodable = combine(final_format.contributed, summands, final_format.aggregate, mean)
         if undecodable:
             self._leave_out(chunk, [plan.participants[place].peer for place in undecodable])
-        final = self._sign(form, chunk, mean, included)
+        final = self._sign(final_format, chunk, mean, included)
         self.wire_bytes += final.payload.nbytes * (len(plan.participants) - 1)
         return final
 
-    def _sign(self, form: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+    def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
         """What the owner of a chunk says that it came to."""
-        return form.sign(self.nodes[form.owner(chunk)].identity, chunk, mean, included)
+        return final_format.sign(self.nodes[final_format.owner(chunk)].identity, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
         """Contributions of these to a chunk do not decode."""

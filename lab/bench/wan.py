@@ -220,7 +220,7 @@ async def _reduce(
     )
     tell(f"starting {bench.peers} nodes")
     async with running_swarm(spec, folder, links) as swarm:
-        found = Course(bench)
+        found = RoundTally(bench)
         busy_s, began = links.emulator_cpu_s(), time.monotonic()
         for round in range(1, ROUNDS_LIMIT + 1):
             tell(f"round {round}" + (f": {found.rounds[-1].payload_mbit_s:.0f} Mbit/s" if found.rounds else ""))
@@ -253,7 +253,7 @@ def _peers(swarm: BenchSwarm, round: int) -> list[NodeRound]:
     return round_at([read_node(node.folder) for node in swarm.nodes], round)
 
 
-class Course:
+class RoundTally:
     """What the rounds of one run come to."""
 
     def __init__(self, bench: WanBench) -> None:

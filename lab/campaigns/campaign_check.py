@@ -23,11 +23,11 @@ from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.disputes import RELAY_SETTLE_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import HELD_PATIENCE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Check, Witness, check_swarm
-from shoal.testnet.course import Course, settled_rounds
 from shoal.testnet.journal import Entry
+from shoal.testnet.run_record import RunRecord, settled_rounds
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MACHINE_S: Final = 3.0
@@ -47,7 +47,7 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
     noticed_s = detection_bound_s(peers)
     if cut:
         noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
-    repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_PATIENCE_S + calm_s)
+    repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_TIMEOUT_S + calm_s)
     return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + MACHINE_S
 
 
@@ -110,11 +110,11 @@ class Findings:
 def examine(members: Sequence[Member], window: Window) -> Findings:
     """Judge the rounds of `window`. Blocks, for a second or so."""
     entries = sorted(_entries(members), key=lambda entry: entry.event.at)
-    course = _course(entries, len(members), window)
-    certified = [(node, event) for node, event in course.certified() if window.first <= event.round <= window.last]
+    run_record = _run_record(entries, len(members), window)
+    certified = [(node, event) for node, event in run_record.certified() if window.first <= event.round <= window.last]
     rounds = {(event.term, event.round) for _, event in certified}
     missing = set(range(window.first, window.last + 1)) - {number for _, number in rounds}
-    checked = _recompute(members, course, rounds)
+    checked = _recompute(members, run_record, rounds)
     forks = sorted(_forks(event for _, event in certified))
     broken = [line for member in members for line in broken_votes(member, window.first, window.last)]
     late = list(_late(entries, window))
@@ -162,20 +162,20 @@ def _entries(members: Sequence[Member]) -> Iterator[Entry]:
             yield Entry(member.index, event)
 
 
-def _course(entries: Sequence[Entry], nodes: int, window: Window) -> Course:
+def _run_record(entries: Sequence[Entry], nodes: int, window: Window) -> RunRecord:
     scenario = Scenario(nodes=nodes, rounds=ROUND_LIMIT)
-    return Course(
+    return RunRecord(
         scenario=scenario, began_at=window.released_at, ended_at=0.0, entries=tuple(entries), nodes=(), faults=()
     )
 
 
-def _recompute(members: Sequence[Member], course: Course, rounds: Collection[tuple[str, int]]) -> Check:
+def _recompute(members: Sequence[Member], run_record: RunRecord, rounds: Collection[tuple[str, int]]) -> Check:
     witnesses = [
         Witness(
             index=member.index,
             peer_id=member.peer_id,
             folder=member.folder,
-            settled=settled_rounds(course, member.index),
+            settled=settled_rounds(run_record, member.index),
         )
         for member in members
     ]

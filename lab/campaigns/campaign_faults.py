@@ -37,7 +37,7 @@ CUT_PERIOD_S: Final = 0.03
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Strike:
+class CarriedFault:
     """What a run's fault came to. at: wall clock; held_s: how long the first victim stood still for it before."""
 
     victims: tuple[NodeProcess, ...]
@@ -59,7 +59,7 @@ class Fault:
         self._swarm = swarm
         self._gate = gate
         head = swarm.head()
-        self.strike = Strike(victims=self._victims(head))
+        self.strike = CarriedFault(victims=self._victims(head))
         self._phases: list[str] = []
         cut = run.kind in CUTS
         self.survivors = tuple(n for n in swarm.nodes if cut or n not in self.strike.victims)

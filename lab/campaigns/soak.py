@@ -25,11 +25,11 @@ import trio
 from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
+from shoal.lab.campaigns.soak_faults import inject_fault
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
-from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, Strike, draw_strikes, steady_of
-from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord, to_json
+from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
+from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
 from shoal.lab.campaigns.soak_rounds import RoundJudge
-from shoal.lab.campaigns.soak_strikes import strike_swarm
 from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import Certified
@@ -62,10 +62,10 @@ class Soak:
     period_s: float = 60.0
     step_s: float = 0.1
 
-    def strikes(self, *, links: bool) -> tuple[Strike, ...]:
+    def strikes(self, *, links: bool) -> tuple[SoakFault, ...]:
         """Its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
         kinds = [kind for kind in KINDS if links or kind not in LINKED]
-        return draw_strikes(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
+        return draw_faults(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
@@ -79,7 +79,7 @@ def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -
     return validate_manifest(tables, source="the soak's manifest")
 
 
-async def run_soak(soak: Soak, out: Path, on_strike: Callable[[StrikeRecord], None]) -> SoakReport:
+async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord], None]) -> SoakReport:
     """Run the soak in the folder `out`; `on_strike` hears of each fault when all are whole again.
 
     Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
@@ -121,21 +121,21 @@ class _Course:
         soak: Soak,
         swarm: LivingSwarm,
         samples: IO[bytes],
-        on_strike: Callable[[StrikeRecord], None],
+        on_strike: Callable[[SoakFaultRecord], None],
     ) -> None:
         self._soak = soak
         self._swarm = swarm
         self._samples_file = samples
         self._on_strike = on_strike
         self._samples: list[Sample] = []
-        self._records: list[StrikeRecord] = []
+        self._records: list[SoakFaultRecord] = []
         self._rounds = RoundJudge(swarm.members, swarm.journal)
         self._trouble: str | None = None
         self._load = 0.0
         self._began = self._ended = time.monotonic()
         self._interrupted = False
 
-    async def run(self, strikes: Sequence[Strike]) -> bool:
+    async def run(self, strikes: Sequence[SoakFault]) -> bool:
         """From the start to the end; True if a signal ended it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
@@ -169,17 +169,17 @@ class _Course:
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    async def _strike_all(self, strikes: Sequence[Strike]) -> None:
+    async def _strike_all(self, strikes: Sequence[SoakFault]) -> None:
         """Raises NetworkError if the swarm does not get over one of them."""
         for strike in strikes:
             if self._elapsed() > strike.at_s + self._soak.period_s:
                 continue  # the one before took its time: it is left out, and the report says how many were done
             await self._sleep_until(strike.at_s)
             before, struck_at = self._head(), self._elapsed()
-            error = await strike_swarm(strike, self._swarm)
+            error = await inject_fault(strike, self._swarm)
             undone_at = self._elapsed()
             await self._until_whole(after=max(before, self._head()))
-            record = StrikeRecord(
+            record = SoakFaultRecord(
                 strike=strike,
                 struck_at_s=round(struck_at, 3),
                 round=before + 1,

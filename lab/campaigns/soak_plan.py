@@ -32,7 +32,7 @@ SLOW_S: Final = 20.0
 SLOW_MBIT: Final = 2.0
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True):
+class SoakFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. at_s: so long after the swarm began to train; nodes: whom it strikes; lasts_s: until it is undone."""
 
     number: int
@@ -47,9 +47,9 @@ def steady_of(nodes: int) -> range:
     return range(nodes // 2)
 
 
-def draw_strikes(
+def draw_faults(
     seed: int, *, nodes: int, seconds: float, period_s: float, kinds: Sequence[Kind] = KINDS
-) -> tuple[Strike, ...]:
+) -> tuple[SoakFault, ...]:
     """The faults of a soak that lasts so long: one a period, none in the first and in the last.
 
     Kinds come from shuffled decks, so that each has its share. Raises ConfigError.
@@ -70,7 +70,7 @@ def draw_strikes(
     )
 
 
-def _draw(draw: random.Random, number: int, at_s: float, kind: Kind, nodes: int) -> Strike:
+def _draw(draw: random.Random, number: int, at_s: float, kind: Kind, nodes: int) -> SoakFault:
     lasts_s = SLOW_S if kind == "slow" else 0.0 if kind == "cut" else round(draw.uniform(*AWAY_S), 3)
     if kind == "halves":
         struck = tuple(sorted(draw.sample(range(nodes), nodes // 2)))
@@ -78,4 +78,4 @@ def _draw(draw: random.Random, number: int, at_s: float, kind: Kind, nodes: int)
         struck = (draw.randrange(steady_of(nodes).stop, nodes),)
     else:
         struck = (draw.randrange(nodes),)
-    return Strike(number=number, at_s=round(at_s, 3), kind=kind, nodes=struck, lasts_s=lasts_s)
+    return SoakFault(number=number, at_s=round(at_s, 3), kind=kind, nodes=struck, lasts_s=lasts_s)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from shoal.lab.campaigns.soak_measures import Verdict
-from shoal.lab.campaigns.soak_plan import Strike
+from shoal.lab.campaigns.soak_plan import SoakFault
 
 
-class StrikeRecord(msgspec.Struct, frozen=True, kw_only=True):
+class SoakFaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. struck_at_s: after the swarm began to train; round: under way then.
 
     whole_s: from when it was undone until all contributed to one round again. error: why it could not be done.
     """
 
-    strike: Strike
+    strike: SoakFault
     struck_at_s: float
     round: int
     whole_s: float
@@ -35,7 +35,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float
     seconds: float
     faults_drawn: int
-    faults: tuple[StrikeRecord, ...]
+    faults: tuple[SoakFaultRecord, ...]
     without_links: str | None
     rounds: int
     rounds_checked: int

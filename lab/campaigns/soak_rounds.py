@@ -15,8 +15,8 @@ from typing import Final
 from shoal.lab.campaigns.campaign_check import Member
 from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
 from shoal.testnet.check import Witness, check_round
-from shoal.testnet.course import Course, settled_rounds
 from shoal.testnet.journal import Journal
+from shoal.testnet.run_record import RunRecord, settled_rounds
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MARGIN: Final = 2
@@ -59,11 +59,11 @@ class RoundJudge:
         for entry in entries:
             if isinstance(entry.event, Certified) and self.last < entry.event.round <= until:
                 rounds[entry.event.term, entry.event.round].append(entry.event)
-        course = Course(
+        run_record = RunRecord(
             scenario=Scenario(rounds=ROUND_LIMIT), began_at=0.0, ended_at=0.0, entries=entries, nodes=(), faults=()
         )
         witnesses = [
-            Witness(index=m.index, peer_id=m.peer_id, folder=m.folder, settled=settled_rounds(course, m.index))
+            Witness(index=m.index, peer_id=m.peer_id, folder=m.folder, settled=settled_rounds(run_record, m.index))
             for m in self.members
         ]
         missing = set(range(self.last + 1, until + 1)) - {number for _, number in rounds}

@@ -85,11 +85,11 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
 
 def _outcome(scenario: Scenario) -> Outcome:
-    from shoal.lab.simulate.cells import Crowd
+    from shoal.lab.simulate.cells import Population
     from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS
     from shoal.lab.simulate.simulation import run_scenario
 
-    return run_scenario(scenario) if scenario.peers <= FLAT_LIMIT_PEERS else Crowd(scenario).run()
+    return run_scenario(scenario) if scenario.peers <= FLAT_LIMIT_PEERS else Population(scenario).run()
 
 
 def to_json(outcome: Outcome) -> str:

@@ -15,7 +15,7 @@ from shoal.node.options import Option
 if TYPE_CHECKING:
     from shoal.lab.campaigns.soak import Soak
     from shoal.lab.campaigns.soak_measures import Verdict
-    from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord
+    from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport
 
 PROBLEMS_SHOWN = 10
 _IN_BYTES = ("rss", "disk", "kept")
@@ -50,13 +50,13 @@ def run_to_end(chosen: Soak, out: Path, _: ShowNow) -> SoakReport:
 
     from shoal.lab.campaigns.soak import run_soak
 
-    def tell_strike(record: StrikeRecord) -> None:
-        tell(strike_line(record), failed=record.error is not None)
+    def tell_fault(record: SoakFaultRecord) -> None:
+        tell(fault_line(record), failed=record.error is not None)
 
-    return trio.run(partial(run_soak, chosen, out, tell_strike))
+    return trio.run(partial(run_soak, chosen, out, tell_fault))
 
 
-def strike_line(record: StrikeRecord) -> str:
+def fault_line(record: SoakFaultRecord) -> str:
     """`fault 12, minute 12.0: kill node 2 for 8.1 s in round 168; whole 6.2 s afterwards`."""
     strike = record.strike
     who = " and ".join(str(node) for node in strike.nodes)

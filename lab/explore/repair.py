@@ -29,7 +29,7 @@ How the schedules are kept few, without leaving out what somebody could see:
 Left out by default: plans heard after newer ones of the same lead (`stale`).
 
 Left out always: plans that give a reduction nothing but more time, relays, stalls that are told (they evict as beliefs
-do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), frames between `follow` and `repair`, and finals
+do), leaves, payloads in pieces (`test_reassembly.py`), frames between `follow` and `repair`, and finals
 that are fetched for a vote while a reduction of their plan goes on: any payload that was posted may arrive, so it may
 bring them. Finals that are copied into a reduction all come at once: of what was posted, any part may have arrived.
 """
@@ -39,7 +39,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.lab.explore.repair_member import Members
-from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope, Returns
 from shoal.lab.explore.repair_steps import Outcome
 from shoal.lab.explore.scope import outweighs
@@ -70,11 +70,11 @@ class RepairExploration:
 
 
 class RepairExplorer:
-    """Walks the schedules of a scope; `kit` is what members are made of."""
+    """Walks the schedules of a scope; `components` is what members are made of."""
 
-    def __init__(self, scope: RepairScope, kit: Kit | None = None) -> None:
+    def __init__(self, scope: RepairScope, components: Components | None = None) -> None:
         self.scope = scope
-        self.members = Members(scope, kit)
+        self.members = Members(scope, components)
         self._returns = Returns(scope)
         self.start: State = (*self.members.start, self._returns.start)
         self._order: list[State] = []
@@ -145,12 +145,12 @@ class RepairExplorer:
 
     def _forked(self, numbers: list[int]) -> bool:
         """Count all votes ever cast, view by view, with a quorum rule of its own."""
-        world = self.members.world
+        setup = self.members.setup
         voters: dict[tuple[int, bytes], set[PeerId]] = {}
-        for peer, number in zip(world.peers, numbers, strict=True):
+        for peer, number in zip(setup.peers, numbers, strict=True):
             for message in self.members.states[number].said:
                 if isinstance(message, Vote):
                     voters.setdefault((message.view, message.value), set()).add(peer)
-        certified = {value for (_, value), peers in voters.items() if outweighs(world.previous, peers)}
+        certified = {value for (_, value), peers in voters.items() if outweighs(setup.previous, peers)}
         self.certified |= certified
         return len(certified) > 1

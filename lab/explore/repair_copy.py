@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.collectives.arrivals import Arrivals, Kept
 from shoal.collectives.finals import FinalChunk
+from shoal.collectives.pending_chunk import Kept, PendingChunk
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Plan, Ready, Value
@@ -88,8 +88,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     me, facts, agreement = machine.me, machine._facts, machine.agreement
     facts.alive, facts.suspected = everyone, frozenset()
     facts.dead_since.clear()
-    patience = machine._watch._patience
-    facts.planned_at = patience.since = patience._series_since = patience._adopted_at = NOW
+    timeouts = machine._watch._timeouts
+    facts.planned_at = timeouts.since = timeouts._series_since = timeouts._adopted_at = NOW
     facts.held = {peer: held for peer, held in facts.held.items() if peer == me}
     agreement.reports = {plan: {me: row[me]} for plan, row in agreement.reports.items() if me in row}
     agreement._prepares = {at: {me: row[me]} for at, row in agreement._prepares.items() if me in row}
@@ -153,8 +153,8 @@ def reduction_copy(of: Reduction) -> Reduction:
     copy._kept = kept_copy(of._kept)
     copy._signed = copy._kept.signed  # one table, as in the original
     copy._lock, copy._gate = threading.Lock(), threading.Lock()
-    copy._inboxes = {chunk: _arrivals_copy(inbox) for chunk, inbox in of._inboxes.items()}
-    copy._finals_wanted = {chunk: copy._final_pieces(copy.form, chunk) for chunk in of._finals_wanted}
+    copy._inboxes = {chunk: _pending_copy(inbox) for chunk, inbox in of._inboxes.items()}
+    copy._finals_wanted = {chunk: copy._final_pieces(copy.final_format, chunk) for chunk in of._finals_wanted}
     return copy
 
 
@@ -163,8 +163,8 @@ def kept_copy(of: Kept) -> Kept:
     return Kept(signed=dict(of.signed), finals=dict(of.finals))
 
 
-def _arrivals_copy(of: Arrivals) -> Arrivals:
-    copy = Arrivals(of.owing)
+def _pending_copy(of: PendingChunk) -> PendingChunk:
+    copy = PendingChunk(of.owing)
     copy.arrived, copy.excluded = dict(of.arrived), list(of.excluded)
     return copy
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.reference import reference, wrong_values
-from shoal.lab.explore.repair_scope import World
+from shoal.lab.explore.repair_scope import ScopeSetup
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Report, domain_hash
 
@@ -23,13 +23,13 @@ Closed = frozenset[tuple[bytes, PeerId]]
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One posted payload; `seat` is the (view, attempt) of the revision under which it was sent."""
+    """One posted payload; `plan_order` is the (view, attempt) of the revision under which it was sent."""
 
     sender: int
     to: int
     final: bool
     chunk: int
-    seat: tuple[int, int]
+    plan_order: tuple[int, int]
     lineage: bytes
     payload: bytes
 
@@ -44,15 +44,15 @@ def standing_of(plan: Plan) -> dict[int, tuple[int, bytes]]:
     return {chunk: (part.place, result) for part in plan.standing for chunk, result in part.by_chunk().items()}
 
 
-def wrong_finals(world: World, finals: Finals) -> str | None:
+def wrong_finals(setup: ScopeSetup, finals: Finals) -> str | None:
     """A complete set must be what a plain computation gives for its bitmaps, and what the plan says of each chunk."""
     plan = finals.plan
     given: dict[PeerId, bytes] = {}
     for participant in plan.participants:
         if participant.weight:
-            if participant.root not in world.by_root:
+            if participant.root not in setup.by_root:
                 return "a plan with a contribution that nobody made"
-            given[participant.peer] = world.by_root[participant.root].concatenated()
+            given[participant.peer] = setup.by_root[participant.root].concatenated()
     heavy = {place for place, participant in enumerate(plan.participants) if participant.weight}
     for bits in finals.bitmaps:
         named = {place for place in range(8 * len(bits)) if bits[place // 8] >> place % 8 & 1}
@@ -81,9 +81,9 @@ def wrong_signature(signed: Signed, lineage: bytes, chunk: int, bits: bytes, res
     return None
 
 
-def wrong_contribution(world: World, parcel: Parcel) -> str | None:
+def wrong_contribution(setup: ScopeSetup, parcel: Parcel) -> str | None:
     """A contribution is sent as it was announced, whenever and to whomever it is sent."""
-    if parcel.payload != bytes(world.contributions[parcel.sender].payload(parcel.chunk)):
+    if parcel.payload != bytes(setup.contributions[parcel.sender].payload(parcel.chunk)):
         return "a contribution that was changed"
     return None
 

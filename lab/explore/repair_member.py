@@ -12,8 +12,8 @@ from functools import partial
 from shoal.collectives.finals import Finals
 from shoal.lab.explore.repair_copy import DUE, NOW, copy_of, kept_key, machine_key, reduction_key
 from shoal.lab.explore.repair_judge import Parcel
-from shoal.lab.explore.repair_run import Kit, Member, Run, WayBack, new_machine
-from shoal.lab.explore.repair_scope import RepairScope, World
+from shoal.lab.explore.repair_run import Components, Member, Run, WayBack, new_machine
+from shoal.lab.explore.repair_scope import RepairScope, ScopeSetup
 from shoal.lab.explore.repair_steps import Context, Doing, Outcome, Step, Voice
 from shoal.protocol.agreement import DurableRecord, NeedFinals
 from shoal.protocol.errors import LocalError
@@ -38,10 +38,10 @@ LOUD = Plan | Evict | Propose | Ready
 class Members:
     """All states of members that were met, by number, and what follows from each."""
 
-    def __init__(self, scope: RepairScope, kit: Kit | None = None) -> None:
+    def __init__(self, scope: RepairScope, components: Components | None = None) -> None:
         self.scope = scope
-        self.world = World(scope)
-        self.kit = kit or Kit()
+        self.setup = ScopeSetup(scope)
+        self.components = components or Components()
         self.states: list[Member] = []
         self.voices: list[Voice] = []
         self.voice_of: list[int] = []
@@ -66,15 +66,15 @@ class Members:
 
     def _started(self) -> tuple[int, ...]:
         """Everyone has announced its contribution, or is late; the lead of view 0 has planned, and nobody knows yet."""
-        world, numbers = self.world, []
-        for position, peer in enumerate(world.peers):
-            machine = new_machine(world, self.kit, position)
+        setup, numbers = self.setup, []
+        for position, peer in enumerate(setup.peers):
+            machine = new_machine(setup, self.components, position)
             log = tuple(
-                DurableRecord(kind="ready", term=world.previous.term, round=1)
+                DurableRecord(kind="ready", term=setup.previous.term, round=1)
                 for _ in range(position != self.scope.late)
             )
-            effects = machine.peers_alive(world.everyone, NOW)
-            for other, ready in sorted(zip(world.peers, world.readies, strict=True), key=lambda one: one[0] == peer):
+            effects = machine.peers_alive(setup.everyone, NOW)
+            for other, ready in sorted(zip(setup.peers, setup.readies, strict=True), key=lambda one: one[0] == peer):
                 effects = machine.ready(ready, NOW) if other == peer else machine.receive(other, ready, NOW)
             if self.scope.late is not None and position == 0:
                 effects = machine.tick(DUE)
@@ -82,15 +82,15 @@ class Members:
                 machine=machine,
                 reduction=None,
                 log=log,
-                said=frozenset({world.readies[position]}),
+                said=frozenset({setup.readies[position]}),
                 posted=frozenset(),
                 signed=frozenset(),
                 closed=frozenset(),
                 words=frozenset(),
                 finals=frozenset(),
             )
-            run = Run(world, self.kit, position, empty, {})
-            run.readies = dict(zip(world.peers, world.readies, strict=True))
+            run = Run(setup, self.components, position, empty, {})
+            run.readies = dict(zip(setup.peers, setup.readies, strict=True))
             run.carry_out(effects)
             if run.violation is not None:
                 raise LocalError(f"the first plan of the round: {run.violation}")
@@ -221,9 +221,9 @@ class Members:
         reduction = self.states[number].reduction
         if reduction is None or reduction.lineage != parcel.lineage:
             return False
-        if parcel.seat > (reduction.plan.view, reduction.plan.attempt):
+        if parcel.plan_order > (reduction.plan.view, reduction.plan.attempt):
             return False
-        run = Run(self.world, self.kit, position, self.states[number], {})
+        run = Run(self.setup, self.components, position, self.states[number], {})
         run.deliver(parcel)
         return run.violation is not None or reduction_key(run.reduction) != reduction_key(reduction)
 
@@ -274,7 +274,7 @@ class Members:
         if self.scope.may_return(step.position) and not step.crashes:
             for cut in run.cuts:
                 for way in self.ways_back(step.position, cut):
-                    killed = Run(self.world, self.kit, step.position, cut, {})
+                    killed = Run(self.setup, self.components, step.position, cut, {})
                     killed.restart(way)
                     text = f"{step.text}, is killed within it, and {way.value}"
                     yield from self.outcomes(replace(step, text=text, crashes=1), killed)
@@ -312,7 +312,7 @@ class Members:
 
     def told(self, message: Message) -> str:
         """What a message says, for people."""
-        name = self.world.name
+        name = self.setup.name
         if isinstance(message, Plan):
             kind = "plan" if message.origin == NO_HASH else "revision"
             return f"{kind} {message.view}.{message.attempt}"

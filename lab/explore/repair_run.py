@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
@@ -25,7 +25,7 @@ from shoal.lab.explore.repair_judge import (
     wrong_revision,
     wrong_signature,
 )
-from shoal.lab.explore.repair_scope import STATE, World
+from shoal.lab.explore.repair_scope import STATE, ScopeSetup
 from shoal.lab.explore.scope import outweighs
 from shoal.lab.explore.word import broken_promise
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, Persist
@@ -80,7 +80,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class Components:
     """What members are made of; tests put machines with a bug in here."""
 
     machine: MakeMachine = RoundMachine
@@ -92,7 +92,7 @@ class Passed(enum.Enum):
 
     NOTHING = ""
     DEADLINES = ", and waits no longer for them"
-    PATIENCE = ", and gives up the view"
+    TIMEOUT = ", and gives up the view"
 
 
 class WayBack(enum.Enum):
@@ -106,9 +106,11 @@ class WayBack(enum.Enum):
 class Run:
     """A member that takes a step. `heard` is all that others said by then, by sender; `helds` are among it."""
 
-    def __init__(self, world: World, kit: Kit, position: int, member: Member, helds: dict[PeerId, list[Held]]) -> None:
-        self._world = world
-        self._kit = kit
+    def __init__(
+        self, setup: ScopeSetup, components: Components, position: int, member: Member, helds: dict[PeerId, list[Held]]
+    ) -> None:
+        self._setup = setup
+        self._components = components
         self._position = position
         self._helds = helds
         self._member = member
@@ -153,7 +155,7 @@ class Run:
     def member(self) -> Member:
         """The member after the step."""
         if self._machine is not None:
-            unhear(self._machine, self._world.everyone, self.readies)
+            unhear(self._machine, self._setup.everyone, self.readies)
         return self._now()
 
     def _now(self) -> Member:
@@ -176,17 +178,17 @@ class Run:
 
     def restart(self, way: WayBack) -> None:
         """Killed: what was not on disk is gone, and all that was kept of reductions."""
-        world = self._world
+        setup = self._setup
         self.life, self.lost = self.life + 1, self.lost or way is WayBack.WITHOUT
-        self._machine = new_machine(world, self._kit, self._position, self.life)
-        self.machine._facts.alive = world.everyone
+        self._machine = new_machine(setup, self._components, self._position, self.life)
+        self.machine._facts.alive = setup.everyone
         self.readies = {}
         self.reduction = self._before = None
         self.closed, self.words = set(), set()
         self.kept, self.closed_to = {}, {}
         self.old = frozenset(m for m in self.said if isinstance(m, Plan))
         effects = self.machine.restore(self.log)
-        ready = absent_ready(OBSERVER, world.previous, STATE) if self.lost else world.readies[self._position]
+        ready = absent_ready(OBSERVER, setup.previous, STATE) if self.lost else setup.readies[self._position]
         effects += self.machine.ready(ready, NOW)
         self.carry_out([*effects, *map(Broadcast, self.machine.current())])
 
@@ -195,7 +197,7 @@ class Run:
     def hear(self, sender: int, message: Message) -> None:
         """A message comes in; one that the machine refuses changes nothing."""
         try:
-            effects = self.machine.receive(self._world.peers[sender], message, NOW)
+            effects = self.machine.receive(self._setup.peers[sender], message, NOW)
         except RemoteError as error:
             self.violation = self.violation or f"an honest member was blamed: {error}"
             return
@@ -208,13 +210,13 @@ class Run:
         effects = self.machine.peers_alive(alive, NOW)
         if not effects and passed is not Passed.NOTHING:
             if passed is Passed.DEADLINES:
-                self.machine._watch._patience.since = DUE - MOMENT_S
+                self.machine._watch._timeouts.since = DUE - MOMENT_S
             effects = self.machine.tick(DUE)
         self.carry_out(effects)
 
     def deliver(self, parcel: Parcel) -> None:
         """A payload comes in, whole."""
-        reduction, sender = self.reduction, self._world.peers[parcel.sender]
+        reduction, sender = self.reduction, self._setup.peers[parcel.sender]
         if reduction is None:
             return
         before = reduction._finals.get(parcel.chunk)
@@ -237,11 +239,11 @@ class Run:
         """Those that lack come from somebody who has them all, by the plan that is followed or an earlier one."""
         reduction = self.reduction
         assert reduction is not None
-        form = FinalFormat(finals.plan)
+        final_format = FinalFormat(finals.plan)
         for chunk in sorted(reduction._finals_wanted):
-            reduction.take_copy(form.open(chunk, finals.chunks[chunk].payload))
+            reduction.take_copy(final_format.open(chunk, finals.chunks[chunk].payload))
             if chunk in reduction._finals:
-                self._judge_counted(reduction, reduction.form.source(chunk))
+                self._judge_counted(reduction, reduction.final_format.source(chunk))
         self._look_at_reduction()
 
     def _judge_counted(self, reduction: Reduction, source: PeerId) -> None:
@@ -264,7 +266,7 @@ class Run:
             if isinstance(effect, Persist):
                 if self._changed:
                     self.cuts.append(self._now())
-                self.log += (self._world.proofs.record(effect.record),)
+                self.log += (self._setup.proofs.record(effect.record),)
             elif isinstance(effect, Broadcast):
                 self._say(effect.message)
             elif isinstance(effect, StartReduce):
@@ -287,19 +289,19 @@ class Run:
 
     def _decide(self, certificate: Certificate) -> None:
         """Votes are counted and not heard, so only who is a quorum by itself decides."""
-        if not outweighs(self._world.previous, certificate.signers):
+        if not outweighs(self._setup.previous, certificate.signers):
             self.violation = self.violation or "certified by a minority"
         if self.reduction is not None:
             self.reduction.close()
 
     def _start(self, plan: Plan) -> None:
-        place = plan.number(self._world.peers[self._position])
+        place = plan.number(self._setup.peers[self._position])
         counted = place is not None and plan.participants[place].weight > 0
         left, self.kept[plan.lineage] = self.reduction, kept_copy(self.kept.get(plan.lineage, Kept()))
-        self.reduction = self._kit.reduction(
+        self.reduction = self._components.reduction(
             plan=plan,
-            identity=self._world.identities[self._position],
-            contribution=self._world.contributions[self._position] if counted and not self.lost else None,
+            identity=self._setup.identities[self._position],
+            contribution=self._setup.contributions[self._position] if counted and not self.lost else None,
             post=self._post,
             on_progress=ignore,
             kept=self.kept[plan.lineage],
@@ -365,7 +367,7 @@ class Run:
                 self.violation = self.violation or "a final that its owner did not sign"
                 return
             finals = reduction.result()
-            wrong = wrong_finals(self._world, finals) or wrong_report(self.words, finals)
+            wrong = wrong_finals(self._setup, finals) or wrong_report(self.words, finals)
             self.violation = self.violation or wrong
             self.computed.append(finals)
             self.compute(finals)
@@ -377,7 +379,7 @@ class Run:
         plan = self.reduction.plan
         parcel = Parcel(
             self._position,
-            self._world.number[to],
+            self._setup.number[to],
             kind is FrameKind.FINAL,
             chunk,
             (plan.view, plan.attempt),
@@ -385,12 +387,12 @@ class Run:
             bytes(payload),
         )
         if not parcel.final:
-            self.violation = self.violation or wrong_contribution(self._world, parcel)
+            self.violation = self.violation or wrong_contribution(self._setup, parcel)
         self._changed |= parcel not in self.posted
         self.posted.add(parcel)
 
     def _say(self, message: Message) -> None:
-        message = self._world.proofs.message(message)
+        message = self._setup.proofs.message(message)
         if isinstance(message, Vote):
             message = msgspec.structs.replace(message, signature=bytes(64))
         if message in self.said:
@@ -402,7 +404,7 @@ class Run:
         if isinstance(message, Prepare | Vote):
             self.violation = self.violation or self._unfounded(message)
         if isinstance(message, Plan):
-            me = self._world.peers[self._position]
+            me = self._setup.peers[self._position]
             own = [m for m in self.said if isinstance(m, Held)]
             self.violation = self.violation or wrong_revision(self._before, message, {**self._helds, me: own})
             self._before = message
@@ -424,13 +426,13 @@ def ignore(progress: ReduceProgress) -> None:
     """Progress is looked at after every step."""
 
 
-def new_machine(world: World, kit: Kit, position: int, life: int = 0) -> RoundMachine:
+def new_machine(setup: ScopeSetup, components: Components, position: int, life: int = 0) -> RoundMachine:
     """The machine of a member that has just started, for the `life`-th time after the first."""
-    return kit.machine(
-        identity=world.identities[position],
-        previous=world.previous,
+    return components.machine(
+        identity=setup.identities[position],
+        previous=setup.previous,
         state=STATE,
-        life=world.life(position, life),
-        settings=world.settings,
-        deal=world.deal,
+        life=setup.life(position, life),
+        settings=setup.settings,
+        deal=setup.deal,
     )

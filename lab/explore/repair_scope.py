@@ -95,7 +95,7 @@ def _listed(members: Sequence[int]) -> str:
     return ",".join(map(str, members))
 
 
-class World:
+class ScopeSetup:
     """What does not change while schedules of one scope are walked."""
 
     def __init__(self, scope: RepairScope) -> None:

@@ -66,9 +66,9 @@ class Context:
 
     def _run(self) -> Run:
         members = self._members
-        peers = members.world.peers
+        peers = members.setup.peers
         helds = {peers[i]: [m for m in voice.said if isinstance(m, Held)] for i, voice in self._others}
-        return Run(members.world, members.kit, self._position, members.states[self._number], helds)
+        return Run(members.setup, members.components, self._position, members.states[self._number], helds)
 
     def _step(self, text: str, crashes: int = 0) -> Step:
         return Step(self._position, self._number, text, crashes)
@@ -122,7 +122,7 @@ class Context:
         """A message that any member may act on; a plan also with what others hold, and after a partition."""
         text = f"hears member {sender} {self._members.told(message)}"
         yield text, lambda run: run.hear(sender, message)
-        machine, everyone = self._members.states[self._number].machine, self._members.world.everyone
+        machine, everyone = self._members.states[self._number].machine, self._members.setup.everyone
         plan = machine.plan
         if not isinstance(message, Plan) or plan is None:
             return
@@ -153,9 +153,9 @@ class Context:
 
     def acts(self, quiet: tuple[tuple[int, int], ...]) -> Iterator[Doing]:
         """Any part of what was said to a lead, any belief about who lives, deadlines passed or not."""
-        world = self._members.world
-        me = world.peers[self._position]
-        others = [peer for peer in world.peers if peer != me]
+        setup = self._members.setup
+        me = setup.peers[self._position]
+        others = [peer for peer in setup.peers if peer != me]
         beliefs = [frozenset({me, *some}) for size in range(len(others) + 1) for some in combinations(others, size)]
         words = [(sender, self._members.messages[which]) for sender, which in quiet]
         for heard in _subsets(words):
@@ -165,9 +165,9 @@ class Context:
 
     def looks(self, heard: tuple[tuple[int, Message], ...], alive: frozenset[PeerId], passed: Passed) -> Doing:
         """With these words, this belief and this much time passed."""
-        world = self._members.world
+        setup = self._members.setup
         said = "" if not heard else f"with word from {', '.join(f'member {i}' for i, _ in heard)} "
-        dead = ", ".join(world.name(p) for p in world.peers if p not in alive) or "nobody"
+        dead = ", ".join(setup.name(p) for p in setup.peers if p not in alive) or "nobody"
         return f"{said}finds {dead} dead{passed.value}", partial(_look, heard, alive, passed)
 
     def fetches(self, known: frozenset[tuple[bytes, bytes]]) -> Iterator[Outcome]:

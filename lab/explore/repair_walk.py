@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_judge import Parcel
 from shoal.lab.explore.repair_member import LOUD
-from shoal.lab.explore.repair_run import Kit, Passed
+from shoal.lab.explore.repair_run import Components, Passed
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.explore.repair_steps import Context, Outcome, told_parcel
 from shoal.lab.explore.search import OnProgress, State, Walk, ignore_progress, taken_from, walk_at_random
@@ -27,7 +27,7 @@ LOSS, REPEAT = 0.02, 0.1
 """Of a payload, and of anything that is taken."""
 BELIEVED_ALIVE = (0.99, 0.95, 0.8)
 """Of another member, in a walk."""
-PASSED = {Passed.NOTHING: 12.0, Passed.DEADLINES: 4.0, Passed.PATIENCE: 0.5}
+PASSED = {Passed.NOTHING: 12.0, Passed.DEADLINES: 4.0, Passed.TIMEOUT: 0.5}
 HEARD = 0.9
 """Of a word on which a lead may act."""
 KILLED_WITHIN = 0.03
@@ -37,13 +37,18 @@ TRIES = 50
 
 
 def walk_repair(
-    scope: RepairScope, steps: int, seed: int, kit: Kit | None = None, *, on_progress: OnProgress = ignore_progress
+    scope: RepairScope,
+    steps: int,
+    seed: int,
+    components: Components | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
 ) -> RepairExploration:
     """Take `steps` random steps, in as many walks as it needs; chunks are dealt anew in each."""
     rng, found = random.Random(seed), _Found()
 
     def begin() -> _Walk:
-        return _Walk(replace(scope, reduced=False, shift=rng.randrange(scope.members)), rng, kit)
+        return _Walk(replace(scope, reduced=False, shift=rng.randrange(scope.members)), rng, components)
 
     figures = walk_at_random(begin, found.add, steps, on_progress)
     return RepairExploration(
@@ -81,9 +86,9 @@ _Kind = Callable[[int, tuple[int, ...], Context], Iterable[Outcome]]
 
 
 class _Walk(Walk):
-    def __init__(self, scope: RepairScope, rng: random.Random, kit: Kit | None) -> None:
+    def __init__(self, scope: RepairScope, rng: random.Random, components: Components | None) -> None:
         super().__init__(STEPS_PER_MEMBER_LIMIT * scope.members)
-        self.explorer = RepairExplorer(scope, kit)
+        self.explorer = RepairExplorer(scope, components)
         self.state: State = self.explorer.start
         self._rng = rng
         self._members = self.explorer.members
@@ -164,8 +169,10 @@ class _Walk(Walk):
         bag, reduction = self._parcels[position], self._members.states[self.state[position]].reduction
         if reduction is None:
             return ()
-        seat = (reduction.plan.view, reduction.plan.attempt)
-        here = [p for p in bag if p.lineage == reduction.lineage and p.seat <= seat]  # others wait for their plan
+        plan_order = (reduction.plan.view, reduction.plan.attempt)
+        here = [
+            p for p in bag if p.lineage == reduction.lineage and p.plan_order <= plan_order
+        ]  # others wait for their plan
         if not here:
             return ()
         parcel = self._rng.choice(here)
@@ -189,7 +196,7 @@ class _Walk(Walk):
         minded = [(i, members.messages[m]) for i, m in members.minded(position, self.state[position], voices)]
         minded.sort(key=repr)  # as in the bags
         heard = tuple(word for word in rng.sample(minded, len(minded)) if rng.random() < HEARD)
-        peers = members.world.peers
+        peers = members.setup.peers
         alive = frozenset(p for i, p in enumerate(peers) if i == position or rng.random() < self._alive)
         (passed,) = rng.choices(list(PASSED), list(PASSED.values()))
         return context.does(*context.looks(heard, alive, passed))

@@ -144,9 +144,9 @@ class Agent:
         self.started_at = self.swarm.timeline.now
         swarm = self.swarm
         self.sealer = Sealer(self.identity, swarm.swarm_id, self.life)
-        self.book = swarm.kit.offer_book(swarm.swarm_id, self.id, LIMITS.book)
+        self.book = swarm.components.offer_book(swarm.swarm_id, self.id, LIMITS.book)
         missing = partial(self.book.missing, count=BATCH_LIMIT_ITEMS)
-        self.catch_up: OfferCatchUp = swarm.kit.catch_up(boot=self.life, missing=missing)
+        self.catch_up: OfferCatchUp = swarm.components.catch_up(boot=self.life, missing=missing)
         self.left_alone = LeftAlone(LIMITS.pause_s)
         self.tally = Tally()
         source = swarm.source
@@ -244,7 +244,7 @@ class Agent:
     def _pull_more(self, fetch: Fetch) -> None:
         while fetch.left and len(fetch.pulls) < LIMITS.fetches:
             offer = fetch.left.pop(0)
-            fetch.pulls[offer.digest] = pull = self.swarm.kit.pull(
+            fetch.pulls[offer.digest] = pull = self.swarm.components.pull(
                 offer,
                 servers=partial(self._servers, offer),
                 deadline_s=LIMITS.group_deadline_s,

@@ -39,7 +39,7 @@ from shoal.lab.rows.row_round import RowRound
 from shoal.lab.rows.rows import row_count
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
-from shoal.lab.simulate.outcome import Kit, Outcome, Workload
+from shoal.lab.simulate.outcome import Components, Outcome, Workload
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.rings import CELL_TICK_S, JUDGES, Rings
 from shoal.lab.simulate.rows import (
@@ -73,26 +73,26 @@ class Seats(Simulation):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tick_s = CELL_TICK_S
-        self.crowd: Crowd
+        self.population: Population
 
     def trained_at(self, peer: SimulatedPeer) -> float:
         """When the row is summed."""
-        return self.crowd.row_wanted(peer)
+        return self.population.row_wanted(peer)
 
     def made(self, peer: SimulatedPeer, round: int) -> tuple[F32, int]:
         """The row's mean and its tokens."""
-        return self.crowd.row_of(peer, round)
+        return self.population.row_of(peer, round)
 
 
-class Crowd(Rings):
+class Population(Rings):
     """A run of one scenario of more than `FLAT_LIMIT_PEERS` peers."""
 
-    def __init__(self, scenario: Scenario, kit: Kit | None = None) -> None:
-        kit = kit or Kit(work=WORK)
+    def __init__(self, scenario: Scenario, components: Components | None = None) -> None:
+        components = components or Components(work=WORK)
         count = row_count(scenario.peers)
         inner = msgspec.structs.replace(scenario, peers=count, churn=Churn(), fault=())
-        self.seats = Seats(inner, kit)
-        self.seats.crowd = self
+        self.seats = Seats(inner, components)
+        self.seats.population = self
         self.row_length = scenario.peers / count
         self.seats.chunk_bytes /= self.row_length
         self.seats.state_bytes /= self.row_length
@@ -102,7 +102,7 @@ class Crowd(Rings):
         self._measured: dict[int, tuple[RowSaid, int]] = {}
         self.rounds: list[RowRound] = []
         """Of each leaf, by its number."""
-        super().__init__(scenario, count, self.seats.timeline, kit.work)
+        super().__init__(scenario, count, self.seats.timeline, components.work)
         rosters = [Roster.dealt(self.leaves[number].id for number in cell.ring) for cell in self.cells]
         self.rounds += [self._machine(leaf, rosters[leaf.cell]) for leaf in self.leaves]
         for cell in self.cells:
@@ -292,7 +292,7 @@ class Crowd(Rings):
         if sum(tokens_of(number) for number in cell.counted) != done.tokens:
             raise Violation("the reference", f"the weight of cell {cell.number} in round {done.round}")
         if head.seat is not None and self.seats.peers[head.seat].up:
-            self.seats.peers[head.seat].course.trained()
+            self.seats.peers[head.seat].peer_rounds.trained()
 
     def _given(self, number: int, round: int) -> Given:
         return given_by(self._how, self.seats.grid, self.made(number, round))

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
-from shoal.lab.simulate.cells import Crowd
+from shoal.lab.simulate.cells import Population
 from shoal.lab.simulate.gossip import GossipSwarm
-from shoal.lab.simulate.outcome import Kit, Outcome, Workload
+from shoal.lab.simulate.outcome import Components, Outcome, Workload
 from shoal.lab.simulate.rings import EXPECTED_ROUND_S
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation
@@ -67,7 +67,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Conditions:
     """What all are run through."""
 
     seed: int = BF16_SEED
@@ -101,28 +101,30 @@ class Course:
         return faults
 
 
-def flat(course: Course, peers: int) -> Compared:
+def flat(conditions: Conditions, peers: int) -> Compared:
     """Everyone in one plan."""
     began = time.perf_counter()
-    faults = course.losses(peers, course.rounds * EXPECTED_ROUND_S)
+    faults = conditions.losses(peers, conditions.rounds * EXPECTED_ROUND_S)
     simulation = Simulation(
-        course.scenario(peers, course.rounds, faults), Kit(work=course.work(CHUNKS_PER_PEER * peers))
+        conditions.scenario(peers, conditions.rounds, faults), Components(work=conditions.work(CHUNKS_PER_PEER * peers))
     )
     outcome = simulation.run()
     bulk = sum(place.bulk_bytes for place in simulation.network.places)
     return _of_rounds("flat", simulation, outcome, bulk, peers, None, time.perf_counter() - began)
 
 
-def two_level(course: Course, peers: int) -> Compared:
+def two_level(conditions: Conditions, peers: int) -> Compared:
     """Rows, then columns."""
     began = time.perf_counter()
-    crowd = Crowd(course.scenario(peers, course.rounds), Kit(work=course.work(0)))
-    crowd.churn = course.churn
-    outcome = crowd.run()
+    population = Population(conditions.scenario(peers, conditions.rounds), Components(work=conditions.work(0)))
+    population.churn = conditions.churn
+    outcome = population.run()
     took_s = time.perf_counter() - began
-    told = _of_rounds("two-level", crowd.seats, outcome, crowd.bulk_bytes(), peers, crowd.record_bytes, took_s)
-    by_heads = sum(place.control_bytes for place in crowd.seats.network.places)
-    return replace(told, head_control_bytes_per_s=by_heads / len(crowd.cells) / outcome.virtual_s)
+    told = _of_rounds(
+        "two-level", population.seats, outcome, population.bulk_bytes(), peers, population.record_bytes, took_s
+    )
+    by_heads = sum(place.control_bytes for place in population.seats.network.places)
+    return replace(told, head_control_bytes_per_s=by_heads / len(population.cells) / outcome.virtual_s)
 
 
 def _of_rounds(
@@ -153,11 +155,11 @@ def _size(certificate: Certificate | None) -> int:
     return 0 if certificate is None else len(canonical(certificate))
 
 
-def gossip(course: Course, peers: int) -> Compared:
+def gossip(conditions: Conditions, peers: int) -> Compared:
     """Pairs."""
     began = time.perf_counter()
-    swarm = GossipSwarm(course.scenario(peers, GOSSIP_ROUNDS), course.work(0))
-    swarm.churn = course.churn
+    swarm = GossipSwarm(conditions.scenario(peers, GOSSIP_ROUNDS), conditions.work(0))
+    swarm.churn = conditions.churn
     swarm.run()
     now, rounds = swarm.timeline.now, swarm.rounds
     return Compared(
@@ -175,15 +177,15 @@ def gossip(course: Course, peers: int) -> Compared:
     )
 
 
-def compare(course: Course, sizes: Iterable[int], ways: Sequence[str]) -> Iterator[Compared]:
+def compare(conditions: Conditions, sizes: Iterable[int], ways: Sequence[str]) -> Iterator[Compared]:
     """All that there is to compare at these sizes, as it comes."""
     for peers in sizes:
         if "flat" in ways and peers <= FLAT_LIMIT_PEERS:
-            yield flat(course, peers)
+            yield flat(conditions, peers)
         if "two-level" in ways and peers >= ROWS_FROM_PEERS:
-            yield two_level(course, peers)
+            yield two_level(conditions, peers)
         if "gossip" in ways:
-            yield gossip(course, peers)
+            yield gossip(conditions, peers)
 
 
 HEADER = (
@@ -224,13 +226,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=BF16_SEED)
     parser.add_argument("--json", action="store_true", help="a line of JSON per row instead of the table")
     asked = parser.parse_args(arguments)
-    course = Course(
+    conditions = Conditions(
         seed=asked.seed, rounds=asked.rounds, loss=asked.loss, churn=asked.churn, model_bytes=asked.model_mb * 1e6
     )
     if not asked.json:
         print(HEADER)
     failed = False
-    for one in compare(course, [int(size) for size in asked.peers.split(",")], asked.ways.split(",")):
+    for one in compare(conditions, [int(size) for size in asked.peers.split(",")], asked.ways.split(",")):
         print(json.dumps(asdict(one)) if asked.json else line_of(one), flush=True)
         failed |= bool(one.violation)
     return 1 if failed else 0

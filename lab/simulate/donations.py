@@ -77,8 +77,8 @@ class Donations:
         owing.pieces.update(pieces)
         if sum(len(other.pieces) for other in mine.values()) > REQUEST_LIMIT:
             raise Violation("bounded requests", f"peer {peer.number} waits for more than {REQUEST_LIMIT} chunks")
-        size, many = sum(owing.pieces.values()), len(owing.pieces) > WINDOW_MIN_CHUNKS * len(peer.course.transfers)
-        if many and not owing.brought and size > WINDOW_FIRST_BYTES * len(peer.course.transfers):
+        size, many = sum(owing.pieces.values()), len(owing.pieces) > WINDOW_MIN_CHUNKS * len(peer.peer_rounds.transfers)
+        if many and not owing.brought and size > WINDOW_FIRST_BYTES * len(peer.peer_rounds.transfers):
             raise Violation("bounded requests", f"peer {donor}, who brought nothing yet, owes {size} bytes")
         for piece in pieces:
             if sum(piece in other.pieces for other in mine.values()) > ASKED_OF_LIMIT:
@@ -131,7 +131,7 @@ class Donations:
         swarm, head = peer.swarm, peer.disk.ledger.head
         others = [other for other in swarm.peers if other is not peer and not other.gone]
         would_fetch = any(other.running and other.number in peer.watch.links for other in others)
-        if peer.course.obtaining.current and would_fetch and not any(_has(other, head) for other in others):
+        if peer.peer_rounds.obtaining.current and would_fetch and not any(_has(other, head) for other in others):
             raise Violation("the only copy", f"peer {peer.number} leaves with that of round {head.round}")
 
 

@@ -20,7 +20,7 @@ from shoal.node.state.fetching import (
     REST_MIN_S,
     REST_SHARE,
 )
-from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.node.state.transfer import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -84,7 +84,7 @@ class Fetching:
     _resting: bool = False
 
     def __post_init__(self) -> None:
-        self.transfer = self.peer.swarm.kit.transfer(self.job.sizes, here=frozenset(self.job.here))
+        self.transfer = self.peer.swarm.components.transfer(self.job.sizes, here=frozenset(self.job.here))
 
     @property
     def _now(self) -> float:
@@ -215,7 +215,7 @@ class Fetching:
         if peer.hung:
             return
         for donor in self.transfer.donors:
-            anything = int(peer.course.moved(donor).received)
+            anything = int(peer.peer_rounds.moved(donor).received)
             self.transfer.moved(donor, self._moved.get(donor, 0), anything, now)
         for donor in self.transfer.look(now):
             self._forget(peer.swarm.numbers[donor])

@@ -30,7 +30,7 @@ from shoal.lab.simulate.outcome import Workload
 from shoal.lab.simulate.rings import RETRY_S, Rings
 from shoal.lab.simulate.rows import Cell, Leaf
 from shoal.lab.simulate.scenario import Scenario
-from shoal.node.gossip.engine import PATIENCE_MIN_S
+from shoal.node.gossip.engine import TIMEOUT_MIN_S
 from shoal.protocol.gossip_messages import GossipMessage, Offer, Taken
 from shoal.protocol.identity import PeerId
 from shoal.protocol.pairing import CANDIDATE_LIMIT, Alone, Effect, Fetch, PairingMachine, Phase, Say, pairs
@@ -111,7 +111,7 @@ class GossipSwarm(Rings):
             me=leaf.id,
             swarm=self.swarm,
             shape=("bf16", VALUES, VALUES),
-            patience_s=PATIENCE_MIN_S,
+            timeout_s=TIMEOUT_MIN_S,
             round=0 if state is None else state.machine.round,
             propose=self._proposals.of,
         )
@@ -186,7 +186,7 @@ class GossipSwarm(Rings):
             elif isinstance(effect, Alone):
                 self._step(leaf, None)
         if pairer.machine.phase is Phase.SEEKING:
-            self.timeline.after(pairer.machine.patience_s + LOOK_AFTER_S, self._look, leaf.number)
+            self.timeline.after(pairer.machine.timeout_s + LOOK_AFTER_S, self._look, leaf.number)
 
     def _look(self, number: int) -> None:
         leaf = self.leaves[number]

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from shoal.lab.simulate.outcome import Kit
+from shoal.lab.simulate.outcome import Components
 from shoal.lab.simulate.scenario import Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import run_scenario
@@ -20,9 +20,9 @@ from shoal.lab.simulate.simulation import run_scenario
 TOLD_EVERY_S = 30.0
 
 
-def violation_of(scenario: Scenario, kit: Kit | None = None) -> str:
+def violation_of(scenario: Scenario, components: Components | None = None) -> str:
     """The kind of violation that a scenario ends in; empty if in none."""
-    return run_scenario(scenario, kit).violation
+    return run_scenario(scenario, components).violation
 
 
 def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dict[str, object]:

@@ -19,7 +19,7 @@ from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.lab.simulate.donations import OBTAIN_LIMIT_S
 from shoal.lab.simulate.fetching import REQUEST_BYTES, Fetching, Job
 from shoal.lab.simulate.judge import Violation
-from shoal.lab.simulate.states import Header, Shelf, next_state, state_digest
+from shoal.lab.simulate.states import Cache, Header, next_state, state_digest
 from shoal.lab.simulate.talk import (
     Answer,
     ChainPart,
@@ -30,9 +30,9 @@ from shoal.lab.simulate.talk import (
     GetHeader,
     HeaderAnswer,
 )
-from shoal.node.state.catchup import ASKED_LIMIT, HEADER_PATIENCE_S
-from shoal.node.state.custody import PURSUIT_LIMIT
-from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.catchup import ASKED_LIMIT, HEADER_TIMEOUT_S
+from shoal.node.state.state_server import REQUEST_DEADLINE_S
+from shoal.node.state.state_store import PURSUIT_LIMIT
 from shoal.node.state.state_sync import RETRY_S
 from shoal.node.state.transfer import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -74,7 +74,7 @@ class Obtaining:
         self._awaited = False
         self._pursuits = 0
         self._confirming = False  # the state is here, and somebody is asked whether the chain went on
-        self.shelf = Shelf()
+        self.cache = Cache()
         self.transfers: dict[bytes, Fetching] = {}
         if self.current:
             self._put()
@@ -168,7 +168,7 @@ class Obtaining:
         self._confirming = False
         held = self._place_held()
         behind = len(self._disk.chain) - 1 - (held or 0)
-        if held is not None and behind <= self._swarm.kit.work.replayed_rounds:
+        if held is not None and behind <= self._swarm.components.work.replayed_rounds:
             self._replay(self._replayed)
         else:
             self._choose()
@@ -235,7 +235,7 @@ class Obtaining:
     def _put(self) -> None:
         disk = self._disk
         value = next(value for value in disk.chain if value.hash == disk.held)
-        self.shelf.put(value, disk.state, self.now)
+        self.cache.put(value, disk.state, self.now)
         reference = self._swarm.judge.states[value.hash]
         if disk.state.tobytes() != reference.tobytes():
             raise Violation("the reference", f"peer {self._peer.number} holds another state of round {value.round}")
@@ -250,7 +250,7 @@ class Obtaining:
         """Which state to fetch: one that came in part, or the newest that most of those hold who hold any."""
         goal = self._disk.ledger.head
         begun = None if self._unfinished is None else self._unfinished[0]
-        lasts = begun is not None and goal.round <= begun.round + self._swarm.kit.work.replayed_rounds
+        lasts = begun is not None and goal.round <= begun.round + self._swarm.components.work.replayed_rounds
         if begun is not None and begun in self._disk.chain and lasts:
             self._holders(begun, sorted(self._peer.watch.links), partial(self._choose_begun, begun))
         else:
@@ -457,7 +457,7 @@ class _Poll:
         except RemoteError as error:
             self._obtaining.offended(sender, error)
         else:
-            self._until = min(self._until, now + HEADER_PATIENCE_S)
+            self._until = min(self._until, now + HEADER_TIMEOUT_S)
         self.look(now)
 
     def look(self, now: float) -> None:

@@ -32,7 +32,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class Components:
     """What peers are made of; tests put machines with a bug in here."""
 
     work: Workload = Workload()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
-from shoal.lab.simulate.course import Course
 from shoal.lab.simulate.judge import Violation
+from shoal.lab.simulate.peer_rounds import PeerRounds
 from shoal.lab.simulate.watch import LinkTalk, Watch
 from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
@@ -94,7 +94,7 @@ class SimulatedPeer:
         self.lies: set[str] = set()
         self.asleep: deque[tuple[int, object]] = deque(maxlen=ASLEEP_LIMIT_MESSAGES)
         self.watch: Watch
-        self.course: Course
+        self.peer_rounds: PeerRounds
 
     @property
     def running(self) -> bool:
@@ -108,8 +108,8 @@ class SimulatedPeer:
         self.life += 1
         self.disk.incarnation += 1
         self.watch = Watch(self)
-        self.course = Course(self)
-        self.course.start()
+        self.peer_rounds = PeerRounds(self)
+        self.peer_rounds.start()
 
     def stop(self) -> None:
         """The process is gone."""
@@ -117,7 +117,7 @@ class SimulatedPeer:
         self.life += 1
         self.asleep.clear()
         self.watch.links.clear()
-        self.course.stop()
+        self.peer_rounds.stop()
         self.swarm.donations.ended(self)
 
     def tick(self, life: int) -> None:
@@ -128,7 +128,7 @@ class SimulatedPeer:
         if not self.hung:
             now = swarm.timeline.now
             self.watch.tick(now)
-            self.course.tick(now)
+            self.peer_rounds.tick(now)
             self.check_queues()
         swarm.timeline.after(swarm.tick_s, self.tick, life)
 
@@ -138,13 +138,13 @@ class SimulatedPeer:
             self.asleep.append((sender, message))
         elif isinstance(message, LinkTalk):
             self.watch.receive(sender, message)
-        elif self.course.takes(message):
+        elif self.peer_rounds.takes(message):
             self.watch.seen(sender)
-            self.course.take(sender, message)
+            self.peer_rounds.take(sender, message)
         else:
             assert isinstance(message, Message)
             self.watch.seen(sender)
-            self.course.hear(sender, message)
+            self.peer_rounds.hear(sender, message)
 
     def wake(self) -> None:
         """It runs again, and reads first what has arrived meanwhile."""
@@ -163,30 +163,30 @@ class SimulatedPeer:
 
 
 def _readies(peer: SimulatedPeer) -> int:
-    machine: RoundMachine | None = peer.course.machine
+    machine: RoundMachine | None = peer.peer_rounds.machine
     return 0 if machine is None else len(machine._gathering._readies)
 
 
 def _votes(peer: SimulatedPeer) -> int:
-    machine: RoundMachine | None = peer.course.machine
+    machine: RoundMachine | None = peer.peer_rounds.machine
     return 0 if machine is None else sum(len(row) for row in machine.agreement._votes.values())
 
 
 def _reports(peer: SimulatedPeer) -> int:
-    machine: RoundMachine | None = peer.course.machine
+    machine: RoundMachine | None = peer.peer_rounds.machine
     return 0 if machine is None else sum(len(row) for row in machine._facts.reports.values())
 
 
 QUEUES: dict[str, tuple[int, Queue]] = {
-    "messages of later rounds": (EARLY_LIMIT_MESSAGES, lambda peer: peer.course.member.early),
+    "messages of later rounds": (EARLY_LIMIT_MESSAGES, lambda peer: peer.peer_rounds.member.early),
     "messages to a process that does not run": (ASLEEP_LIMIT_MESSAGES, lambda peer: len(peer.asleep)),
     "pings sent for others": (RELAY_LIMIT, lambda peer: len(peer.watch.machine._relays)),
     "watched peers": (PEER_LIMIT, lambda peer: len(peer.watch.machine._peers)),
     "announcements": (READIES_LIMIT + MEMBER_LIMIT, _readies),
     "votes": (64 * MEMBER_LIMIT, _votes),
-    "transfers": (FETCH_LIMIT, lambda peer: len(peer.course.transfers)),
-    "chunks asked for": (REQUEST_LIMIT, lambda peer: sum(one.owed for one in peer.course.transfers)),
-    "frames to be served": (MEMBER_LIMIT * SERVED_LIMIT_FRAMES, lambda peer: peer.course.serving.waiting),
+    "transfers": (FETCH_LIMIT, lambda peer: len(peer.peer_rounds.transfers)),
+    "chunks asked for": (REQUEST_LIMIT, lambda peer: sum(one.owed for one in peer.peer_rounds.transfers)),
+    "frames to be served": (MEMBER_LIMIT * SERVED_LIMIT_FRAMES, lambda peer: peer.peer_rounds.serving.waiting),
     "reports": (64 * MEMBER_LIMIT, _reports),
 }
 """Every table of a peer that others can make longer: its name, its limit in entries, and how long it is."""

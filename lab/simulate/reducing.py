@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import Finals
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
@@ -67,7 +67,7 @@ class Reducing(ABC):
         self._stop_reduction()
         place = plan.number(peer.id)
         counted = place is not None and plan.participants[place].weight > 0
-        self._reduction = self._swarm.kit.reduction(
+        self._reduction = self._swarm.components.reduction(
             plan=plan,
             identity=peer.identity,
             contribution=self._disk.contribution if counted else None,

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from shoal.lab.simulate.agents import ENDINGS, LIMITS, Agent, Question, Reply
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.network import Network, Timeline, Wall
-from shoal.lab.simulate.outcome import Kit, Outcome
+from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.node.sapo.groups import JudgedGroup
@@ -161,9 +161,9 @@ class ExchangeJudge:
 class RolloutSwarm:
     """A run of one scenario of agents that share rollouts; `rounds` is how many each makes at least."""
 
-    def __init__(self, scenario: Scenario, kit: Kit | None = None) -> None:
+    def __init__(self, scenario: Scenario, components: Components | None = None) -> None:
         self.scenario = scenario
-        self.kit = kit or Kit()
+        self.components = components or Components()
         self.timeline = Timeline()
         self.network = Network(self.timeline, random.Random(f"network {scenario.seed}"), loss=scenario.loss)
         self.rng = random.Random(f"agents {scenario.seed}")

@@ -120,12 +120,12 @@ def as_test(scenario: Scenario, kind: str) -> str:
     faults = "".join(f"        {_told(fault)},\n" for fault in scenario.fault)
     name = kind.replace(" ", "_")
     flat = scenario.peers <= FLAT_LIMIT_PEERS
-    run = "run_scenario(scenario)" if flat else "Crowd(scenario).run()"
+    run = "run_scenario(scenario)" if flat else "Population(scenario).run()"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
     rollouts = ", rollouts=True" if scenario.rollouts else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
-        f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Crowd'}",
+        f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",
         f"from shoal.lab.simulate.scenario import {'Fault' if flat else 'Churn'}, Scenario",
         "",
         "",

@@ -28,7 +28,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.grid import Grid
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
-from shoal.lab.simulate.outcome import Kit, Outcome
+from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import Disk, SimulatedPeer
 from shoal.lab.simulate.rollouts import RolloutSwarm
 from shoal.lab.simulate.scenario import Fault, Scenario
@@ -71,7 +71,7 @@ class Simulation:
     """A run of one scenario. `run` gives its outcome; everything is public for tests to look at."""
 
     scenario: Scenario
-    kit: Kit = field(default_factory=Kit)
+    components: Components = field(default_factory=Components)
 
     def __post_init__(self) -> None:
         scenario = self.scenario
@@ -82,7 +82,7 @@ class Simulation:
         self.keys = KeyRing(scenario.seed, real=scenario.real_keys)
         self.peers: list[SimulatedPeer] = []
         self.numbers: dict[str, int] = {}
-        work = self.kit.work
+        work = self.components.work
         self.chunk_bytes = work.model_bytes / work.chunks
         self.state_bytes = work.state_bytes
         self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
@@ -107,8 +107,8 @@ class Simulation:
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
-        self.judge = self.kit.judge(self.genesis, self.zero)
-        self.donations = self.kit.donations(self.tick_s)
+        self.judge = self.components.judge(self.genesis, self.zero)
+        self.donations = self.components.donations(self.tick_s)
         for _ in founders:
             self._add()
         for peer in self.peers:
@@ -120,7 +120,7 @@ class Simulation:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
         disk = Disk(ledger=Chain(self.genesis), state=self.zero, known=set(), held=self.genesis.hash)
-        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
+        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.components.work.train_s))
         self.peers.append(peer)
         self.numbers[peer.id] = number
         return peer
@@ -344,7 +344,7 @@ class Simulation:
         elif fault.kind == "pause":
             if not peer.up:
                 return
-            peer.course.pause()
+            peer.peer_rounds.pause()
             undo.life = peer.life
             action = undo.go_on
         elif fault.kind == "lie":
@@ -354,7 +354,7 @@ class Simulation:
             action = undo.come_clean
         else:
             if peer.up:
-                peer.course.ask_to_leave()
+                peer.peer_rounds.ask_to_leave()
             return
         if fault.duration_s is not None:
             self.timeline.after(fault.duration_s, action)
@@ -445,7 +445,7 @@ class Simulation:
     def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
         """The promises to leave in the round after `head` that every running member of it has heard."""
         members = [peer for peer in self.peers if peer.running and peer.id in head.members]
-        machines = [peer.course.machine for peer in members]
+        machines = [peer.peer_rounds.machine for peer in members]
         heard = [m.agreement.leaves if m is not None and m.previous.hash == head.hash else set() for m in machines]
         return set.intersection(*heard) if heard else set()
 
@@ -458,7 +458,7 @@ class Simulation:
     @staticmethod
     def _has(peer: SimulatedPeer, round: int) -> bool:
         """Whether a peer has the state of a round, or of a later one."""
-        return peer.disk.height >= round and peer.course.obtaining.current
+        return peer.disk.height >= round and peer.peer_rounds.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         now = max(self.timeline.now, 1e-9)
@@ -500,8 +500,8 @@ def _kind_of(message: Any) -> int:
     return known
 
 
-def run_scenario(scenario: Scenario, kit: Kit | None = None) -> Outcome:
+def run_scenario(scenario: Scenario, components: Components | None = None) -> Outcome:
     """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
     if scenario.rollouts:
-        return RolloutSwarm(scenario, kit).run()
-    return Simulation(scenario, kit or Kit()).run()
+        return RolloutSwarm(scenario, components).run()
+    return Simulation(scenario, components or Components()).run()

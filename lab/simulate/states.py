@@ -75,7 +75,7 @@ class _Held:
     asked_at: float = float("-inf")
 
 
-class Shelf:
+class Cache:
     """The states that a peer can serve: the newest, and older ones for as long as they are asked for."""
 
     def __init__(self) -> None:

@@ -104,7 +104,7 @@ class Payload(LaneMessage):
 
 Answer = HeaderAnswer | FinalsAnswer
 FetchTalk = GetChain | ChainPart | GetHeader | HeaderAnswer | GetFinals | FinalsAnswer | ChunkRequest | ChunkFrame
-CourseTalk = FetchTalk | Lacking | Payload
+PeerTalk = FetchTalk | Lacking | Payload
 
 
 def wrong(data: bytes) -> bytes:

@@ -29,7 +29,7 @@ from shoal.protocol.liveness import (
 )
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_COURTESY_S, DIAL_DEADLINE_S
+from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
@@ -133,15 +133,15 @@ class Watch:
             if other not in self.links and other not in self._remakes:
                 dial = self._dials.get(other)
                 if dial is None:
-                    dial = self._dials[other] = _Dial(now + self._courtesy_s(other))
+                    dial = self._dials[other] = _Dial(now + self._deferral_s(other))
                 if now >= dial.at:
                     dial.at = now + dial.backoff_s + DIAL_DEADLINE_S
                     dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)
                     self._greet(other, answer=False)
 
-    def _courtesy_s(self, other: int) -> float:
+    def _deferral_s(self, other: int) -> float:
         """Of two that know each other the lower PeerId dials at once; so does who has no link yet."""
-        return 0.0 if not self.links or self._peer.id < self._swarm.peers[other].id else DIAL_COURTESY_S
+        return 0.0 if not self.links or self._peer.id < self._swarm.peers[other].id else DIAL_DEFERRAL_S
 
     def _greet(self, other: int, *, answer: bool) -> None:
         hello = Hello(self._peer.life, self.machine.incarnation, answer)
@@ -178,7 +178,7 @@ class Watch:
     def _lose(self, other: int) -> None:
         """There is no link any more: say so, and make it again."""
         del self.links[other]
-        self._peer.course.unlinked(other)
+        self._peer.peer_rounds.unlinked(other)
         self._carry_out(self.machine.connection_lost(self._swarm.peers[other].id, self._swarm.timeline.now))
         remake = self._remakes[other] = _Remake()
         self._later(REDIAL_PAUSE_S, self._again, other, remake)  # a connection's handshakes take their time as well
@@ -219,7 +219,7 @@ class Watch:
         """`other` said goodbye."""
         self._remakes.pop(other, None)
         if self.links.pop(other, None) is not None:
-            self._peer.course.unlinked(other)
+            self._peer.peer_rounds.unlinked(other)
         peer = self._swarm.peers[other].id
         self._carry_out(self.machine.connection_lost(peer, self._swarm.timeline.now, confirmed=True))
 
@@ -262,7 +262,7 @@ class Watch:
             return
         peer = self._swarm.peers[sender].id
         if known is not None and known != hello.life:  # it was started again before its death was noticed
-            self._peer.course.unlinked(sender)
+            self._peer.peer_rounds.unlinked(sender)
             self._carry_out(self.machine.connection_lost(peer, now))
         self.links[sender] = hello.life
         self._dials.pop(sender, None)
@@ -272,7 +272,7 @@ class Watch:
             self._greet(sender, answer=True)
         if known != hello.life:
             self._linked_at[sender] = now
-            self._peer.course.linked_to(sender)
+            self._peer.peer_rounds.linked_to(sender)
         for at, life, message in self._early.pop(sender, ()):
             if life == hello.life and now - at < ADMISSION_DEADLINE_S:
                 self._peer.receive(sender, message)

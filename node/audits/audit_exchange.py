@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from shoal.collectives.finals import Finals
-from shoal.node.audits.evidence_shelf import EvidenceShelf
+from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.protocol.audit_messages import (
     AUDIT_PROTOCOL,
     CHARGES_LIMIT,
@@ -116,7 +116,7 @@ class AuditClient:
         return found[: plan.chunks]
 
 
-class AuditDesk:
+class AuditServer:
     """Answers other nodes.
 
     finals: those of a plan, if they are here. commitments: what was heard in the round after the value with that hash.
@@ -124,12 +124,12 @@ class AuditDesk:
 
     def __init__(
         self,
-        shelf: EvidenceShelf,
+        evidence_store: EvidenceStore,
         finals: Callable[[bytes], Finals | None],
         commitments: Callable[[bytes], Sequence[Commitment]],
         linked: Callable[[], frozenset[PeerId]],
     ) -> None:
-        self._shelf = shelf
+        self._evidence_store = evidence_store
         self._finals = finals
         self._commitments = commitments
         self._linked = linked
@@ -164,12 +164,12 @@ class AuditDesk:
         if isinstance(request, GetStatements):
             finals = self._finals(request.plan)
             return Refusal(reason="not held here") if finals is None else _statements(finals, request.first)
-        part = self._shelf.part(request.digest, request.offset, PART_LIMIT_BYTES)
+        part = self._evidence_store.part(request.digest, request.offset, PART_LIMIT_BYTES)
         return Refusal(reason="not held here") if part is None else Part(total=part[0], data=part[1])
 
     def charges(self) -> tuple[Charge, ...]:
         """What this node holds, the newest last."""
-        verdicts = sorted(self._shelf.verdicts, key=lambda one: (one.done, one.digest))
+        verdicts = sorted(self._evidence_store.verdicts, key=lambda one: (one.done, one.digest))
         return tuple(Charge(one.digest, one.accused, *one.done) for one in verdicts)[-CHARGES_LIMIT:]
 
 

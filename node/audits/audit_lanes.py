@@ -27,9 +27,9 @@ from shoal.swarm.lanes.pool import LanePool
 QUEUE_LIMIT = 256
 QUEUE_PER_PEER_LIMIT = 32
 """Chunks that are asked for and wait; what is asked beyond that is refused."""
-PAUSE_PATIENCE_S = 10.0
+PAUSE_TIMEOUT_S = 10.0
 """So long the end of a reduction is waited for: where one follows upon another, there is no pause."""
-ALLOWANCE_PATIENCE_S = 30.0
+ALLOWANCE_TIMEOUT_S = 30.0
 """Who would have to wait longer for its bytes to be paid for is refused."""
 LANE_DEADLINE_S = 10.0
 FETCH_DEADLINE_S = 60.0
@@ -55,12 +55,12 @@ class Pause:
             self._quiet = trio.Event()
 
     async def wait(self) -> None:
-        """Return in a pause, or after PAUSE_PATIENCE_S. Cancellation: nothing is changed."""
-        with trio.move_on_after(PAUSE_PATIENCE_S):
+        """Return in a pause, or after PAUSE_TIMEOUT_S. Cancellation: nothing is changed."""
+        with trio.move_on_after(PAUSE_TIMEOUT_S):
             await self._quiet.wait()
 
 
-class ContributionDesk:
+class ContributionServer:
     """Shows this node's contributions.
 
     held: the payload of a chunk under the root that begins with these bytes, if it may be shown. rate: bytes per
@@ -109,7 +109,7 @@ class ContributionDesk:
 
     def _take(self, peer: PeerId, ref: ChunkRef) -> None:
         owed_s = self._paid_at - trio.current_time()
-        if self._waiting[peer] < QUEUE_PER_PEER_LIMIT and owed_s <= ALLOWANCE_PATIENCE_S:
+        if self._waiting[peer] < QUEUE_PER_PEER_LIMIT and owed_s <= ALLOWANCE_TIMEOUT_S:
             try:
                 self._send.send_nowait((peer, ref))
             except trio.WouldBlock:

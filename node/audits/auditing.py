@@ -29,9 +29,9 @@ from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.progress import Exclusion, Reason
 from shoal.collectives.proofs import is_unsound, is_wrong, proves_itself, top_in
-from shoal.node.audits.audit_exchange import AuditClient, AuditDesk
-from shoal.node.audits.audit_lanes import ContributionDesk, ContributionFetch, Pause, Wanted
-from shoal.node.audits.evidence_shelf import EvidenceShelf
+from shoal.node.audits.audit_exchange import AuditClient, AuditServer
+from shoal.node.audits.audit_lanes import ContributionFetch, ContributionServer, Pause, Wanted
+from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.audits.work_audit import WorkAudit
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
@@ -82,12 +82,14 @@ class Auditing(RoundObserver):
         self._links = parts.links
         self._witness = Witness()
         self.suspicion = Suspicion()
-        self.shelf = EvidenceShelf(parts.store.folder, parts.swarm_id, first=parts.chain.was_member)
+        self.evidence_store = EvidenceStore(parts.store.folder, parts.swarm_id, first=parts.chain.was_member)
         self._client = AuditClient(parts.host)
-        self._desk = AuditDesk(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
-        self._desk.charged = self._charged
+        self._server = AuditServer(
+            self.evidence_store, self._finals_of, self._witness.commitments, lambda: self._links.linked()
+        )
+        self._server.charged = self._charged
         self._pause = Pause()
-        self._shown = ContributionDesk(
+        self._shown = ContributionServer(
             parts.chunks, self._pause, held=self._held, rate=lambda: self._settings.share * self._rates()[0]
         )
         self._fetch_lanes = ContributionFetch(parts.lanes, parts.chunks, self._pause)
@@ -108,8 +110,8 @@ class Auditing(RoundObserver):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take up what is on disk, answer others, and audit until cancelled. Raises StorageError."""
         self._token = trio.lowlevel.current_trio_token()
-        await trio.to_thread.run_sync(self.shelf.load)
-        self._p.host.serve(AUDIT_PROTOCOL, self._desk.serve)
+        await trio.to_thread.run_sync(self.evidence_store.load)
+        self._p.host.serve(AUDIT_PROTOCOL, self._server.serve)
         async with trio.open_nursery() as nursery:
             queues = self._job_queue, self._audit_queue, self._need_queue, self._pull_queue, self._weighing_queue
             for queue in queues:
@@ -194,7 +196,7 @@ class Auditing(RoundObserver):
         """The accused by the digest of evidence that is here and that no ban of `chain` covers."""
         return {
             one.digest: one.accused
-            for one in self.shelf.verdicts
+            for one in self.evidence_store.verdicts
             if one.accused != self._me and not chain.bans.covers(one.accused, one.done)
         }
 
@@ -228,7 +230,7 @@ class Auditing(RoundObserver):
 
     async def _make(self, evidence: Evidence, attachment: bytes) -> None:
         """Keep what was found here; what was said in forged signatures alone proves nothing, and is forgotten."""
-        if not self.shelf.has(evidence.accused, evidence.done):
+        if not self.evidence_store.has(evidence.accused, evidence.done):
             await self._keep(await trio.to_thread.run_sync(pack, evidence, attachment))
 
     async def _keep(self, data: bytes, *, by_name: bool = False) -> None:
@@ -242,7 +244,7 @@ class Auditing(RoundObserver):
         takes_part = accused == self._me or chain.was_member(accused) or accused in self._links.linked()
         if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):
             raise NetworkError(f"evidence against {accused}, of whom or of whose round nothing is known here")
-        verdict = await trio.to_thread.run_sync(partial(self.shelf.put, data, named=by_name))
+        verdict = await trio.to_thread.run_sync(partial(self.evidence_store.put, data, named=by_name))
         if verdict is None:
             return
         self._tell(verdict)
@@ -262,15 +264,15 @@ class Auditing(RoundObserver):
 
     async def _exchange(self, peer: PeerId) -> None:
         """Tell a peer what is here, and fetch what it has and this node has not."""
-        self._charged(peer, await self._client.charges(peer, self._desk.charges()))
+        self._charged(peer, await self._client.charges(peer, self._server.charges()))
 
     def _charged(self, peer: PeerId, charges: Sequence[Charge]) -> None:
         for charge in charges:
-            if not self.shelf.has(charge.peer, (charge.term, charge.round)):
+            if not self.evidence_store.has(charge.peer, (charge.term, charge.round)):
                 self._do(partial(self._pull, peer, charge), self._pulls)
 
     async def _pull(self, peer: PeerId, charge: Charge) -> None:
-        if not self.shelf.has(charge.peer, (charge.term, charge.round)):
+        if not self.evidence_store.has(charge.peer, (charge.term, charge.round)):
             await self._fetch(peer, charge.digest)
 
     async def _fetch(self, peer: PeerId, digest: bytes, *, by_name: bool = False) -> None:
@@ -288,7 +290,7 @@ class Auditing(RoundObserver):
         """Fetch what the bans of `value` rest on, from whoever has it."""
         with trio.move_on_after(NEED_LIMIT_S):
             while self._p.chain.head.hash == value.base:
-                lacking = [ban.evidence for ban in named(value) if self.shelf.proves(ban.evidence) is None]
+                lacking = [ban.evidence for ban in named(value) if self.evidence_store.proves(ban.evidence) is None]
                 if not lacking:
                     return
                 for digest in lacking:
@@ -301,7 +303,7 @@ class Auditing(RoundObserver):
                 await self._fetch(peer, digest, by_name=True)
             except (NetworkError, RemoteError) as error:
                 logger.info("%s", error)
-            if self.shelf.proves(digest) is not None:
+            if self.evidence_store.proves(digest) is not None:
                 return
 
     # -- contributions that were left out --------------------------------------------------------------------

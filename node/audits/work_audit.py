@@ -70,7 +70,7 @@ class WorkAudit:
         """What is to be weighed in a certified round, by the ticket of this node; it holds on to the state."""
         places = plan.contributors()
         number = drawn_work(mark, len(places), self._share)
-        state = self._p.shelf.state(base.state_round)
+        state = self._p.cache.state(base.state_round)
         if number is None or state is None or state.numel != plan.numel:
             return None
         drawn = Weighing(base=base, plan=plan, place=places[number], anchor=state.anchor)
@@ -112,7 +112,7 @@ class WorkAudit:
                 options=config.manifest.workload.options,
                 data=config.data,
                 seed=config.manifest.workload.seed,
-                assignment=self._p.desk.assignment(drawn.base, drawn.peer),
+                assignment=self._p.training_client.assignment(drawn.base, drawn.peer),
                 anchor=str(paths[0]),
                 contribution=str(paths[1]),
             )

@@ -207,7 +207,12 @@ class NodeSource:
     # -- this node -------------------------------------------------------------------------------------------
 
     def _node(self, standing: Standing, missing: Sequence[str]) -> NodeFacts:
-        parts, rounds, manifest, desk = self._p, self._rounds, self._p.config.manifest, self._p.desk
+        parts, rounds, manifest, training_client = (
+            self._p,
+            self._rounds,
+            self._p.config.manifest,
+            self._p.training_client,
+        )
         traffic = parts.traffic_bytes()
         return NodeFacts(
             peer=parts.identity.peer_id,
@@ -224,10 +229,10 @@ class NodeSource:
             members=len(standing.members),
             missing=missing,
             long_missing=parts.members.long_silent(missing),
-            loss=desk.metric,
-            train_loss=desk.loss,
-            tokens_per_s=desk.tokens_per_s,
-            blocked_fraction=desk.blocked_fraction,
+            loss=training_client.metric,
+            train_loss=training_client.loss,
+            tokens_per_s=training_client.tokens_per_s,
+            blocked_fraction=training_client.blocked_fraction,
             addresses=tuple(parts.host.addresses),
             peer_errors=parts.host.remote_errors,
             own_errors=parts.host.handler_errors,
@@ -286,7 +291,9 @@ class NodeSource:
                     reach=reach,
                     member=peer in electorate,
                     round=self._rounds.position[1] if mine else (0 if record is None else record.round),
-                    tokens_per_s=parts.desk.tokens_per_s if mine else (0.0 if record is None else record.tokens_per_s),
+                    tokens_per_s=parts.training_client.tokens_per_s
+                    if mine
+                    else (0.0 if record is None else record.tokens_per_s),
                     sent=moved.taken,
                     received=moved.received,
                     software="" if record is None else record.software,

@@ -18,7 +18,7 @@ from shoal.node.discovery.credentials import CHECKPOINT_NAME, kept_checkpoint
 from shoal.node.outcome import Progress
 from shoal.node.state.chain_choice import Ask, ChainChoice, ChoiceParts
 from shoal.node.state.chain_comparison import fetched_after
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
 from shoal.protocol.address import parse_address
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
@@ -34,9 +34,9 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.records import open_record
 from shoal.protocol.wire import SwarmId, canonical, decode
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
+from shoal.swarm.message_relay import Allowance
 from shoal.swarm.streams import MessageStream
 
 LOOK_PROTOCOL = "/shoal/look/1"

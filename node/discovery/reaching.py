@@ -32,12 +32,12 @@ from shoal.swarm.lanes.seal import format_address as format_lane
 from shoal.swarm.lanes.seal import parse_address as parse_lane
 from shoal.swarm.members import Change
 from shoal.swarm.reaching.circuit_address import format_circuit, is_circuit
-from shoal.swarm.reaching.dial_back import DialBackDesk, Evidence, ask_dial_back
+from shoal.swarm.reaching.dial_back import DialBackServer, Evidence, ask_dial_back
+from shoal.swarm.reaching.direct_upgrade import DirectUpgrade
 from shoal.swarm.reaching.networks import is_private, own_hosts
-from shoal.swarm.reaching.passages import PassageDesk, ask_passage
+from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import SightingDesk
-from shoal.swarm.reaching.straight import Straightening
+from shoal.swarm.reaching.relayed_lanes import RelayedLaneServer, ask_relayed_lane
 
 CHECKERS = 4
 """Members that knock; fewer where there are fewer."""
@@ -82,21 +82,21 @@ class Reaching:
         self.proven: tuple[str, ...] = ()
         """Control addresses at which members have reached this node."""
         self.proven_lanes: tuple[str, ...] = ()
-        self.passages = PassageDesk(self._host, upload=self._lanes.upload)
-        self.passages.comes_first = self._host.comes_first
-        DialBackDesk(self._host, self._is_linked)
-        self.sightings = SightingDesk(self._host)
+        self.relayed_lanes = RelayedLaneServer(self._host, upload=self._lanes.upload)
+        self.relayed_lanes.comes_first = self._host.comes_first
+        DialBackServer(self._host, self._is_linked)
+        self.observed_addresses = ObservedAddressServer(self._host)
         self._parted: set[PeerId] = set()
         """The linked members of whom the user was told that there are no lanes to them."""
         self._puncher = Puncher(self._host, self, self._evidence.hosts)
         self._puncher.parted = self._tell_parted
-        self._straightening = Straightening(self._host, self._puncher, self._relayed)
+        self._direct_upgrade = DirectUpgrade(self._host, self._puncher, self._relayed)
 
     def connect(self) -> None:
         """Have circuits and lanes go by what is known here: who comes first, who relays, where holes are punched."""
         self._host.relay.comes_first = self._host.comes_first
-        desks = (self.passages, self.sightings)
-        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=self._puncher)
+        handlers = (self.relayed_lanes, self.observed_addresses)
+        self._lanes.use(self, dial_back_probes=self._host.dial_back_probes, handlers=handlers, puncher=self._puncher)
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Reaching:
     @property
     def bytes_passed(self) -> int:
         """What it has passed on between others: of circuits and lanes."""
-        return self._host.relay.bytes_passed + self.passages.bytes_passed
+        return self._host.relay.bytes_passed + self.relayed_lanes.bytes_passed
 
     # -- what its lanes ask --------------------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class Reaching:
         addresses = self.addresses_of(relay)
         if not addresses:
             raise NetworkError(f"{relay} has no lane address that may be dialled")
-        passage = await ask_passage(self._host, relay, peer)
-        return Way(via=relay, addresses=addresses, near=passage.near, far=passage.far)
+        relayed_lane = await ask_relayed_lane(self._host, relay, peer)
+        return Way(via=relay, addresses=addresses, near=relayed_lane.near, far=relayed_lane.far)
 
     # -- the service ---------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Reaching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_checking)
                 nursery.start_soon(self._keep_reservations)
-                nursery.start_soon(self._straightening.run)
+                nursery.start_soon(self._direct_upgrade.run)
         finally:
             if self._mapping is not None:
                 await self._mapping.remove()
@@ -196,7 +196,7 @@ class Reaching:
         """A link that came up is one more to ask; one that was lost may have been a relay."""
         if change.kind == "linked":
             self._check.set()
-            self._straightening.look()
+            self._direct_upgrade.look()
         if change.kind in ("linked", "lost", "died"):
             self._reserve.set()
             self._parted.discard(change.peer)
@@ -282,7 +282,7 @@ class Reaching:
         self.proven_lanes = tuple(format_lane(host, port) for port in lanes for host in self._evidence.reached(port))
         offers = self._config.relay and bool(self.proven) and bool(self.proven_lanes)
         admits = self._is_linked if offers else None
-        self._host.relay.admits = self.passages.admits = self.sightings.admits = admits
+        self._host.relay.admits = self.relayed_lanes.admits = self.observed_addresses.admits = admits
         self._lanes.addresses = self.lane_addresses
         self._tell()
 

@@ -45,14 +45,14 @@ from shoal.protocol.gossip_messages import (
     Withdraw,
 )
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Heard, Linked, SetPaused, Tick
+from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
 from shoal.protocol.places import Contributors
 
-PATIENCE_MIN_S = 3.0
-PATIENCE_SHARE = 0.5
-"""A candidate may take this share of what this node's own inner steps took, between PATIENCE_MIN_S and `grace_s`."""
+TIMEOUT_MIN_S = 3.0
+TIMEOUT_SHARE = 0.5
+"""A candidate may take this share of what this node's own inner steps took, between TIMEOUT_MIN_S and `grace_s`."""
 LINGER_S = 5.0
 """A partner may still be fetching when this node is done."""
 
@@ -80,8 +80,8 @@ class GossipEngine:
         self._founders = manifest.swarm.founders
         self._grace_s = manifest.round.grace_s
         self._inbox = Inbox()
-        self._saver = StateSaver(parts.shelf)
-        self._moments = GossipMoments(parts.store.folder, parts.desk)
+        self._saver = StateSaver(parts.cache)
+        self._moments = GossipMoments(parts.store.folder, parts.training_client)
         self._alive: frozenset[PeerId] = frozenset()
         self._steps: GossipSteps
         self._start: GossipStart | None = None
@@ -103,7 +103,7 @@ class GossipEngine:
 
     def hear(self, peer: PeerId, message: Message) -> None:
         """A message arrived."""
-        self._inbox.hear(Heard(peer, message))
+        self._inbox.hear(Received(peer, message))
 
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its user."""
@@ -146,7 +146,7 @@ class GossipEngine:
             return "leaving"
         if self.machine is None:
             return "joining"
-        return "paused" if self._p.desk.paused and self._made is None else self.machine.phase.value
+        return "paused" if self._p.training_client.paused and self._made is None else self.machine.phase.value
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -170,22 +170,22 @@ class GossipEngine:
     async def _obtain(self) -> bool:
         """Come to a state; False if the node is to leave before it has one."""
         start = self._start = GossipStart(
-            shelf=self._p.shelf,
+            cache=self._p.cache,
             exchange=self._exchange,
-            desk=self._p.desk,
+            training_client=self._p.training_client,
             founder=self._me in self._founders,
             others=[peer for peer in self._founders if peer != self._me],
             accepts=self._layouts.accept,
-            patience_s=self._grace_s,
+            timeout_s=self._grace_s,
             on_progress=self._p.on_progress,
         )
-        await trio.to_thread.run_sync(self._p.shelf.tidy)
+        await trio.to_thread.run_sync(self._p.cache.tidy)
         state = await start.from_disk()
         if state is not None:
             self._saver.begin(state.round)
         while state is None and not self.leaving:
             event = await self._inbox.next()
-            if isinstance(event, Heard):
+            if isinstance(event, Received):
                 await self._handle_heard(event)
                 continue
             self._show_phase()
@@ -205,18 +205,18 @@ class GossipEngine:
             me=self._me,
             swarm=self._p.config.manifest.swarm_id,
             shape=(self._steps.codec, self._steps.grid.numel, self._steps.grid.chunk_values),
-            patience_s=PATIENCE_MIN_S,
+            timeout_s=TIMEOUT_MIN_S,
             round=state.round,
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
         await self._moments.restore(state.round)
-        await self._p.desk.stand_on(state, taken=0)
+        await self._p.training_client.stand_on(state, taken=0)
         return True
 
     async def _handle(self, event: ToHandle) -> None:
         machine = self.machine
         assert machine is not None
-        if isinstance(event, Heard):
+        if isinstance(event, Received):
             await self._handle_heard(event)
         elif isinstance(event, Ordered):
             await event.carry_out()
@@ -236,7 +236,7 @@ class GossipEngine:
             await self._carry_out(machine.tick(self.others, trio.current_time()))
             await self._try_leave()
 
-    async def _handle_heard(self, heard: Heard) -> None:
+    async def _handle_heard(self, heard: Received) -> None:
         message, machine = heard.message, self.machine
         if isinstance(message, AskStanding):
             self._p.links.send(heard.peer, self._standing())
@@ -255,7 +255,7 @@ class GossipEngine:
 
     def _standing(self) -> Standing:
         state = self._state
-        digest = NO_HASH if state is None else self._p.shelf.digest(state)
+        digest = NO_HASH if state is None else self._p.cache.digest(state)
         return Standing(round=self.state_round, digest=digest)
 
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
@@ -286,7 +286,7 @@ class GossipEngine:
         self._p.log.began(machine.round, members=len(self.others) + 1)
         await self._p.holds.at(machine.round, "train")
         await self._carry_out(effects)
-        if self._p.desk.paused:
+        if self._p.training_client.paused:
             await self._carry_out(machine.pause())
         else:
             await self._train()
@@ -294,12 +294,12 @@ class GossipEngine:
     async def _train(self) -> None:
         assert self.machine is not None
         assert self._state is not None
-        await self._p.desk.train_round(self.machine.round, self._me, self._founders, self._state.tokens)
+        await self._p.training_client.train_round(self.machine.round, self._me, self._founders, self._state.tokens)
 
     async def _set_paused(self, paused: bool) -> None:
         machine = self.machine
         assert machine is not None
-        await (self._p.desk.pause() if paused else self._p.desk.resume())
+        await (self._p.training_client.pause() if paused else self._p.training_client.resume())
         if paused:
             await self._carry_out(machine.pause())
         elif machine.phase is Phase.PAUSED:
@@ -310,27 +310,32 @@ class GossipEngine:
         """The inner steps are made: encode the vector, offer it, and find a partner."""
         machine = self.machine
         assert machine is not None
-        if self._made is not None or self.leaving or event.round != machine.round or not self._p.desk.is_current(event):
+        if (
+            self._made is not None
+            or self.leaving
+            or event.round != machine.round
+            or not self._p.training_client.is_current(event)
+        ):
             return
         try:
             self._made = made = await trio.to_thread.run_sync(self._encode, event, machine.catch_up())
         except LocalError as error:
             logger.error("round %d: what was learnt is dropped: %s", event.round, error)
             assert self._state is not None
-            await self._p.desk.stand_on(self._state, taken=self._taken, fresh=True)
+            await self._p.training_client.stand_on(self._state, taken=self._taken, fresh=True)
             await self._train()
             return
         await self._moments.made(made.vector.offer.round)
-        self._exchange.shelf.put(made.vector)
+        self._exchange.cache.put(made.vector)
         await trio.to_thread.run_sync(self._p.audit.vector, made.vector, made.delta)
         self._p.log.contributed(event, event.tokens)
         await self._p.holds.at(machine.round, "plan")
-        machine.patience_s = max(PATIENCE_MIN_S, min(self._grace_s, PATIENCE_SHARE * event.seconds))
+        machine.timeout_s = max(TIMEOUT_MIN_S, min(self._grace_s, TIMEOUT_SHARE * event.seconds))
         await self._carry_out(machine.made(made.vector.offer, self.others, trio.current_time()))
 
     def _encode(self, event: Contribution, round: int) -> _Made:
         assert self._state is not None
-        delta = -self._p.desk.pseudo_gradient(self._state.numel)
+        delta = -self._p.training_client.pseudo_gradient(self._state.numel)
         vector = self._steps.vector(self._state, delta, round)
         return _Made(event=event, delta=delta, vector=vector)
 
@@ -386,7 +391,7 @@ class GossipEngine:
         assert before is not None
         state, header = await trio.to_thread.run_sync(self._work_out, made, values)
         self._state = state
-        self._p.shelf.put(state, header)
+        self._p.cache.put(state, header)
         await trio.to_thread.run_sync(
             partial(
                 self._p.audit.stepped,
@@ -398,7 +403,7 @@ class GossipEngine:
             )
         )
         self._taken = made.event.number
-        await self._p.desk.stand_on(state, taken=self._taken)
+        await self._p.training_client.stand_on(state, taken=self._taken)
         await self._saver.save_soon(state)
         seconds, partner = trio.current_time() - self._began_at, None if wanted is None else wanted.peer
         if partner is not None:
@@ -414,7 +419,9 @@ class GossipEngine:
             traffic=self._p.traffic_bytes(),
         )
         self._p.on_progress(
-            RoundStepped(round=state.round, partner=partner, why=why, loss=self._p.desk.loss, seconds=seconds)
+            RoundStepped(
+                round=state.round, partner=partner, why=why, loss=self._p.training_client.loss, seconds=seconds
+            )
         )
         await self._begin_round_or_finish()
 
@@ -424,9 +431,9 @@ class GossipEngine:
         # What the swarm trained on, by what this node sees: schedules are to run alike at all.
         tokens = made.event.tokens * (len(self.others) + 1)
         state = self._steps.stepped(
-            before, made.delta, made.vector, other=values, tokens=tokens, memory=self._p.shelf.vectors.take
+            before, made.delta, made.vector, other=values, tokens=tokens, memory=self._p.cache.vectors.take
         )
-        return state, self._p.shelf.header(state)
+        return state, self._p.cache.header(state)
 
     # -- leaving ---------------------------------------------------------------------------------------------
 

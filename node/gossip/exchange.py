@@ -18,7 +18,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.state.catchup import KINDS, SPACES
 from shoal.node.state.fetching import Fetcher, Job, OnProgress
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Offer, Standing
 from shoal.protocol.identity import PeerId
@@ -31,7 +31,7 @@ VECTORS_KEPT = 2
 """Of this node: a partner may be a round behind."""
 
 
-class VectorShelf:
+class VectorCache:
     """This node's newest vectors, for partners to fetch. `lookup` is called in lanes' threads; others it passes on."""
 
     def __init__(self, others: Lookup) -> None:
@@ -59,9 +59,9 @@ class GossipExchange:
     """Fetches from one peer at a time. ask: one request to a peer's librarian and its answer."""
 
     def __init__(
-        self, *, shelf: VectorShelf, fetcher: Fetcher, ask: Callable[[PeerId, bytes], Awaitable[bytes]]
+        self, *, cache: VectorCache, fetcher: Fetcher, ask: Callable[[PeerId, bytes], Awaitable[bytes]]
     ) -> None:
-        self.shelf = shelf
+        self.cache = cache
         self._fetcher = fetcher
         self._ask = ask
 

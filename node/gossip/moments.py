@@ -19,7 +19,7 @@ import trio
 from shoal.node.state.resumption import CHEAP_S, REST
 from shoal.node.state.store import disk_errors
 from shoal.node.training.trainer_messages import Snapshotted
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import StorageError
 
 FILES_KEPT: Final = 2
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class GossipMoments:
     """Has the trainer write them, and take them up again. Used from the engine's task alone."""
 
-    def __init__(self, folder: Path, desk: TrainingDesk) -> None:
+    def __init__(self, folder: Path, training_client: TrainingClient) -> None:
         self._folder = folder / "resume"
-        self._desk = desk
+        self._training_client = training_client
         self._writing = ""
         self._ordered_at = 0.0
         self._rest_ends = float("-inf")
@@ -53,7 +53,7 @@ class GossipMoments:
             logger.warning("a restart would lose the optimizer's moments: %s", error)
             return
         self._writing, self._ordered_at = str(self._file(round)), now
-        await self._desk.snapshot(round, self._writing)
+        await self._training_client.snapshot(round, self._writing)
 
     async def heard(self, event: Snapshotted) -> None:
         """The trainer has written them, or could not."""
@@ -75,7 +75,7 @@ class GossipMoments:
         found = await trio.to_thread.run_sync(self._on_disk)
         if found:
             nearest = min(found, key=lambda kept: (abs(kept - round), kept))
-            await self._desk.restore_moments(nearest, str(self._file(nearest)))
+            await self._training_client.restore_moments(nearest, str(self._file(nearest)))
 
     def _file(self, round: int) -> Path:
         return self._folder / f"{_PREFIX}{round}.trainer"

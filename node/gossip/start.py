@@ -2,7 +2,7 @@
 
     from disk          its own newest state, if its file is whole
     from a peer        who has trained: a snapshot, checked against the digest that the peer signed
-    from the seed      as a founder, once all other founders were heard and nobody has trained, or after `patience_s`
+    from the seed      as a founder, once all other founders were heard and nobody has trained, or after `timeout_s`
 
 Whoever is no founder asks until somebody has one.
 """
@@ -18,9 +18,9 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.outcome import Progress, StateFetched
 from shoal.node.state.state_files import header_in
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
@@ -39,23 +39,23 @@ class GossipStart:
     def __init__(
         self,
         *,
-        shelf: StateShelf,
+        cache: StateCache,
         exchange: GossipExchange,
-        desk: TrainingDesk,
+        training_client: TrainingClient,
         founder: bool,
         others: Collection[PeerId],
         accepts: Callable[[bytes], None],
-        patience_s: float,
+        timeout_s: float,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self._shelf = shelf
+        self._cache = cache
         self._exchange = exchange
-        self._desk = desk
+        self._training_client = training_client
         self._founder = founder
         self._others = frozenset(others)
         self._accepts_layout = accepts
         self._on_progress = on_progress
-        self._draws_at = trio.current_time() + patience_s
+        self._draws_at = trio.current_time() + timeout_s
         self._ask_at = float("-inf")
         self.standings: dict[PeerId, Standing] = {}
 
@@ -71,18 +71,18 @@ class GossipStart:
         return await trio.to_thread.run_sync(self._read)
 
     def _read(self) -> CertifiedState | None:
-        for round in self._shelf.saved_rounds():
-            state = self._shelf.load_state(round)
+        for round in self._cache.saved_rounds():
+            state = self._cache.load_state(round)
             if state is None:
                 continue
             self._check_layout(state.layout_hash)
-            header = self._shelf.header(state)
+            header = self._cache.header(state)
             try:
-                written = header_in(TensorFile(self._shelf.state_file(round)))
+                written = header_in(TensorFile(self._cache.state_file(round)))
             except StorageError:
                 written = None
             if written is not None and written.digest == header.digest:
-                self._shelf.put(state, header)
+                self._cache.put(state, header)
                 return state
             logger.warning("the state of round %d on disk is damaged, and is ignored", round)
         return None
@@ -98,9 +98,9 @@ class GossipStart:
         heard_all = self._others <= self.standings.keys()
         if not self._founder or not (heard_all or now >= self._draws_at):
             return None
-        state = await self._desk.initial_state()
-        header = await trio.to_thread.run_sync(self._shelf.header, state)
-        self._shelf.put(state, header)
+        state = await self._training_client.initial_state()
+        header = await trio.to_thread.run_sync(self._cache.header, state)
+        self._cache.put(state, header)
         return state
 
     async def _from_peer(self, peer: PeerId, standing: Standing) -> CertifiedState | None:
@@ -113,7 +113,7 @@ class GossipStart:
         except (NetworkError, RemoteError) as error:
             logger.warning("no snapshot from %s: %s", peer, error)
             return None
-        self._shelf.put(state, header)
+        self._cache.put(state, header)
         logger.info("begins on the snapshot of round %d of %s", state.round, peer)
         return state
 
@@ -121,7 +121,7 @@ class GossipStart:
         self._accepts_layout(header.layout)
 
     def _check_layout(self, layout: bytes) -> None:
-        if layout != self._desk.layout_hash:
+        if layout != self._training_client.layout_hash:
             raise ConfigError(
                 "the state in this data folder has other parameters than this workload builds here; install the same "
                 "version of it, or choose another --data-dir"

@@ -1,7 +1,7 @@
 """A trainer that the daemon did not start: a training loop of the user's own, which attaches to the data folder.
 
     nobody attached ──a loop attaches──► trains ──its process ends, or it detaches──► nobody attached
-          │ `patience_s`                                                                (`Detached`)
+          │ `timeout_s`                                                                (`Detached`)
           └──► `on_abandoned`
 
 Towards the daemon it is a `Trainer`: the same layout, vectors, orders and events. What differs is whose process it is:
@@ -109,7 +109,7 @@ class LoopConnection(TrainerConnection):
 class ExternalTrainer(Trainer):
     """Takes one loop after the other. `path` is asked for when `run` begins.
 
-    known: the layout that this node's certified state has, or None while there is none. patience_s: how long nobody
+    known: the layout that this node's certified state has, or None while there is none. timeout_s: how long nobody
     need be attached before `on_abandoned` is called, None for ever.
     """
 
@@ -120,14 +120,14 @@ class ExternalTrainer(Trainer):
         peer_id: str,
         path: Callable[[], Path],
         known: Callable[[], Layout | None],
-        patience_s: float | None,
+        timeout_s: float | None,
         on_abandoned: Callable[[], None],
     ) -> None:
         super().__init__(spec)
         self._peer_id = peer_id
         self._path = path
         self._known = known
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._on_abandoned = on_abandoned
         self._occupant: int | None = None
         self._arrived, self._left = trio.Event(), trio.Event()
@@ -329,6 +329,6 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
         peer_id=identity.peer_id,
         path=lambda: trainer_socket_path(config.data_dir),
         known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
-        patience_s=None if averages else config.loop_patience_s or None,
+        timeout_s=None if averages else config.loop_patience_s or None,
         on_abandoned=abandoned,
     )

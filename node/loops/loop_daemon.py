@@ -1,6 +1,6 @@
 """The daemon behind a training loop: the one that runs on the data folder already, or one started for the loop.
 
-One that was started here leaves the swarm with the loop, or, if the loop's process is killed, `ORPHAN_PATIENCE_S` after
+One that was started here leaves the swarm with the loop, or, if the loop's process is killed, `ORPHAN_TIMEOUT_S` after
 that: a loop started again on the same folder finds it. One that ran before stays.
 """
 
@@ -34,7 +34,7 @@ END_DEADLINE_S = 15.0
 """From the end of the attachment to that of the process, which says goodbye to the others meanwhile."""
 INTERRUPTED = 130
 """Exit code of a daemon that left in order because of a signal."""
-ORPHAN_PATIENCE_S = 600
+ORPHAN_TIMEOUT_S = 600
 ASK_DEADLINE_S = 10.0
 LOG_READ_BYTES = 64 << 10
 
@@ -157,7 +157,7 @@ def _check_same_swarm(status: dict[str, JsonValue], wanted: Manifest, data_dir: 
 def _start(manifest: Path, data_dir: Path, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
     make_private(data_dir)
     command = [sys.executable, "-P", "-m", "shoal.cli.main", "run", str(manifest), "--data-dir", str(data_dir)]
-    command += ["--loop-patience", str(ORPHAN_PATIENCE_S), *options]
+    command += ["--loop-patience", str(ORPHAN_TIMEOUT_S), *options]
     for address in peers:
         command += ["--join", address]
     with (data_dir / LOG_NAME).open("ab") as log:

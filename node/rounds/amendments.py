@@ -62,7 +62,7 @@ class Amending:
 
         Raises ConfigError where they cannot be, or this node has not the authority's key; StorageError.
         """
-        chain = self._p.custody.chain
+        chain = self._p.state_store.chain
         in_force = chain.in_force
         if in_force is None or self._p.identity.peer_id not in chain.head.members:
             raise ConfigError("this node is no member of the next round; only members amend: wait until it has joined")
@@ -104,11 +104,11 @@ class Amending:
             )
 
     def _can_be(self, wanted: Wanted) -> bool:
-        in_force = self._p.custody.chain.in_force
+        in_force = self._p.state_store.chain.in_force
         return in_force is not None and stands_on(wanted.amendment, in_force)
 
     def _is_done(self, wanted: Wanted) -> bool:
-        chain, manifest = self._p.custody.chain, self._p.config.manifest
+        chain, manifest = self._p.state_store.chain, self._p.config.manifest
         now = amended_settings(manifest, chain.amended(chain.head.next_round))
         return settings_of(wanted.amendment).items() <= now.items()
 

@@ -19,7 +19,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.state.finals_file import FinalsWriter
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.messages import Plan, Report, Value
 
 APPLY_THREADS = min(4, os.cpu_count() or 1)
@@ -50,8 +50,8 @@ class Candidate:
 class Candidates:
     """The candidates of the round under way."""
 
-    def __init__(self, *, shelf: StateShelf, outer: OuterSettings) -> None:
-        self._shelf = shelf
+    def __init__(self, *, cache: StateCache, outer: OuterSettings) -> None:
+        self._cache = cache
         self._outer = outer
         self._by_plan: dict[bytes, Candidate] = {}
         self._next: NextState | None = None
@@ -84,7 +84,7 @@ class Candidates:
             return None
         apply = self._over(state, finals.plan).ahead(finals.plan)
         self._drop_begun()
-        self._begun = self._shelf.finals_writer(finals)
+        self._begun = self._cache.finals_writer(finals)
         return apply
 
     def _drop_begun(self) -> None:
@@ -94,8 +94,8 @@ class Candidates:
 
     def _over(self, state: CertifiedState, plan: Plan) -> NextState:
         if self._next is None or self._next.base is not state:
-            grid, known = Grid(state.numel, plan.chunk_values), partial(self._shelf.header, state)
-            self._next = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
+            grid, known = Grid(state.numel, plan.chunk_values), partial(self._cache.header, state)
+            self._next = NextState(state, self._outer, grid, self._cache.vectors, header=known)
         return self._next
 
     async def work_out(self, state: CertifiedState, finals: Finals, seconds: float) -> Candidate:
@@ -109,7 +109,7 @@ class Candidates:
         with self._writer(finals) as finish:
             header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             await trio.to_thread.run_sync(finish)
-        self._shelf.put_finals(finals)
+        self._cache.put_finals(finals)
         candidate = Candidate(header=header, digest=header.digest, finals=finals, seconds=seconds)
         self._by_plan[finals.plan.hash] = candidate
         return candidate
@@ -124,7 +124,7 @@ class Candidates:
         if writer is None or not writer.writes(finals):
             if writer is not None:
                 writer.abandon()
-            writer = self._shelf.finals_writer(finals)
+            writer = self._cache.finals_writer(finals)
         try:
             yield writer.finish
         finally:

@@ -73,13 +73,13 @@ class Copying:
             self._begin(partial(self._run, self._copy))
 
     async def _run(self, copy: _Copy) -> None:
-        form = copy.reduction.form
-        logger.info("round %d: %d finals do not come from their owners", form.plan.round, len(copy.chunks))
+        final_format = copy.reduction.final_format
+        logger.info("round %d: %d finals do not come from their owners", final_format.plan.round, len(copy.chunks))
         with copy.scope:
             try:
-                await self._catchup.copy_finals(form, copy.chunks, copy.donors, copy.reduction.take_copy)
+                await self._catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)
             except NetworkError as error:
-                logger.info("round %d: %s", form.plan.round, error)
+                logger.info("round %d: %s", final_format.plan.round, error)
                 self._not_before = time.monotonic() + COPY_RETRY_S
         if self._copy is copy:
             self._copy = None

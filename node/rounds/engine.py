@@ -75,11 +75,11 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
     HeadMoved,
-    Heard,
     Input,
     Linked,
     Proven,
     Rebased,
+    Received,
     StateSought,
     Tick,
     Trained,
@@ -99,7 +99,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         self._p = parts
-        self._custody = parts.custody
+        self._state_store = parts.state_store
         self._inbox = Inbox()
         self._sync = StateSync(parts, put=self.put, look_up=lambda peers: self._part.look_up(peers))
         self._transition = StateTransition(parts)
@@ -124,7 +124,7 @@ class Engine:
 
     def hear(self, peer: PeerId, message: Message) -> None:
         """A round message arrived."""
-        self._inbox.hear(Heard(peer, message))
+        self._inbox.hear(Received(peer, message))
 
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its reduction, its user."""
@@ -212,7 +212,7 @@ class Engine:
         fragments = Fragments(grid, manifest.sync.fragments)
         self._part = Participation(self._p, fragments)
         self._here.begin(self._part, fragments)
-        self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
+        self._state_store.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sync.run)
             await self._sync.load()
@@ -227,9 +227,9 @@ class Engine:
             self._show_phase()
             await self._feed(event)
         elif isinstance(event, Ordered):
-            before = self._custody.head.hash
+            before = self._state_store.head.hash
             await event.carry_out()
-            if self._custody.head.hash != before:
+            if self._state_store.head.hash != before:
                 await self._feed(HeadMoved())
         elif isinstance(event, Fetched):
             if await self._sync.take(event):
@@ -268,7 +268,7 @@ class Engine:
     def _show_phase(self) -> None:
         if self.phase != self._shown_phase:
             self._shown_phase = self.phase
-            self._p.on_progress(PhaseChanged(phase=self.phase, round=self._custody.head.next_round))
+            self._p.on_progress(PhaseChanged(phase=self.phase, round=self._state_store.head.next_round))
 
     # -- effects: what is written and said -------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Engine:
     async def _examine(self, effect: Examine) -> None:
         self.observer.said(effect.peer, effect.message)
         if not isinstance(effect.message, Rebase):
-            self._p.standstill.forks.heard(effect.peer, effect.message, Heard(effect.peer, effect.message).position)
+            self._p.standstill.forks.heard(effect.peer, effect.message, Received(effect.peer, effect.message).position)
 
     async def _blame(self, effect: Blame) -> None:
         logger.warning("%s: %s", effect.peer, effect.text)
@@ -310,7 +310,7 @@ class Engine:
         self._p.reduce.forget()
         await self.going_back.begin_round()
         await self.amending.begin_round()
-        return self.observer.proven(self._custody.chain)
+        return self.observer.proven(self._state_store.chain)
 
     async def _take_part(self, effect: TakePart) -> None:
         self._p.log.started(effect.base, effect.role)
@@ -320,7 +320,7 @@ class Engine:
         return self._part.announcement()
 
     async def _give_way(self, effect: GiveWay) -> None:
-        head = self._custody.head
+        head = self._state_store.head
         neighbours = self._p.reduce.neighbours(head.members) - effect.announced
         await self._inbox.until_begun(next_position(head), neighbours)
 
@@ -331,7 +331,7 @@ class Engine:
         await self._transition.apply(effect.certificate)
 
     async def _append(self, effect: Append) -> bool:
-        return await self._custody.append(effect.entry)
+        return await self._state_store.append(effect.entry)
 
     async def _need_state(self, effect: NeedState) -> None:
         self.going_back.need(effect.value)
@@ -348,7 +348,7 @@ class Engine:
         await self._part.train(contribute=effect.contribute)
 
     async def _pause_trainer(self, effect: PauseTrainer) -> None:
-        await (self._p.desk.pause() if effect.paused else self._p.desk.resume())
+        await (self._p.training_client.pause() if effect.paused else self._p.training_client.resume())
 
     async def _contribute(self, effect: Contribute) -> Ready | None:
         assert isinstance(effect.work, Contribution)

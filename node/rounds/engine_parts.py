@@ -10,14 +10,14 @@ from shoal.node.config import NodeConfig
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
 from shoal.node.reporting.round_log import RoundLog
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
-from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_store import StateStore
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.links import Links
 
@@ -30,13 +30,13 @@ class EngineParts:
     config: NodeConfig
     identity: Identity
     store: Store
-    custody: Custody
-    shelf: StateShelf
+    state_store: StateStore
+    cache: StateCache
     links: Links
-    reduce: ReduceDesk
+    reduce: ReductionDriver
     resumption: Resumption
     checkpoints: Checkpoints
-    desk: TrainingDesk
+    training_client: TrainingClient
     log: RoundLog
     holds: Holds
     audit: AuditTrail

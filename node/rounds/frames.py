@@ -22,16 +22,16 @@ class FrameRouter:
     def __init__(self) -> None:
         self._traffic: PlanTraffic | None = None
         self._chunks: ChunkExchange | None = None
-        self._parting: Callable[[PeerId], bool] = lambda peer: False
+        self._is_leaving: Callable[[PeerId], bool] = lambda peer: False
 
     def connect(
-        self, traffic: PlanTraffic, chunks: ChunkExchange, *, parting: Callable[[PeerId], bool] = lambda peer: False
+        self, traffic: PlanTraffic, chunks: ChunkExchange, *, is_leaving: Callable[[PeerId], bool] = lambda peer: False
     ) -> None:
         """Name the two parties, which need the lanes, which need this sink.
 
         parting: whether the end of a lane to a peer was to be expected. Called in the lanes' threads.
         """
-        self._traffic, self._chunks, self._parting = traffic, chunks, parting
+        self._traffic, self._chunks, self._is_leaving = traffic, chunks, is_leaving
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
         """Where a bulk frame's payload goes."""
@@ -53,7 +53,7 @@ class FrameRouter:
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
         """A lane ended."""
         if error is not None:
-            logger.log(logging.DEBUG if self._parting(peer) else logging.INFO, "a lane broke: %s", error)
+            logger.log(logging.DEBUG if self._is_leaving(peer) else logging.INFO, "a lane broke: %s", error)
             traffic, chunks = self._parties()
             traffic.lane_failed(peer)
             chunks.lane_closed(peer)

@@ -52,7 +52,7 @@ class GoingBack:
 
     def __init__(self, parts: EngineParts, *, put: Callable[[Own], None]) -> None:
         self._p = parts
-        self._custody = parts.custody
+        self._state_store = parts.state_store
         self._put = put
         self._policy = parts.config.rollback
         self._order = OrderFile(parts.store.folder / NAME, Target, again="shoal rollback --to")
@@ -76,12 +76,12 @@ class GoingBack:
 
         Raises ConfigError where it cannot be proposed, StorageError.
         """
-        chain = self._custody.chain
+        chain = self._state_store.chain
         if not 0 <= round < chain.standing.round:
             raise ConfigError(
                 f"--to {round}: the swarm is at round {chain.standing.round} and can go back to rounds before that"
             )
-        held = await trio.to_thread.run_sync(self._custody.earlier.rounds)
+        held = await trio.to_thread.run_sync(self._state_store.earlier.rounds)
         if round not in held:
             raise ConfigError(f"--to {round}: this node does not have the state of that round, but of {_listed(held)}")
         if self._p.identity.peer_id not in chain.head.members:
@@ -101,7 +101,7 @@ class GoingBack:
 
     async def begin_round(self) -> None:
         """Another round begins: forget what cannot be gone back to any more. Raises StorageError."""
-        newest = self._custody.chain.standing.round
+        newest = self._state_store.chain.standing.round
         self._losses = {round: loss for round, loss in self._losses.items() if round <= newest}
         self._needed = None
         if self._asked is not None and not self._possible(self._asked):
@@ -112,11 +112,11 @@ class GoingBack:
         kept = [target for target in self._held if self._possible(target)][-HELD_LIMIT:]
         self._held = {target: self._held[target] for target in kept}
         if self._begun and self._getting is None:  # what is there at the start may be what was voted for before
-            await self._custody.earlier.forget(besides={target.round for target in kept})
+            await self._state_store.earlier.forget(besides={target.round for target in kept})
         self._begun = True
 
     def _possible(self, target: Target) -> bool:
-        chain = self._custody.chain
+        chain = self._state_store.chain
         return target.round < chain.standing.round and chain.value(target.round).hash == target.certificate
 
     def note(self, event: TrainerEvent) -> None:
@@ -193,7 +193,7 @@ class GoingBack:
 
     def _may_be(self, target: Target, digest: bytes) -> bool:
         """Whether a state of this digest is that of `target`: the certified one, or an S(0) that nobody certified."""
-        certified = self._custody.chain.digest(target.round)
+        certified = self._state_store.chain.digest(target.round)
         return digest == certified or (target.round == 0 and certified == NO_HASH)
 
     def _get(self, target: Target, digest: bytes = NO_HASH) -> None:
@@ -209,21 +209,21 @@ class GoingBack:
         digest = None
         state = None
         if self._possible(target):
-            state = await self._custody.earlier.find(target.round)
+            state = await self._state_store.earlier.find(target.round)
             if state is not None and state.round == 0 and wanted != NO_HASH:
-                state = state if await trio.to_thread.run_sync(self._p.shelf.digest, state) == wanted else None
+                state = state if await trio.to_thread.run_sync(self._p.cache.digest, state) == wanted else None
             if state is None:
                 state = await self._fetch(target, wanted)
         if state is not None:
-            digest = await self._custody.earlier.keep(state)
+            digest = await self._state_store.earlier.keep(state)
         else:
             await trio.sleep(RETRY_S)
         self._put(StateHeld(target, digest))
 
     async def _fetch(self, target: Target, digest: bytes) -> CertifiedState | None:
-        value = self._custody.chain.value(target.round)
+        value = self._state_store.chain.value(target.round)
         try:
-            return await self._custody.fetch_earlier(value, sorted(self._p.links.linked()), initial=digest)
+            return await self._state_store.fetch_earlier(value, sorted(self._p.links.linked()), initial=digest)
         except (NetworkError, RemoteError) as error:
             logger.info("%s", error)
             return None

@@ -13,7 +13,7 @@ from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Heard, Linked, Proven, Reduced, SetPaused, StateHeld, Tick
+from shoal.protocol.inputs import Linked, Proven, Received, Reduced, SetPaused, StateHeld, Tick
 from shoal.protocol.messages import Entry, Ready
 
 TICK_S = 0.1
@@ -77,7 +77,7 @@ Own = (
     | AnotherGenesis
     | Tick
 )
-ToHandle = Heard | Own
+ToHandle = Received | Own
 
 
 class Inbox:
@@ -85,7 +85,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._own: deque[Own] = deque()
-        self._heard: deque[Heard] = deque(maxlen=HEARD_LIMIT_MESSAGES)
+        self._heard: deque[Received] = deque(maxlen=HEARD_LIMIT_MESSAGES)
         self._arrived = trio.Event()
         self._tick_at = 0.0
 
@@ -94,7 +94,7 @@ class Inbox:
         self._own.append(event)
         self._arrived.set()
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: Received) -> None:
         """A peer said something."""
         self._heard.append(heard)
         self._arrived.set()

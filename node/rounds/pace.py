@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.collectives.passing import Way
+from shoal.collectives.frame_relay import Way
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.patience import doubled
+from shoal.protocol.timeouts import doubled
 from shoal.swarm.lanes.moved import Moved
 
 STALL_S = 2.0

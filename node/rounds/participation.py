@@ -34,8 +34,8 @@ class Participation:
         manifest = parts.config.manifest
         self._p = parts
         self._me = parts.identity.peer_id
-        self._custody = parts.custody
-        self._desk = parts.desk
+        self._state_store = parts.state_store
+        self._training_client = parts.training_client
         self._manifest = manifest
         """The settings that contributions and trainer keep to."""
         self._stood_on: Value | None = None
@@ -64,7 +64,7 @@ class Participation:
     @property
     def _alone(self) -> bool:
         """Whether nobody else can have heard what this node announced."""
-        return self._custody.head.members == (self._me,)
+        return self._state_store.head.members == (self._me,)
 
     async def find_work(self, *, countable: bool) -> bool:
         """Look for what this node had learnt and made before a restart, once the state at the head is here.
@@ -72,7 +72,7 @@ class Participation:
         countable: of the newest work on disk nothing can have been counted. Returns whether it is a contribution to the
         round under way. Raises StorageError.
         """
-        chain, resumption = self._custody.chain, self._p.resumption
+        chain, resumption = self._state_store.chain, self._p.resumption
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
             return False
@@ -100,44 +100,44 @@ class Participation:
     async def stand_on_head(self) -> None:
         """Give the trainer the state at the head; what it learnt on one that was abandoned is dropped."""
         self._p.reduce.prepare()
-        state, chain = self._custody.state, self._custody.chain
+        state, chain = self._state_store.state, self._state_store.chain
         assert state is not None
         fresh = self._stood_on is not None and not chain.on_branch(self._stood_on)
         if fresh:
             self._contributions.drop()
         self._stood_on = chain.standing
-        await self._desk.stand_on(state, taken=self._contributions.taken, fresh=fresh)
+        await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
 
     async def _keep_to(self, round: int) -> None:
         """Go on by the settings in force in `round`."""
-        manifest = self._custody.chain.amended(round) or self._p.config.manifest
+        manifest = self._state_store.chain.amended(round) or self._p.config.manifest
         if manifest is self._manifest:
             return
         sync = manifest.sync
         self._contributions.retune(sync.plan_codec, manifest.round.staleness_rounds, mixing=sync.applied_mixing)
-        await self._desk.retune(manifest)
+        await self._training_client.retune(manifest)
         self._manifest = manifest
 
     async def train(self, *, contribute: bool = True) -> None:
         """Have the trainer make this round's inner steps."""
-        state = self._custody.state
+        state = self._state_store.state
         assert state is not None
-        await self._desk.train(self._custody.head, self._me, state.tokens, contribute=contribute)
+        await self._training_client.train(self._state_store.head, self._me, state.tokens, contribute=contribute)
 
     async def contribute(self, event: Contribution) -> Ready | None:
         """Encode what the trainer made for this round, commit to it, and have it on disk.
 
         Returns the announcement, None if this is not what was waited for. Raises StorageError.
         """
-        if self.made is not None or not self._desk.is_current(event):
+        if self.made is not None or not self._training_client.is_current(event):
             return None
         try:
             made = await trio.to_thread.run_sync(self._make, event)
         except LocalError as error:
             logger.error("round %d: this node contributes nothing: %s", event.round, error)
-            return absent_ready(OBSERVER, self._custody.head, self._custody.digest)
-        head = self._custody.head
+            return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
+        head = self._state_store.head
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=self._alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
         self._p.log.contributed(event, made.tokens)
@@ -145,8 +145,8 @@ class Participation:
 
     def _ready(self, made: Made) -> Ready:
         return made.ready(
-            self._custody.head,
-            self._custody.digest,
+            self._state_store.head,
+            self._state_store.digest,
             sender=self._me,
             upload=_at_most(self._p.config.max_upload, self._p.reduce.rates[0]),
             download=_at_most(self._p.config.max_download, self._p.reduce.rates[1]),
@@ -156,18 +156,18 @@ class Participation:
     def _make(self, event: Contribution) -> Made:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
-        fragment, base = self._contributions.fragment(event.round), self._custody.head.hash
-        values = self._desk.pseudo_gradient(fragment.numel)
+        fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
+        values = self._training_client.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
     async def look_up(self, peers: Sequence[PeerId]) -> None:
         """Have the finals here by which `settle` counts, as far as `peers` can help. Runs beside the engine."""
-        made, chain = self.made, self._custody.chain
+        made, chain = self.made, self._state_store.chain
         entry = None if made is None else chain.after_base(made.base)
         if made is None or entry is None or isinstance(entry, Rebase) or not chain.on_branch(entry.value):
             return
         try:
-            await self._custody.finals(made.round, list(peers))
+            await self._state_store.finals(made.round, list(peers))
         except NetworkError as error:
             logger.info("whether this node's work of round %d was counted: %s", made.round, error)
 
@@ -177,7 +177,7 @@ class Participation:
         Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
         dropped where the state on which it stands was abandoned.
         """
-        made, chain = self.made, self._custody.chain
+        made, chain = self.made, self._state_store.chain
         if made is None or made.base == chain.head.hash:
             return
         entry = chain.after_base(made.base)
@@ -190,7 +190,7 @@ class Participation:
 
     async def _settle(self, made: Made) -> None:
         try:
-            finals = await self._custody.finals(made.round, [])
+            finals = await self._state_store.finals(made.round, [])
         except NetworkError:
             # Nobody can say whether it was counted; once is the limit, so it was.
             included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks
@@ -199,7 +199,7 @@ class Participation:
             # A plan may name what this node announced before a restart; what it made since is not in it.
             same = place is not None and finals.plan.participants[place].root == made.encoded.root
             included = finals.included(place) if place is not None and same else None
-        rounds = max(1, self._custody.chain.standing.round - made.round + 1)
+        rounds = max(1, self._state_store.chain.standing.round - made.round + 1)
         await trio.to_thread.run_sync(partial(self._contributions.settle, made.round, included, rounds=rounds))
 
 

@@ -14,10 +14,10 @@ from functools import partial
 
 import trio
 
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.relay_account import RelayWatch
@@ -38,8 +38,8 @@ LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5  # between tries to replace a lane that failed
 TELL_S = 1.0
 """How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
-DETOUR_S = 10.0
-DETOUR_LIMIT_S = 640.0
+RELAYED_PATH_S = 10.0
+RELAYED_PATH_LIMIT_S = 640.0
 """How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
 UNREACHABLE_LIMIT = 1024
 """Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
@@ -50,7 +50,7 @@ NEIGHBOUR_LOOK_S = 0.002
 NEIGHBOUR_SHARE, NEIGHBOUR_LIMIT_S = 0.25, 0.5
 """So long, of what the reduction took and at most, nodes of this machine are given to get what is posted to them."""
 JOB_LIMIT = 256
-FETCH_PATIENCE_S = 30.0
+FETCH_TIMEOUT_S = 30.0
 """So long finals that a vote lacks are left to a reduction in which nobody stalls; then they are fetched too."""
 LINEAGE_LIMIT = 64
 """Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
@@ -60,7 +60,7 @@ NOBODY = Stall(frozenset(), frozenset())
 
 
 @dataclass(slots=True)
-class _Detour:
+class _RelayedPath:
     """A peer that plans had reached through another: until when it is left at that, and for how long the next time."""
 
     until: float
@@ -70,7 +70,7 @@ class _Detour:
 logger = logging.getLogger(__name__)
 
 
-class ReduceDesk:
+class ReductionDriver:
     """Starts and stops reductions for the engine."""
 
     def __init__(
@@ -106,7 +106,7 @@ class ReduceDesk:
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
         """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
         self._relayed: frozenset[PeerId] = frozenset()
-        self._detours: dict[PeerId, _Detour] = {}
+        self._relayed_paths: dict[PeerId, _RelayedPath] = {}
         self.excluded: Callable[[Plan, int, Exclusion], None] = lambda plan, chunk, exclusion: None
         """Called in lanes' threads for who is left out of a chunk of this node's, with the plan that began it."""
         self.begin: Callable[[Finals], UseFinal | None] = lambda finals: None
@@ -208,7 +208,9 @@ class ReduceDesk:
         self._closed_to.clear()
         self._plans_followed = 0
         now = time.monotonic()
-        self._detours = {peer: one for peer, one in self._detours.items() if now - one.until < DETOUR_LIMIT_S}
+        self._relayed_paths = {
+            peer: one for peer, one in self._relayed_paths.items() if now - one.until < RELAYED_PATH_LIMIT_S
+        }
         if len(self.unreachable) > UNREACHABLE_LIMIT:
             self.unreachable.clear()
 
@@ -284,12 +286,12 @@ class ReduceDesk:
         self.unreachable.add(peer)
 
     def _put_off(self, peer: PeerId) -> None:
-        if len(self._detours) > UNREACHABLE_LIMIT:  # plans name whom they like
-            self._detours.clear()
-        now, last = time.monotonic(), self._detours.get(peer)
-        recent = last is not None and now - last.until < DETOUR_LIMIT_S
-        pause_s = last.pause_s if last is not None and recent else DETOUR_S
-        self._detours[peer] = _Detour(now + pause_s, min(2 * pause_s, DETOUR_LIMIT_S))
+        if len(self._relayed_paths) > UNREACHABLE_LIMIT:  # plans name whom they like
+            self._relayed_paths.clear()
+        now, last = time.monotonic(), self._relayed_paths.get(peer)
+        recent = last is not None and now - last.until < RELAYED_PATH_LIMIT_S
+        pause_s = last.pause_s if last is not None and recent else RELAYED_PATH_S
+        self._relayed_paths[peer] = _RelayedPath(now + pause_s, min(2 * pause_s, RELAYED_PATH_LIMIT_S))
 
     async def _try_all_again(self, peers: Iterable[PeerId]) -> None:
         async with trio.open_nursery() as nursery:
@@ -298,8 +300,8 @@ class ReduceDesk:
 
     async def _try_again(self, peer: PeerId) -> None:
         """Dial a peer that is reached through another, if it is time: the two may have come within reach."""
-        detour = self._detours.get(peer)
-        if detour is None or time.monotonic() >= detour.until:
+        relayed_path = self._relayed_paths.get(peer)
+        if relayed_path is None or time.monotonic() >= relayed_path.until:
             self._put_off(peer)  # not two at once, and longer the next time
             await self.ensure_lane(peer)
 
@@ -363,7 +365,7 @@ class ReduceDesk:
     def _watch_ways(self, reduction: Reduction, stall_s: float) -> RelayWatch | None:
         """Look at what this node passes on, if the plan that is followed has it pass anything on."""
         account, holding = self._traffic.account, self._traffic.holding
-        if account is None or account.form.plan != reduction.plan:
+        if account is None or account.final_format.plan != reduction.plan:
             return None
         planned = planned_ways(reduction.plan, account.ways)
         return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned)
@@ -404,7 +406,7 @@ class ReduceDesk:
         """
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         stalls = (self._stall.peers | self._stall.late) - {self._identity.peer_id}
-        return under_way and (self._copying.under_way or not stalls) and time.monotonic() - since < FETCH_PATIENCE_S
+        return under_way and (self._copying.under_way or not stalls) and time.monotonic() - since < FETCH_TIMEOUT_S
 
     async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         started = time.monotonic()

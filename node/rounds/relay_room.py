@@ -3,7 +3,7 @@
     S ── AskLetGo(scope, to) ──► R
     S ◄── LetGo(bytes) ────────  R
 
-Only while frames are kept back (`shoal.collectives.passing`), PERIOD_S after the last answer. A relay that does not
+Only while frames are kept back (`shoal.collectives.frame_relay`), PERIOD_S after the last answer. A relay that does not
 say, as one of an earlier release, is sent another window after each question: it bounds by itself what it takes.
 """
 

@@ -20,21 +20,21 @@ class StateTransition:
 
     def __init__(self, parts: EngineParts) -> None:
         self._p = parts
-        self._custody = parts.custody
-        self._candidates = Candidates(shelf=parts.shelf, outer=OuterSettings.of(parts.config.manifest))
+        self._state_store = parts.state_store
+        self._candidates = Candidates(cache=parts.cache, outer=OuterSettings.of(parts.config.manifest))
         self._round_started = 0.0
         parts.reduce.begin = self._begin
 
     def begin_round(self, now: float) -> None:
         """Another round begins: what was worked out for the last one is dropped."""
-        amended = self._custody.chain.amended(self._custody.head.next_round)
+        amended = self._state_store.chain.amended(self._state_store.head.next_round)
         self._candidates.begin_round(OuterSettings.of(amended or self._p.config.manifest))
         self._round_started = now
 
     def _begin(self, finals: Finals) -> UseFinal | None:
         """All finals of a reduction are here, and about to be checked: work out ahead what can be."""
-        state = self._custody.state
-        if state is None or finals.plan.base != self._custody.head.hash:
+        state = self._state_store.state
+        if state is None or finals.plan.base != self._state_store.head.hash:
             return None
         return self._candidates.begin(state, finals)
 
@@ -43,11 +43,11 @@ class StateTransition:
 
         The state before it is here. Raises StorageError. Cancellation: finals may be on disk, nothing else happened.
         """
-        state = self._custody.state
+        state = self._state_store.state
         assert state is not None
         candidate = await self._candidates.work_out(state, finals, seconds)
         self._p.log.reduced(finals, candidate.digest, seconds)
-        return candidate.report(self._custody.head)
+        return candidate.report(self._state_store.head)
 
     async def apply(self, certificate: Certificate) -> None:
         """Hold the certified state, which was worked out here, and tell of the round. Raises StorageError.
@@ -59,7 +59,7 @@ class StateTransition:
         assert candidate is not None
         finals = candidate.finals
         state = await self._candidates.take(candidate)
-        await self._custody.follow(state, candidate.header)
+        await self._state_store.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
         seconds = trio.current_time() - self._round_started
         kept_s = await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
@@ -70,7 +70,7 @@ class StateTransition:
                 round=value.round,
                 members=len(value.members),
                 contributors=finals.contributors,
-                loss=self._p.desk.loss,
+                loss=self._p.training_client.loss,
                 seconds=seconds,
             )
         )

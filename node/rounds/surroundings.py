@@ -38,17 +38,17 @@ class NodeSurroundings:
     @property
     def chain(self) -> Chain:
         """All that is decided, as far as is known here."""
-        return self._p.custody.chain
+        return self._p.state_store.chain
 
     @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self._p.custody.current
+        return self._p.state_store.current
 
     @property
     def digest(self) -> bytes:
         """The digest of the state that is here."""
-        return self._p.custody.digest
+        return self._p.state_store.digest
 
     @property
     def made(self) -> bool:
@@ -58,12 +58,12 @@ class NodeSurroundings:
     @property
     def paused(self) -> bool:
         """Whether the user has the accelerator."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def resting(self) -> bool:
         """Whether the trainer has done what it was told."""
-        return self._p.desk.resting
+        return self._p.training_client.resting
 
     @property
     def waits_alone(self) -> bool:

@@ -59,7 +59,7 @@ class AgentChild(TrainerChild):
                     if not self._sending.locked():
                         await self._stream.send_all(frame_of(Stop()))
                     await self._drain()
-            await self._reap(patience_s=0)
+            await self._reap(timeout_s=0)
             await self._stream.aclose()
 
     async def _drain(self) -> None:

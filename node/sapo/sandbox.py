@@ -59,7 +59,7 @@ class Sandbox:
             text_limit_s=text_limit_s,
             task_limit_s=task_limit_s,
         )
-        self._patience_s = MAKE_LIMIT_S + task_limit_s + text_limit_s
+        self._timeout_s = MAKE_LIMIT_S + task_limit_s + text_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._scored_tasks = 0
         self.has_own_network = False
@@ -124,7 +124,7 @@ class Sandbox:
         data = [text.encode() for text in texts]
         order = Score(task.ref.family, task.ref.config, task.ref.seed, task.ref.index, data)
         try:
-            reply = self._ask(order, self._patience_s)
+            reply = self._ask(order, self._timeout_s)
         except LocalError as error:
             logger.warning("the process that scores tasks of %s is started again: %s", task.ref.family, error)
             self.close()

@@ -173,8 +173,8 @@ def _read_number(reader: int, deadline: float) -> float | None:
     """The next number from a child; None where it does not come in time. Raises EOFError where the child is dead."""
     data = b""
     while len(data) < SCORE.size:
-        patience = deadline - time.monotonic()
-        if patience <= 0 or not select.select([reader], [], [], patience)[0]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
             return None
         part = os.read(reader, SCORE.size - len(data))
         if not part:

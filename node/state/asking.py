@@ -29,9 +29,9 @@ async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable
         scope = nursery.cancel_scope
 
         async def ask_one(peer: PeerId, answered: trio.Event) -> None:
-            patience_s = await ask(peer)
-            if patience_s is not None:
-                scope.deadline = min(scope.deadline, trio.current_time() + patience_s)
+            timeout_s = await ask(peer)
+            if timeout_s is not None:
+                scope.deadline = min(scope.deadline, trio.current_time() + timeout_s)
             answered.set()
 
         for peer in peers:

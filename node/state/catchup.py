@@ -30,10 +30,10 @@ from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
-from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
-from shoal.node.state.states import STATE_SPACES, StateShelf
+from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
+from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer import DonorScores
-from shoal.node.state.transfer_files import Keeper, TransferFolder
+from shoal.node.state.transfer_files import PartialDownload, TransferFolder
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
@@ -57,7 +57,7 @@ from shoal.swarm.lanes.pool import LanePool
 
 ASKED_LIMIT = 32
 """Peers that are asked what they hold; of more, those that were fastest the last time."""
-HEADER_PATIENCE_S = 0.5
+HEADER_TIMEOUT_S = 0.5
 """After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
 FINALS_DONORS = 4
 APPLY_THREADS = min(4, os.cpu_count() or 1)
@@ -76,7 +76,7 @@ class _Unfinished:
     """A state that is on its way, and what writes it to disk."""
 
     assembly: StateAssembly
-    keeper: Keeper
+    partial_download: PartialDownload
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class CatchUp:
     """Fetches what this node lacks, from several peers at once."""
 
     def __init__(
-        self, *, ask: Ask, lanes: LanePool, chunks: ChunkExchange, shelf: StateShelf, outer: OuterSettings
+        self, *, ask: Ask, lanes: LanePool, chunks: ChunkExchange, cache: StateCache, outer: OuterSettings
     ) -> None:
         self._ask = ask
-        self._shelf = shelf
+        self._cache = cache
         self._outer = outer
         self.scores = DonorScores()
         self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
-        self._folder = TransferFolder(shelf.folder)
+        self._folder = TransferFolder(cache.folder)
         self._unfinished: _Unfinished | None = None
         self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
         self._fetching_finals: dict[bytes, trio.Lock] = {}
@@ -137,10 +137,10 @@ class CatchUp:
         lock = self._fetching_finals.setdefault(plan_hash, trio.Lock())
         try:
             async with lock:  # who wants the same waits for it
-                held = await trio.to_thread.run_sync(self._shelf.finals, plan_hash)
+                held = await trio.to_thread.run_sync(self._cache.finals, plan_hash)
                 if held is None:
                     held = await self._fetch_finals(plan_hash, peers)
-                    self._shelf.put_finals(held)  # they also tell whether this node's contribution was counted
+                    self._cache.put_finals(held)  # they also tell whether this node's contribution was counted
                 return held
         finally:
             if not lock.locked():
@@ -151,7 +151,7 @@ class CatchUp:
 
         async def ask(peer: PeerId) -> float | None:
             try:
-                found[peer] = await self._form(peer, plan_hash)
+                found[peer] = await self._final_format(peer, plan_hash)
             except NetworkError as error:
                 logger.info("finals from %s: %s", peer, error)
             except RemoteError as error:
@@ -160,12 +160,12 @@ class CatchUp:
             return 0.0 if peer in found else None
 
         await ask_in_turn(ranked, ask)
-        for known, form in found.items():
+        for known, final_format in found.items():
             donors = [known, *(peer for peer in ranked if peer != known)]
-            return await self._finals_by(form, known, donors[:FINALS_DONORS])
+            return await self._finals_by(final_format, known, donors[:FINALS_DONORS])
         raise NetworkError(f"no peer has the finals of plan {plan_hash.hex()[:12]}")
 
-    async def _form(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
+    async def _final_format(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
         answer = await self._request(peer, GetFinals(plan=plan_hash))
         if isinstance(answer, Refusal):
             raise NetworkError(f"no finals: {answer.reason}")
@@ -188,18 +188,24 @@ class CatchUp:
         name = name if amended is None else amended.sync.plan_codec
         return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
 
-    async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
+    async def _finals_by(self, final_format: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
         found: dict[int, FinalChunk] = {}
 
         def take(final: FinalChunk) -> None:
             found[final.chunk] = final
 
-        every = range(form.plan.chunks)
-        self.donated = await self.copy_finals(form, every, donors, take, known=known)
-        return Finals(plan=form.plan, chunks=tuple(found[chunk] for chunk in every))
+        every = range(final_format.plan.chunks)
+        self.donated = await self.copy_finals(final_format, every, donors, take, known=known)
+        return Finals(plan=final_format.plan, chunks=tuple(found[chunk] for chunk in every))
 
     async def copy_finals(
-        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal, *, known: str = ""
+        self,
+        final_format: FinalFormat,
+        chunks: Iterable[int],
+        peers: Sequence[PeerId],
+        take: UseFinal,
+        *,
+        known: str = "",
     ) -> dict[PeerId, int]:
         """Some finals of a plan, each checked and handed to `take` in any thread; of `known` it is known to have them.
 
@@ -209,15 +215,15 @@ class CatchUp:
 
         async def introduce(peer: PeerId) -> None:
             if peer != known:
-                await self._form(peer, form.plan.hash)
+                await self._final_format(peer, final_format.plan.hash)
 
         def accept(ref: ChunkRef, data: memoryview, _: bytes | None) -> None:
-            take(form.open(ref.chunk, bytes(data)))
+            take(final_format.open(ref.chunk, bytes(data)))
 
-        scope = form.plan.hash[:SCOPE_BYTES]
+        scope = final_format.plan.hash[:SCOPE_BYTES]
         job = Job(
-            what=f"the finals of plan {form.plan.hash.hex()[:12]}",
-            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), form.payload_bytes(c)) for c in chunks],
+            what=f"the finals of plan {final_format.plan.hash.hex()[:12]}",
+            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), final_format.payload_bytes(c)) for c in chunks],
             here=(),
             introduce=introduce,
             accept=accept,
@@ -257,7 +263,7 @@ class CatchUp:
         limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
         if len(hashes) <= limit:
             return True
-        return await trio.to_thread.run_sync(lambda: sum(not self._shelf.has_finals(h) for h in hashes) <= limit)
+        return await trio.to_thread.run_sync(lambda: sum(not self._cache.has_finals(h) for h in hashes) <= limit)
 
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
@@ -268,10 +274,10 @@ class CatchUp:
             value = chain.value(round)
             try:
                 finals = await self.finals(value.plan, peers)
-                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
+                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._cache.header, state)
                 amended = self.amended(round)
                 outer = self._outer if amended is None else OuterSettings.of(amended)
-                after = NextState(state, outer, grid, self._shelf.vectors, header=known)
+                after = NextState(state, outer, grid, self._cache.vectors, header=known)
                 header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
@@ -283,13 +289,13 @@ class CatchUp:
                 logger.warning("replaying round %d led to another digest than the certified one", round)
                 break
             state = after.take(header)
-            self._shelf.put(state, header)
+            self._cache.put(state, header)
         return state
 
     def prepare(self) -> None:
         """Have memory ready for a state, so that its arrival does not wait for pages. Blocks; needs the `shape`."""
         if self.shape is not None:
-            self._shelf.vectors.prepare(self.shape[1])
+            self._cache.vectors.prepare(self.shape[1])
 
     def arrived(self) -> None:
         """The state at the head is here, and on disk: what is kept of transfers is of no more use. Blocks."""
@@ -305,7 +311,7 @@ class CatchUp:
         self.accepts(header)
         certified = chain.digest(value.round)
         unfinished = await trio.to_thread.run_sync(self._begin, header, base)
-        assembly, keeper = unfinished.assembly, unfinished.keeper
+        assembly, partial_download = unfinished.assembly, unfinished.partial_download
 
         async def introduce(peer: PeerId) -> None:
             if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
@@ -313,7 +319,7 @@ class CatchUp:
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
             if assembly.accept(KINDS[ref.space], ref.chunk, data, digest):
-                keeper.note(KINDS[ref.space], ref.chunk)
+                partial_download.note(KINDS[ref.space], ref.chunk)
 
         scope, grid = header.digest[:SCOPE_BYTES], header.grid
         pieces = [(kind, chunk) for kind in header.kinds for chunk in range(grid.chunks)]
@@ -329,7 +335,7 @@ class CatchUp:
             places=_Places(assembly),
             hashing=True,
         )
-        self.donated = await self._fetch_and_keep(job, peers, keeper)
+        self.donated = await self._fetch_and_keep(job, peers, partial_download)
         self._unfinished = None
         logger.info(
             "%s is here: %d of %d chunks were, %s",
@@ -339,14 +345,16 @@ class CatchUp:
             ", ".join(f"{size} bytes from {peer}" for peer, size in self.donated.items()) or "nothing was fetched",
         )
         state = assembly.finish()
-        self._shelf.put(state, header)
+        self._cache.put(state, header)
         return state
 
-    async def _fetch_and_keep(self, job: Job, peers: Sequence[PeerId], keeper: Keeper) -> dict[PeerId, int]:
+    async def _fetch_and_keep(
+        self, job: Job, peers: Sequence[PeerId], partial_download: PartialDownload
+    ) -> dict[PeerId, int]:
         """Fetch, and write what comes to disk beside it. Raises NetworkError. Cancellation: what is written stays."""
         donated: dict[PeerId, int] | NetworkError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
+            nursery.start_soon(partial_download.run)
             try:
                 donated = await self._fetcher.fetch(job, peers)
             except NetworkError as error:  # not out of the nursery, which would wrap it
@@ -362,16 +370,16 @@ class CatchUp:
         if before is not None and before.assembly.digest == header.digest:
             return before
         self._unfinished = None
-        assembly = StateAssembly(header, digest=header.digest, vectors=self._shelf.vectors)
-        keeper = Keeper(self._folder, assembly)
+        assembly = StateAssembly(header, digest=header.digest, vectors=self._cache.vectors)
+        partial_download = PartialDownload(self._folder, assembly)
         if base is not None:
-            assembly.copy_from(base, self._shelf.header(base))
+            assembly.copy_from(base, self._cache.header(base))
         for file in self._folder.unfinished():
             found = file.fill(assembly)
             file.close()
             for piece in () if file.header == header else found:
-                keeper.note(*piece)
-        self._unfinished = _Unfinished(assembly, keeper)
+                partial_download.note(*piece)
+        self._unfinished = _Unfinished(assembly, partial_download)
         return self._unfinished
 
     async def _choose(
@@ -428,7 +436,7 @@ class CatchUp:
                     scores.offended(peer, trio.current_time())
                 else:
                     nursery.cancel_scope.deadline = min(
-                        nursery.cancel_scope.deadline, trio.current_time() + HEADER_PATIENCE_S
+                        nursery.cancel_scope.deadline, trio.current_time() + HEADER_TIMEOUT_S
                     )
 
             for peer in ranked:

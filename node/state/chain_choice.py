@@ -29,7 +29,7 @@ from shoal.protocol.peering import ChainPart
 
 SETTLE_S = 2.0
 """Who is known and not linked yet is waited for, once, for so long."""
-HEADS_PATIENCE_S = 2.0
+HEADS_TIMEOUT_S = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
 ASKED_LIMIT = 32
 """Peers whose chains are compared."""
@@ -144,7 +144,7 @@ class ChainChoice:
                 if part.certificates:
                     found[peer] = part
                     nursery.cancel_scope.deadline = min(
-                        nursery.cancel_scope.deadline, trio.current_time() + HEADS_PATIENCE_S
+                        nursery.cancel_scope.deadline, trio.current_time() + HEADS_TIMEOUT_S
                     )
 
         async with trio.open_nursery() as nursery:

@@ -18,7 +18,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.checkpoint_folder import LAYOUT, CheckpointContent, tidy, write_checkpoint
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import write_atomically
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.chain import Chain
@@ -36,7 +36,7 @@ class CheckpointParts:
     manifest: Manifest
     chain: Chain
     save: Callable[[CertifiedState], Awaitable[None]]
-    shelf: StateShelf
+    cache: StateCache
     resumption: Resumption
     on_progress: Callable[[Progress], None]
 
@@ -102,8 +102,8 @@ class Checkpoints:
         newest = next((files for files in self._p.resumption.on_disk() if files.position <= (term, round)), None)
         content = CheckpointContent(
             state=due.state,
-            header=lambda: self._p.shelf.header(due.state),
-            saved=self._p.shelf.state_file(round),
+            header=lambda: self._p.cache.header(due.state),
+            saved=self._p.cache.state_file(round),
             entries=self._p.chain.after(0, due.height),
             manifest=self._p.manifest,
             layout=self._layout,

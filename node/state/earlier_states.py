@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.state.state_files import header_in, read_state, write_state
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.chain import Chain
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 class EarlierStates:
     """Finds and keeps them in the data folder `folder`. Use from trio's thread."""
 
-    def __init__(self, folder: Path, *, chain: Chain, shelf: StateShelf, outer: OuterSettings) -> None:
+    def __init__(self, folder: Path, *, chain: Chain, cache: StateCache, outer: OuterSettings) -> None:
         self._folder = folder
         self._chain = chain
-        self._shelf = shelf
+        self._cache = cache
         self._outer = outer
 
     def rounds(self) -> list[int]:
@@ -50,7 +50,7 @@ class EarlierStates:
         newest = self._chain.standing.round
         found = {round for round in saved if round < newest}
         for round in range(min(found, default=newest) + 1, newest):
-            if round - 1 in found and self._shelf.has_finals(self._chain.value(round).plan):
+            if round - 1 in found and self._cache.has_finals(self._chain.value(round).plan):
                 found.add(round)
         return sorted(found)
 
@@ -71,7 +71,7 @@ class EarlierStates:
         if state.round >= self._chain.standing.round:
             return None
         value = self._chain.value(state.round + 1)
-        finals = self._shelf.finals(value.plan)
+        finals = self._cache.finals(value.plan)
         if finals is None:
             return None
         amended = self._chain.amended(value.round)
@@ -92,7 +92,7 @@ class EarlierStates:
     def _read(self, round: int, path: Path) -> CertifiedState | None:
         try:
             state = read_state(path)
-            if state.round == round and self._shelf.header(state).digest == self._expected(round, path):
+            if state.round == round and self._cache.header(state).digest == self._expected(round, path):
                 return state
         except (SafetensorError, KeyError, ValueError, IndexError, OSError, ShoalError) as error:
             logger.warning("%s is not readable (%s) and is ignored", path, error)
@@ -107,7 +107,7 @@ class EarlierStates:
     async def keep(self, state: CertifiedState) -> bytes:
         """Have `state` on disk and on the shelf; its digest. Raises StorageError."""
         header = await trio.to_thread.run_sync(self._keep, state)
-        self._shelf.put(state, header)
+        self._cache.put(state, header)
         return header.digest
 
     def _keep(self, state: CertifiedState) -> StateHeader:
@@ -115,9 +115,9 @@ class EarlierStates:
         with disk_errors(folder):
             make_folder(folder)
         path = folder / f"{state.round}.safetensors"
-        header = self._shelf.header(state)
+        header = self._cache.header(state)
         kept = self._read(state.round, path) if path.exists() else None
-        if kept is None or self._shelf.header(kept).digest != header.digest:
+        if kept is None or self._cache.header(kept).digest != header.digest:
             write_state(path, state, header)
         return header
 

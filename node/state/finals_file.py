@@ -84,8 +84,8 @@ class FinalsWriter:
 def read_finals(path: Path) -> Finals:
     """Read finals and check every signature. Raises OSError, ValueError, or a ShoalError if the file holds none."""
     data = memoryview(path.read_bytes())
-    form, places = _layout(data)
-    return Finals.open(form.plan, [data[place] for place in places])
+    final_format, places = _layout(data)
+    return Finals.open(final_format.plan, [data[place] for place in places])
 
 
 class FinalsFile:
@@ -98,14 +98,14 @@ class FinalsFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self._form, self._places = _layout(self._data)
+        self._final_format, self._places = _layout(self._data)
         self._lock = threading.Lock()
         self._sound: dict[int, bool] = {}
 
     @property
     def plan(self) -> Plan:
         """Whose finals they are."""
-        return self._form.plan
+        return self._final_format.plan
 
     def payload(self, chunk: int) -> memoryview | None:
         """The final payload of a chunk; None if there is none, or if it is not what its owner signed."""
@@ -115,7 +115,7 @@ class FinalsFile:
         sound = self._sound.get(chunk)
         if sound is None:
             try:
-                self._form.open(chunk, data)
+                self._final_format.open(chunk, data)
                 sound = True
             except RemoteError:  # the disk has changed it: not to be passed on
                 sound = False
@@ -132,8 +132,8 @@ def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
     Raises ValueError or a ShoalError for anything else than finals of a plan that can be.
     """
     begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
-    sizes = [form.payload_bytes(chunk) for chunk in range(form.grid.chunks)]
+    final_format = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
+    sizes = [final_format.payload_bytes(chunk) for chunk in range(final_format.grid.chunks)]
     *starts, _ = itertools.accumulate(map(paged, sizes), initial=paged(begin))
     *packed, packed_end = itertools.accumulate(sizes, initial=begin)
     end = starts[-1] + sizes[-1]
@@ -141,4 +141,4 @@ def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
         starts = packed
     elif len(data) != end:
         raise ValueError(f"{len(data)} bytes, not {end}")
-    return form, [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return final_format, [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import trio
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 
 REST = 9
 """Times as long as it wrote does the saver rest, and once more if no state comes meanwhile."""
@@ -23,8 +23,8 @@ LAG_LIMIT_ROUNDS = 32
 class StateSaver:
     """Owns the writing of states; `run` is the daemon's."""
 
-    def __init__(self, shelf: StateShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: StateCache) -> None:
+        self._cache = cache
         self._writing = trio.Lock()
         self._newest: CertifiedState | None = None
         self._came_at = float("-inf")
@@ -43,7 +43,7 @@ class StateSaver:
     async def save_now(self, state: CertifiedState) -> None:
         """Return when `state` is on disk. Raises StorageError."""
         async with self._writing:
-            await trio.to_thread.run_sync(self._shelf.save_state, state)
+            await trio.to_thread.run_sync(self._cache.save_state, state)
             self._saved_round = state.round
             if self._newest is not None and self._newest.round <= state.round:
                 self._newest = None
@@ -58,7 +58,7 @@ class StateSaver:
             if self._newest is not None and self._newest.round > round:
                 self._newest = None
             self._saved_round = min(self._saved_round, round)
-            await trio.to_thread.run_sync(self._shelf.go_back, round)
+            await trio.to_thread.run_sync(self._cache.go_back, round)
         self._tell()
 
     async def save_unless_newer(self, state: CertifiedState) -> None:

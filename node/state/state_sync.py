@@ -51,12 +51,12 @@ class StateSync:
     ) -> None:
         self._p = parts
         self._me = parts.identity.peer_id
-        self._custody = parts.custody
-        self._custody.take = self._hand_over
-        self._custody.replace = self._hand_over_chain
+        self._state_store = parts.state_store
+        self._state_store.take = self._hand_over
+        self._state_store.replace = self._hand_over_chain
         self._put = put
         self._look_up = look_up
-        self._hints = Hints(parts.custody.scores)
+        self._hints = Hints(parts.state_store.scores)
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOBS_LIMIT)
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
@@ -76,7 +76,7 @@ class StateSync:
 
     def ahead(self, peer: PeerId, position: Position) -> None:
         """This peer claims that all before `position` is decided."""
-        self._hints.heard(peer, position, members=self._custody.head.members)
+        self._hints.heard(peer, position, members=self._state_store.head.members)
 
     # -- what is due -----------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class StateSync:
         """Begin what is due. in_round: the node takes part in the round after its head."""
         now = trio.current_time()
         if in_round:
-            peer = self._hints.next(self._custody.head, now)
+            peer = self._hints.next(self._state_store.head, now)
             if peer is not None:
                 self._jobs.send_nowait(partial(self._look_into, peer))
         elif not self._coming and now >= self._retry_at:
@@ -99,10 +99,10 @@ class StateSync:
     async def _look_into(self, peer: PeerId) -> None:
         new = False
         try:
-            new = await self._custody.extend_from(peer)
+            new = await self._state_store.extend_from(peer)
         except (NetworkError, RemoteError) as error:
             logger.info("certificates from %s: %s", peer, error)
-        self._hints.answered(peer, self._custody.head, trio.current_time(), new=new)
+        self._hints.answered(peer, self._state_store.head, trio.current_time(), new=new)
 
     async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         if not entries:
@@ -113,7 +113,7 @@ class StateSync:
 
     async def _hand_over_chain(self, theirs: Chain, height: int) -> None:
         async def carry_out() -> None:
-            await self._custody.replace_chain(theirs, height)
+            await self._state_store.replace_chain(theirs, height)
             if not self._coming:
                 self.hurry()
 
@@ -124,14 +124,14 @@ class StateSync:
 
         The round under way here is over then, even if its state is still missing. Raises StorageError.
         """
-        before = self._custody.head.hash
+        before = self._state_store.head.hash
         try:
-            fetched.new = await self._custody.take_entries(fetched.peer, fetched.entries, trusted=fetched.trusted)
+            fetched.new = await self._state_store.take_entries(fetched.peer, fetched.entries, trusted=fetched.trusted)
         except RemoteError as error:
             fetched.fault = error
         finally:
             fetched.taken.set()
-        moved = self._custody.head.hash != before
+        moved = self._state_store.head.hash != before
         if moved and not self._coming:
             self.hurry()
         return moved
@@ -143,48 +143,48 @@ class StateSync:
 
         Raises StorageError, ConfigError when the swarm's parameters are not this workload's.
         """
-        await self._custody.load()
-        origin = self._custody.chain.standing
-        if origin.round == 0 and self._me in origin.members and not self._custody.current:
+        await self._state_store.load()
+        origin = self._state_store.chain.standing
+        if origin.round == 0 and self._me in origin.members and not self._state_store.current:
             await self._draw()
 
     async def _draw(self) -> None:
         """As a founder, draw S(0); where the swarm went back to another one, that is left to peers."""
-        state, certified = await self._p.desk.initial_state(), self._custody.chain.digest(0)
-        if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.shelf.digest, state)):
+        state, certified = await self._p.training_client.initial_state(), self._state_store.chain.digest(0)
+        if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.cache.digest, state)):
             await self.adopt(state)
 
     async def _come(self) -> None:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
         began, state = trio.current_time(), None
-        first, fresh, self._fresh = self._hints.claimants(self._custody.head), self._fresh, False
+        first, fresh, self._fresh = self._hints.claimants(self._state_store.head), self._fresh, False
         peers = list(self._p.links.linked())
         if first or not fresh:
-            peers = await self._custody.extend(first, others=True)
-        if not self._custody.current:
+            peers = await self._state_store.extend(first, others=True)
+        if not self._state_store.current:
             awaited = self._can_be_awaited()
             if awaited:
-                self._p.links.broadcast(coming(self._custody.head))
-            state = await self._custody.fetch(peers, closely=awaited)
-        if state is not None or self._custody.current:
+                self._p.links.broadcast(coming(self._state_store.head))
+            state = await self._state_store.fetch(peers, closely=awaited)
+        if state is not None or self._state_store.current:
             await self._look_up(peers)
         self._put(CaughtUp(state, trio.current_time() - began))
 
     async def caught_up(self, event: CaughtUp) -> None:
         """Hold the state that was fetched, if it is still wanted. Raises ConfigError, StorageError."""
         self._coming = False
-        state, held = event.state, self._custody.state
-        if state is None or self._custody.current or not self._custody.on_branch(state):
+        state, held = event.state, self._state_store.state
+        if state is None or self._state_store.current or not self._state_store.on_branch(state):
             return
-        if held is None or state.round > held.round or not self._custody.on_branch(held):
+        if held is None or state.round > held.round or not self._state_store.on_branch(held):
             await self.adopt(state)
             self._took_s = event.seconds
             self._retry_at = trio.current_time()
 
     def _can_be_awaited(self) -> bool:
         """Whether this node, no member, was overtaken though it needs far less than a lead would wait for it."""
-        head = self._custody.head
-        manifest = self._custody.chain.amended(head.next_round) or self._p.config.manifest
+        head = self._state_store.head
+        manifest = self._state_store.chain.amended(head.next_round) or self._p.config.manifest
         quick = self._took_s is not None and self._took_s <= manifest.round.grace_s / 2
         return quick and self._me not in head.members
 
@@ -197,7 +197,7 @@ class StateSync:
             self._jobs.send_nowait(partial(self._fetch_genesis, founder))
 
     async def _fetch_genesis(self, founder: PeerId) -> None:
-        state = await self._custody.fetch_initial(founder)
+        state = await self._state_store.fetch_initial(founder)
         self._fetching_genesis = False
         self._retry_at = trio.current_time() + RETRY_S
         if state is not None:
@@ -216,8 +216,8 @@ class StateSync:
 
         Raises ConfigError when it is of another model, StorageError.
         """
-        if state.layout_hash != self._p.desk.layout_hash:
+        if state.layout_hash != self._p.training_client.layout_hash:
             raise ConfigError(
                 "the swarm's model has other parameters than this workload builds here; install the same version of it"
             )
-        await self._custody.adopt(state)
+        await self._state_store.adopt(state)

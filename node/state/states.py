@@ -73,7 +73,7 @@ class _Held:
     asked_at: float = float("-inf")
 
 
-class StateShelf:
+class StateCache:
     """The last states and finals of this node. `lookup` is called in lanes' threads.
 
     kinds: the vectors of this swarm's states. vectors: memory of states that are gone, for those that come.

@@ -327,14 +327,14 @@ class Transfer:
         """Drop the donors that stall; who that is."""
         stalled = []
         for donor in list(self._donors.values()):
-            if donor.owed and now >= self._patience_ends(donor):
+            if donor.owed and now >= self._timeout_at(donor):
                 waited = STALL_S if now - donor.anything_at >= STALL_S else IDLE_LIMIT_S
                 self.drop(donor.peer, f"sent nothing for {waited:g} s")
                 stalled.append(donor.peer)
         return stalled
 
     @staticmethod
-    def _patience_ends(donor: _Donor) -> float:
+    def _timeout_at(donor: _Donor) -> float:
         return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)
 
     def busy_s(self, now: float) -> float:
@@ -345,7 +345,7 @@ class Transfer:
 
     def deadline(self) -> float:
         """When `look` may find somebody who stalls; infinity if nobody owes anything."""
-        return min((self._patience_ends(donor) for donor in self._donors.values() if donor.owed), default=float("inf"))
+        return min((self._timeout_at(donor) for donor in self._donors.values() if donor.owed), default=float("inf"))
 
     def failure(self, what: str) -> NetworkError:
         """That nobody is left, and why."""

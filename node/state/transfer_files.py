@@ -132,7 +132,7 @@ def _remove(path: Path) -> None:
         logger.warning("%s cannot be removed: %s", path, error)
 
 
-class Keeper:
+class PartialDownload:
     """Writes what comes of a state to its file, for as long as there is room on the disk. `note` is for any thread."""
 
     def __init__(self, folder: TransferFolder, assembly: StateAssembly) -> None:

@@ -24,13 +24,13 @@ def engine_parts(parts: Parts) -> EngineParts:
         config=parts.config,
         identity=parts.identity,
         store=parts.store,
-        custody=parts.custody,
-        shelf=parts.shelf,
+        state_store=parts.state_store,
+        cache=parts.cache,
         links=parts.links,
         reduce=parts.reduce,
         resumption=parts.resumption,
         checkpoints=parts.checkpoints,
-        desk=parts.desk,
+        training_client=parts.training_client,
         log=RoundLog(parts.events),
         holds=parts.holds,
         audit=AuditTrail(parts.store.folder / "rounds", enabled=parts.config.test_mode),
@@ -54,9 +54,9 @@ class CertifiedRounds(Rounds):
     @property
     def tasks(self) -> Sequence[Task]:
         """See `Rounds`."""
-        custody, standstill = self._p.custody, self._p.standstill
+        state_store, standstill = self._p.state_store, self._p.standstill
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        state = (custody.load_ahead, custody.run, self._engine.going_back.run, standstill.forks.run)
+        state = (state_store.load_ahead, state_store.run, self._engine.going_back.run, standstill.forks.run)
         return (*reductions, *state, self._p.resumption.run, self._p.checkpoints.run)
 
     @property
@@ -69,7 +69,7 @@ class CertifiedRounds(Rounds):
     @property
     def paused(self) -> bool:
         """See `Rounds`."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def position(self) -> Position:
@@ -83,12 +83,12 @@ class CertifiedRounds(Rounds):
 
     def standing(self) -> Standing:
         """See `Rounds`."""
-        head, state, machine = self._p.chain.head, self._p.custody.state, self._engine.machine
+        head, state, machine = self._p.chain.head, self._p.state_store.state, self._engine.machine
         return Standing(
             term=head.next_term,
             round=head.state_round,
             members=head.members,
-            digest=None if state is None else self._p.shelf.header(state).digest.hex(),
+            digest=None if state is None else self._p.cache.header(state).digest.hex(),
             missing=self._engine.missing(),
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),

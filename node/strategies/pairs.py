@@ -22,7 +22,7 @@ class PairRounds(Rounds):
     def __init__(self, parts: Parts) -> None:
         self._p = parts
         fetcher = Fetcher(lanes=parts.lanes, chunks=parts.chunks, scores=DonorScores())
-        exchange = GossipExchange(shelf=parts.vectors, fetcher=fetcher, ask=parts.ask)
+        exchange = GossipExchange(cache=parts.vectors, fetcher=fetcher, ask=parts.ask)
         self.engine = self._engine = GossipEngine(engine_parts(parts), exchange, parts.layouts)
 
     @property
@@ -33,7 +33,7 @@ class PairRounds(Rounds):
     @property
     def paused(self) -> bool:
         """See `Rounds`."""
-        return self._p.desk.paused
+        return self._p.training_client.paused
 
     @property
     def position(self) -> Position:

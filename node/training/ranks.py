@@ -32,7 +32,7 @@ from shoal.node.training.trainer_messages import Failed, Framing, frame_of, unpa
 
 GROUP_TIMEOUT_S = 900.0
 """Of one collective: beyond the time after which the daemon ends a trainer that hangs."""
-BLAME_PATIENCE_S = 1.0
+BLAME_TIMEOUT_S = 1.0
 """An error in one rank waits so long for the death of another, which would be its cause."""
 REAP_DEADLINE_S = 1.0
 END_DEADLINE_S = 10.0
@@ -85,7 +85,7 @@ class Ranks:
 
     def await_blame(self) -> None:
         """An error was raised: return if no rank's death is known, after a while, to have been its cause."""
-        if self._ending.wait(BLAME_PATIENCE_S):
+        if self._ending.wait(BLAME_TIMEOUT_S):
             threading.Event().wait(END_DEADLINE_S)  # another thread ends this process meanwhile
 
     def end(self) -> None:

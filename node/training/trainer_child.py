@@ -117,7 +117,7 @@ class TrainerChild(TrainerConnection):
         self.process.kill()
 
     async def _ending(self) -> str:
-        await self._reap(patience_s=STOP_DEADLINE_S)
+        await self._reap(timeout_s=STOP_DEADLINE_S)
         return _describe_exit(self.process.returncode)
 
     async def stop(self) -> None:
@@ -128,13 +128,13 @@ class TrainerChild(TrainerConnection):
                     async with self._sending:
                         await self._stream.send_all(pack(Stop()))
                     await self.process.wait()
-            await self._reap(patience_s=0)
+            await self._reap(timeout_s=0)
             await self._stream.aclose()
 
-    async def _reap(self, *, patience_s: float) -> None:
+    async def _reap(self, *, timeout_s: float) -> None:
         """Wait for a child that should be exiting; kill it if it lingers."""
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(patience_s):
+            with trio.move_on_after(timeout_s):
                 await self.process.wait()
             if self.process.returncode is None:
                 self.process.kill()

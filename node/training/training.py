@@ -46,7 +46,7 @@ OUTSIDER_NUMBERS = 1 << 20
 """A peer outside the electorate draws its share of the data by hash from this many numbers above the members'."""
 
 
-class TrainingDesk:
+class TrainingClient:
     """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With

@@ -36,16 +36,16 @@ from shoal.swarm.limits import (
     LANE_ADDRESS_CONNECTIONS_PER_S,
     LANE_CONNECTIONS_BURST,
     LANE_CONNECTIONS_PER_S,
-    Crowd,
     Door,
     Reason,
     Refusals,
+    UnprovenConnections,
 )
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 
 STRANGER_DEADLINE_S = 2.0  # for a connection to authenticate
 UNAUTHENTICATED_LIMIT = 64  # such connections at once
-MEETING_DEADLINE_S = 12.0
+TRAVERSAL_DEADLINE_S = 12.0
 """For a connection to a third, at which the one who wants a lane has to arrive as well."""
 CONNECTIONS_PER_ID_LIMIT = 4  # connections at once with one lane id
 PENDING_DEADLINE_S = 30.0  # a lane agreed on and not opened
@@ -73,7 +73,7 @@ class _Pending:
     connections: int = 0
 
 
-class Desk(Protocol):
+class ConnectionHandler(Protocol):
     """Takes connections at the lanes' port that are no lanes of this node's."""
 
     def claims(self, ticket: bytes) -> bool:
@@ -101,7 +101,7 @@ class LaneListener:
             newcomers_per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
             is_known=lambda address: self.is_known(address),
         )
-        self._strangers = Crowd(
+        self._strangers = UnprovenConnections(
             self.refusals,
             Reason.LANE_STRANGERS,
             limit=UNAUTHENTICATED_LIMIT,
@@ -112,8 +112,8 @@ class LaneListener:
         """Whether an IP address is a member's: what comes from there comes before other connections."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer may have all that there is; others leave half of it."""
-        self.knocks: Knocks | None = None
-        self.desks: Sequence[Desk] = ()
+        self.dial_back_probes: DialBackProbes | None = None
+        self.handlers: Sequence[ConnectionHandler] = ()
 
     async def open(self) -> list[trio.SocketListener]:
         """The listening sockets, for `serve`. Raises ConfigError if the address cannot be had."""
@@ -154,24 +154,30 @@ class LaneListener:
 
     def _is_noise(self, first: bytes) -> bool:
         """Whether a connection began with a whole id, and with none that anybody here waits for."""
-        if len(first) < LANE_ID_BYTES or first in self._pending or any(desk.claims(first) for desk in self.desks):
+        if (
+            len(first) < LANE_ID_BYTES
+            or first in self._pending
+            or any(handler.claims(first) for handler in self.handlers)
+        ):
             return False
-        if self.knocks is not None and self.knocks.expects(first):
+        if self.dial_back_probes is not None and self.dial_back_probes.expects(first):
             return False
         self.refusals.note(Reason.LANE_HELLO)
         return True
 
     async def _greet(self, stream: trio.SocketStream, address: str) -> None:
         """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""
-        desk: Desk | None = None
+        handler: ConnectionHandler | None = None
         try:
             with self._stranger(address):
                 first = await receive_exactly(stream, LANE_ID_BYTES)
-                desk = next((desk for desk in self.desks if desk.claims(first)), None)
-                if desk is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
+                handler = next((handler for handler in self.handlers if handler.claims(first)), None)
+                if handler is None and (
+                    self.dial_back_probes is None or not await self.dial_back_probes.answer(stream, first)
+                ):
                     await self._authenticate(stream, first)
-            if desk is not None:  # it may last
-                await desk.hold(first, stream)
+            if handler is not None:  # it may last
+                await handler.hold(first, stream)
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
             self.refusals.note(Reason.LANE_HELLO)
             logger.debug("a stranger was turned away: %r", error)
@@ -181,7 +187,7 @@ class LaneListener:
     async def meet(self, stream: trio.SocketStream) -> None:
         """The listener's side of the hello on a connection that this node dialled, to where the two meet."""
         try:
-            with trio.move_on_after(MEETING_DEADLINE_S):
+            with trio.move_on_after(TRAVERSAL_DEADLINE_S):
                 await self._authenticate(stream, await receive_exactly(stream, LANE_ID_BYTES))
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
             logger.debug("nobody was met: %r", error)

@@ -17,7 +17,7 @@ it lacks, and when lanes gained nothing it says, by a summons, how many it wants
 side gets them.
 
 A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
-neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.meeting`).
+neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.traversal`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from shoal.swarm.lanes.dial import LaneDialler, Request
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
-from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of
-from shoal.swarm.lanes.meeting import LaneMeetings
+from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pairs import Pair
 from shoal.swarm.lanes.reach import LaneReach
@@ -56,8 +55,9 @@ from shoal.swarm.lanes.seal import (
 )
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.lanes.table import LaneTable
+from shoal.swarm.lanes.traversal import LaneTraversal
 from shoal.swarm.limits import Refusals
-from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.punching import Puncher
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
-SUMMONS_PATIENCE_S = 2.0
+SUMMONS_TIMEOUT_S = 2.0
 """So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
 SUMMONED_DIAL_DEADLINE_S = 15.0
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
@@ -112,7 +112,7 @@ class LanePool:
         self.share: Callable[[Lane, SharedOffer], None] | None = None  # as the lanes'
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
-        self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
+        self._traversal = LaneTraversal(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
         self._table = LaneTable(self._new_pair)
 
@@ -145,10 +145,17 @@ class LanePool:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._join_all)
 
-    def use(self, reach: LaneReach, *, knocks: Knocks, desks: Sequence[Desk], puncher: Puncher | None = None) -> None:
-        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the desks', at the listener."""
+    def use(
+        self,
+        reach: LaneReach,
+        *,
+        dial_back_probes: DialBackProbes,
+        handlers: Sequence[ConnectionHandler],
+        puncher: Puncher | None = None,
+    ) -> None:
+        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the handlers', at the listener."""
         self._dialler.reach, self._dialler.puncher = reach, puncher
-        self._listener.knocks, self._listener.desks = knocks, desks
+        self._listener.dial_back_probes, self._listener.handlers = dial_back_probes, handlers
 
     def prefer(self, comes_first: Callable[[PeerId], bool], is_known: Callable[[str], bool]) -> None:
         """Leave half of the room for whom this says that it comes first, and connections from its addresses."""
@@ -170,11 +177,11 @@ class LanePool:
         if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         if asked.punch is not None:
-            return await self._meetings.answer(peer, asked, asked.punch)
+            return await self._traversal.answer(peer, asked, asked.punch)
         answer = self._listener.accept(peer, asked, self.addresses)
         self._table.pair(peer).asked_for = asked.lanes
         if asked.via is not None:
-            self._meetings.begin(asked.via)
+            self._traversal.begin(asked.via)
         return encode_handshake(answer)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
@@ -292,7 +299,7 @@ class LanePool:
         self._adopted = trio.Event()
         self._settle(keys.peer)
         if keys.relayed and lane.usable:
-            self._meetings.relayed(keys.peer, pair.count.wanted)
+            self._traversal.relayed(keys.peer, pair.count.wanted)
 
     def _new_pair(self, peer: PeerId) -> Pair:
         count = LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit)
@@ -361,8 +368,8 @@ class LanePool:
     async def _reach_otherwise(self, peer: PeerId) -> None:
         """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
         reach = self._dialler.reach
-        patience_s = SUMMONS_PATIENCE_S if reach.relays(peer) else math.inf
-        with trio.move_on_after(patience_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
+        timeout_s = SUMMONS_TIMEOUT_S if reach.relays(peer) else math.inf
+        with trio.move_on_after(timeout_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
             await self._summon(peer)
             return
         await self._offer(peer, self._dialler.dial_through)

@@ -161,25 +161,25 @@ class SharedOut:
             _close(descriptor)
         self._memory = self._theirs = -1
 
-    def take(self, connection: socket.socket, patience_s: float) -> memoryview:
+    def take(self, connection: socket.socket, timeout_s: float) -> memoryview:
         """The next slot, from where its frame's header goes; waits until it is free.
 
         Raises NetworkError if the lane ends meanwhile, or the receiver frees none in time.
         """
         if self._free == 0:
-            self._wait(connection, patience_s)
+            self._wait(connection, timeout_s)
         self._free -= 1
         self._used += 1
         return self._slots[(self._used - 1) % SHARED_SLOTS]
 
-    def _wait(self, connection: socket.socket, patience_s: float) -> None:
+    def _wait(self, connection: socket.socket, timeout_s: float) -> None:
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self._ours, select.POLLIN)
             self._poll.register(connection, 0)  # its end is told anyway
-        ready = dict(self._poll.poll(patience_s * 1000))
+        ready = dict(self._poll.poll(timeout_s * 1000))
         if not ready:
-            raise NetworkError(f"no slot of the shared memory came free for {patience_s} s")
+            raise NetworkError(f"no slot of the shared memory came free for {timeout_s} s")
         if connection.fileno() in ready:
             raise NetworkError("the connection ended while a slot of the shared memory was waited for")
         freed = len(os.read(self._ours, 2 * SHARED_SLOTS))
@@ -302,7 +302,7 @@ class Sharing:
         """The peer was told that all large frames lie in the memory from now on."""
         self._sends = True
 
-    def slot(self, size: int, patience_s: float) -> memoryview | None:
+    def slot(self, size: int, timeout_s: float) -> memoryview | None:
         """Where to seal the next frame, of `size` bytes of payload; None: it goes over the connection.
 
         Raises NetworkError as `SharedOut.take` does.
@@ -310,7 +310,7 @@ class Sharing:
         if not self._sends or size < SHARED_LEAST_BYTES:
             return None
         assert self._out is not None
-        slot = self._out.take(self._connection, patience_s)
+        slot = self._out.take(self._connection, timeout_s)
         self.bytes_sent += size + TAG_BYTES
         return slot
 

@@ -24,26 +24,26 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
-from shoal.swarm.reaching.knocking import SECRET_BYTES, Expected, knock
+from shoal.swarm.message_relay import Allowance
+from shoal.swarm.reaching.dial_back_probes import SECRET_BYTES, Expected, probe
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.streams import MessageStream
 
 DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
 PORTS_LIMIT = 4
-KNOCK_DEADLINE_S = 4.0
+PROBE_DEADLINE_S = 4.0
 ASK_DEADLINE_S = 8.0
 REQUEST_LIMIT_BYTES = 256
 ANSWER_LIMIT_BYTES = 512
 AT_ONCE_LIMIT = 8
 
-PEER_KNOCKS_PER_MINUTE, PEER_BURST_KNOCKS = 6, 24
-TOTAL_KNOCKS_PER_MINUTE, TOTAL_BURST_KNOCKS = 120, 480
+PEER_PROBES_PER_MINUTE, PEER_BURST_PROBES = 6, 24
+TOTAL_PROBES_PER_MINUTE, TOTAL_BURST_PROBES = 120, 480
 ASKERS_LIMIT = 1024
 """Askers that are remembered; beyond it the one that asked least lately begins anew."""
 _MILLI = 1000
-"""Knocks are counted in thousandths, as an allowance earns whole units a second."""
+"""Probes are counted in thousandths, as an allowance earns whole units a second."""
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
@@ -65,14 +65,14 @@ class DialedBack(Message, frozen=True, kw_only=True):
 DialBackReply = DialedBack | Refusal
 
 
-class DialBackDesk:
-    """Knocks for those whom `admits` lets ask."""
+class DialBackServer:
+    """Probes for those whom `admits` lets ask."""
 
     def __init__(self, host: Host, admits: Callable[[PeerId], bool]) -> None:
         self._host = host
         self._admits = admits
         self._allowances: dict[str, Allowance] = {}  # by peer and by IP address
-        self._total = Allowance(TOTAL_KNOCKS_PER_MINUTE * _MILLI // 60, TOTAL_BURST_KNOCKS * _MILLI)
+        self._total = Allowance(TOTAL_PROBES_PER_MINUTE * _MILLI // 60, TOTAL_BURST_PROBES * _MILLI)
         self._slots = trio.CapacityLimiter(AT_ONCE_LIMIT)
         host.serve(DIAL_BACK_PROTOCOL, self._serve)
 
@@ -96,7 +96,7 @@ class DialBackDesk:
         except trio.WouldBlock:
             return Refusal(reason="this node is knocking elsewhere; try again in a minute")
         try:
-            reached = await _knock_all(host, ports, asked.secret)
+            reached = await _probe_all(host, ports, asked.secret)
         finally:
             self._slots.release_on_behalf_of(stream)
         return DialedBack(host=host, reached=tuple(sorted(reached)))
@@ -104,7 +104,7 @@ class DialBackDesk:
     def _spend(self, askers: Iterable[str], cost: int) -> bool:
         now, allowances = trio.current_time(), [self._total]
         for asker in askers:
-            fresh = Allowance(PEER_KNOCKS_PER_MINUTE * _MILLI // 60, PEER_BURST_KNOCKS * _MILLI)
+            fresh = Allowance(PEER_PROBES_PER_MINUTE * _MILLI // 60, PEER_BURST_PROBES * _MILLI)
             self._allowances[asker] = self._allowances.pop(asker, fresh)  # the last to ask goes last
             allowances.append(self._allowances[asker])
         while len(self._allowances) > ASKERS_LIMIT:
@@ -116,11 +116,11 @@ class DialBackDesk:
         return True
 
 
-async def _knock_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[int]:
+async def _probe_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[int]:
     reached: set[int] = set()
 
     async def one(port: int) -> None:
-        if await knock(host, port, secret, deadline_s=KNOCK_DEADLINE_S):
+        if await probe(host, port, secret, deadline_s=PROBE_DEADLINE_S):
             reached.add(port)
 
     async with trio.open_nursery() as nursery:
@@ -145,7 +145,7 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     Raises NetworkError if it does not answer, or will not; RemoteError for an answer that cannot be.
     """
     expected = Expected(ports=ports)
-    host.knocks.expect(expected)
+    host.dial_back_probes.expect(expected)
     try:
         data = await host.request(
             checker,
@@ -155,7 +155,7 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
             limit_bytes=ANSWER_LIMIT_BYTES,
         )
     finally:
-        host.knocks.forget(expected)
+        host.dial_back_probes.forget(expected)
     reply: DialBackReply = decode(data, DialBackReply, peer=checker, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
     if isinstance(reply, Refusal):
         raise NetworkError(f"{checker} does not dial back: {reply.reason}")
@@ -166,9 +166,9 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     return Finding(checker=checker, host=reply.host, asked=ports, reached=reached)
 
 
-def _from_outside(knocker: str, seen_as: str) -> bool:
+def _from_outside(prober: str, seen_as: str) -> bool:
     """Whether a knock from there says anything of who else reaches `seen_as`."""
-    return is_private(seen_as) or not (is_private(knocker) or knocker == seen_as)
+    return is_private(seen_as) or not (is_private(prober) or prober == seen_as)
 
 
 class Evidence:

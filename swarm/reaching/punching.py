@@ -1,6 +1,6 @@
 """Holes in two routers at once: a TCP connection between two nodes of which neither can be dialled.
 
-    A: port p ──call──► R        R says where it sees p (`shoal.swarm.reaching.sightings`); the same for B's port q
+    A: port p ──call──► R        R says where it sees p (see `observed_addresses`); the same for B's port q
     A: p ──SYN──►┐   ┌◄──SYN── B: q        each SYN lets the other's in at its own router, as an answer
                  └─╳─┘                     TCP's simultaneous open, or an accepted call: one connection either way
 
@@ -16,7 +16,8 @@ Nobody is sent against a third party: tried is only an address that the peer its
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
 names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a
 connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
-(`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked to, is bounded per peer and in all.
+(`shoal.swarm.reaching.direct_upgrade`). How often a node tries, or lets itself be asked to, is bounded per peer and in
+all.
 
 Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
 """
@@ -39,7 +40,7 @@ from shoal.swarm.lanes.reach import LaneReach
 from shoal.swarm.lanes.seal import format_address, parse_address
 from shoal.swarm.limits import Rates
 from shoal.swarm.reaching.networks import is_private
-from shoal.swarm.reaching.sightings import ask_seen, sight
+from shoal.swarm.reaching.observed_addresses import ask_seen, sight
 
 PUNCH_DEADLINE_S = 3.0
 """A lost SYN is sent again after one second."""

@@ -84,7 +84,7 @@ class HivemindFailed(NetworkError):
 
 
 class Hivemind:
-    """The process, kept running: a service of the daemon, and a table for `shoal.node.discovery.meeting`.
+    """The process, kept running: a service of the daemon, and a table for `shoal.node.discovery.rendezvous`.
 
     swarm_id: whose points `look_up` looks for; None where there is no swarm to look for.
     """

@@ -35,8 +35,8 @@ from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
 from shoal.protocol.wire import SwarmId
-from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
+from shoal.swarm.message_relay import Allowance
 from shoal.swarm.rendezvous.contacts import ADDRESSES_LIMIT, Contact, Contacts, sort_by_distance
 from shoal.swarm.rendezvous.meeting_points import (
     SLOTS,

@@ -23,9 +23,9 @@ from shoal.node.reporting.events import (
     Started,
 )
 from shoal.testnet.check import Check
-from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord
 from shoal.testnet.scenario import Scenario
 
 
@@ -143,23 +143,23 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=2)
 
 
-def make_report(course: Course, check: Check) -> Report:
+def make_report(run_record: RunRecord, check: Check) -> Report:
     """The report of a testnet that is over."""
-    certified, strategy = course.certified(), course.scenario.synchronisation
+    certified, strategy = run_record.certified(), run_record.scenario.synchronisation
     return Report(
-        scenario=course.scenario,
-        wall_s=round(course.ended_at - course.began_at, 3),
+        scenario=run_record.scenario,
+        wall_s=round(run_record.ended_at - run_record.began_at, 3),
         rounds_certified=len({event.round for _, event in certified}),
-        forks=count_forks(course.decided()),
+        forks=count_forks(run_record.decided()),
         wrong_values=check.wrong_values,
         digests_equal=_digests_equal(certified) if strategy.certifies else None,
-        nodes=tuple(_node_report(node, course) for node in course.nodes),
-        loss=_missing_reward(course) if strategy.shares_rollouts else _loss(course),
-        faults=_fault_reports(course),
+        nodes=tuple(_node_report(node, run_record) for node in run_record.nodes),
+        loss=_missing_reward(run_record) if strategy.shares_rollouts else _loss(run_record),
+        faults=_fault_reports(run_record),
         rounds=_shared_rounds(certified) if strategy.shares_rollouts else _round_reports(certified, check),
-        bytes=_bytes(course, check),
+        bytes=_bytes(run_record, check),
         unverified=check.errors + _two_values(certified),
-        trouble=course.trouble,
+        trouble=run_record.trouble,
     )
 
 
@@ -187,53 +187,53 @@ def _digests_equal(certified: Sequence[tuple[int, RoundEnded]]) -> bool:
     return bool(certified) and count_forks(certified) == 0
 
 
-def _node_report(node: NodeFacts, course: Course) -> NodeReport:
-    events = [event for index, event in course.certified() if index == node.index]
+def _node_report(node: NodeFacts, run_record: RunRecord) -> NodeReport:
+    events = [event for index, event in run_record.certified() if index == node.index]
     return NodeReport(
         index=node.index,
         peer_id=node.peer_id,
         outcome=node.outcome,
         rounds=len({event.round for event in events}),
         digests={str(event.round): event.digest for event in events if event.digest},
-        lives=tuple((_since(course, start), _since(course, end)) for start, end in node.lives),
-        spans=_spans(node.index, course),
-        blocked_fraction=_blocked_fraction(node.index, course),
+        lives=tuple((_since(run_record, start), _since(run_record, end)) for start, end in node.lives),
+        spans=_spans(node.index, run_record),
+        blocked_fraction=_blocked_fraction(node.index, run_record),
     )
 
 
-def _blocked_fraction(index: int, course: Course) -> float | None:
-    made = [entry.event for entry in course.entries if entry.node == index and isinstance(entry.event, Contributed)]
+def _blocked_fraction(index: int, run_record: RunRecord) -> float | None:
+    made = [entry.event for entry in run_record.entries if entry.node == index and isinstance(entry.event, Contributed)]
     wall_s = sum(event.wall_s for event in made)
     return round(sum(event.blocked_s for event in made) / wall_s, 4) if wall_s else None
 
 
-def _since(course: Course, at: float) -> float:
-    return round(at - course.began_at, 3)
+def _since(run_record: RunRecord, at: float) -> float:
+    return round(at - run_record.began_at, 3)
 
 
-def _spans(index: int, course: Course) -> tuple[Span, ...]:
-    ends = {event.round: event.at for node, event in course.certified() if node == index}
+def _spans(index: int, run_record: RunRecord) -> tuple[Span, ...]:
+    ends = {event.round: event.at for node, event in run_record.certified() if node == index}
     ends |= {
         entry.event.round: ends.get(entry.event.round, entry.event.at)
-        for entry in course.entries
+        for entry in run_record.entries
         if entry.node == index and isinstance(entry.event, CaughtUp)
     }
     starts: dict[int, float] = {}
-    for entry in course.entries:
-        begun = course.begun(entry.event)
-        if entry.node == index and begun is not None and begun <= course.scenario.rounds:
+    for entry in run_record.entries:
+        begun = run_record.begun(entry.event)
+        if entry.node == index and begun is not None and begun <= run_record.scenario.rounds:
             starts.setdefault(begun, entry.event.at)
     return tuple(
         Span(
             round=number,
-            start_s=_since(course, start),
-            end_s=_since(course, ends[number]) if number in ends else None,
+            start_s=_since(run_record, start),
+            end_s=_since(run_record, ends[number]) if number in ends else None,
         )
         for number, start in sorted(starts.items())
     )
 
 
-def _loss(course: Course) -> LossReport:
+def _loss(run_record: RunRecord) -> LossReport:
     """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice.
 
     Where nothing is certified each holds its own: a round's loss is the mean of theirs.
@@ -241,16 +241,16 @@ def _loss(course: Course) -> LossReport:
     found: dict[int, float] = {}
     counts: dict[int, int] = defaultdict(int)
     metric = ""
-    for entry in course.entries:
+    for entry in run_record.entries:
         event = entry.event
-        if isinstance(event, Evaluated) and event.loss is not None and event.round <= course.scenario.rounds:
+        if isinstance(event, Evaluated) and event.loss is not None and event.round <= run_record.scenario.rounds:
             number, loss = event.round, event.loss
             counts[number] += 1
-            if number in found and not course.scenario.synchronisation.certifies:
+            if number in found and not run_record.scenario.synchronisation.certifies:
                 loss = found[number] + (loss - found[number]) / counts[number]
             found[number] = loss
             metric = metric or event.metric
-    last_round = max((event.round for _, event in course.certified()), default=0)
+    last_round = max((event.round for _, event in run_record.certified()), default=0)
     return LossReport(
         metric=metric,
         first=found.get(0),
@@ -259,15 +259,15 @@ def _loss(course: Course) -> LossReport:
     )
 
 
-def _missing_reward(course: Course) -> LossReport:
+def _missing_reward(run_record: RunRecord) -> LossReport:
     """Strategy rollouts: by round, what the mean over the nodes of their own mean reward lacks of 1."""
     found: dict[int, list[float]] = defaultdict(list)
-    for _, event in course.certified():
+    for _, event in run_record.certified():
         if isinstance(event, Rollouts) and event.reward is not None:
             found[event.round].append(1 - event.reward)
     warm_ups = [
         1 - entry.event.warm_up_reward
-        for entry in course.entries
+        for entry in run_record.entries
         if isinstance(entry.event, AgentStarted) and entry.event.warm_up_reward is not None
     ]
     last_round = max(found, default=0)
@@ -329,12 +329,12 @@ def _round_reports(certified: Sequence[tuple[int, RoundEnded]], check: Check) ->
     return tuple(reports)
 
 
-def _bytes(course: Course, check: Check) -> BytesReport:
+def _bytes(run_record: RunRecord, check: Check) -> BytesReport:
     numel: dict[int, int] = defaultdict(int)  # by certified round, of which each reduced one fragment
     for found in check.rounds:
         numel[found.round] = max(numel[found.round], found.numel)
-    last = _last_of_each_life(course)
-    nodes, steps = course.scenario.nodes, course.scenario.inner_steps
+    last = _last_of_each_life(run_record)
+    nodes, steps = run_record.scenario.nodes, run_record.scenario.inner_steps
     return BytesReport(
         lanes_sent=sum(event.lanes_sent for event in last),
         control_sent=sum(event.control_sent for event in last),
@@ -350,23 +350,23 @@ def allreduce_bytes(*, nodes: int, steps: int, numel: int) -> int:
     return steps * 2 * (nodes - 1) * numel * 4
 
 
-def _last_of_each_life(course: Course) -> list[RoundEnded]:
+def _last_of_each_life(run_record: RunRecord) -> list[RoundEnded]:
     """The last certificate of every process: its counters say what that process had sent by then."""
     last: dict[tuple[int, int], RoundEnded] = {}
     lives: dict[int, int] = defaultdict(int)
-    for entry in course.entries:
+    for entry in run_record.entries:
         if isinstance(entry.event, Started):
             lives[entry.node] += 1
-        elif isinstance(entry.event, RoundEnded) and entry.event.round <= course.scenario.rounds:
+        elif isinstance(entry.event, RoundEnded) and entry.event.round <= run_record.scenario.rounds:
             last[entry.node, lives[entry.node]] = entry.event
     return list(last.values())
 
 
-def _fault_reports(course: Course) -> tuple[FaultReport, ...]:
-    durations = round_durations(course)
-    usual = undisturbed_median(course, durations)
+def _fault_reports(run_record: RunRecord) -> tuple[FaultReport, ...]:
+    durations = round_durations(run_record)
+    usual = undisturbed_median(run_record, durations)
     reports = []
-    for record in course.faults:
+    for record in run_record.faults:
         fault = record.fault
         took = durations.get(fault.round)
         measured = record.at is not None and took is not None and usual is not None
@@ -377,7 +377,7 @@ def _fault_reports(course: Course) -> tuple[FaultReport, ...]:
                 groups=fault.groups,
                 round=fault.round,
                 phase=fault.phase,
-                at_s=None if record.at is None else _since(course, record.at),
+                at_s=None if record.at is None else _since(run_record, record.at),
                 delay_s=round(took - usual, 3) if measured and took is not None and usual is not None else None,
                 error=record.error or (None if record.done else _unfinished(record)),
             )

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from shoal.cli.main import execute
 from shoal.node.state.checkpoint_folder import LAYOUT
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
@@ -25,9 +25,9 @@ def node_folder(folder: Path) -> Path:
     """What a node that made seven rounds leaves."""
     for part in ("state", "finals"):
         (folder / part).mkdir(parents=True)
-    shelf = StateShelf(folder, GRID.chunk_values)
+    cache = StateCache(folder, GRID.chunk_values)
     for round in (6, 7):
-        shelf.save_state(state_of(round, seed=round, layout=PARAMETERS.digest))
+        cache.save_state(state_of(round, seed=round, layout=PARAMETERS.digest))
     (folder / LAYOUT).write_bytes(msgspec.json.encode(PARAMETERS))
     tables = {
         "swarm": {"name": "test", "founders": [Identity.from_seed(bytes(32)).peer_id]},

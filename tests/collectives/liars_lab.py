@@ -122,7 +122,7 @@ class LiarsLab(SwarmLab):
         reduction = bench.reduction
         if self.lies.get(number) == "sums":
             honest = reduction._sum
-            reduction._sum = lambda form, chunk, inbox: honest(LyingFormat(form.plan), chunk, inbox)  # type: ignore[method-assign]
+            reduction._sum = lambda final_format, chunk, inbox: honest(LyingFormat(final_format.plan), chunk, inbox)  # type: ignore[method-assign]
         elif self.lies.get(number) == "results":
             honest_post = reduction._post
 
@@ -145,13 +145,13 @@ class LiarsLab(SwarmLab):
 
     def _another_final(self, number: int, reduction: Reduction, chunk: int, payload: memoryview) -> memoryview:
         """What the owner tells one of the others."""
-        form = reduction.form
-        final = form.read(chunk, bytes(payload))
-        mean = np.empty(form.grid.length(chunk), np.float32)
-        form.codec.decode_into(final.encoded, mean)
+        final_format = reduction.final_format
+        final = final_format.read(chunk, bytes(payload))
+        mean = np.empty(final_format.grid.length(chunk), np.float32)
+        final_format.codec.decode_into(final.encoded, mean)
         mean[0] += 1
-        included = bitmap_indices(final.bitmap, len(form.plan.participants))
-        return form.sign(self.nodes[number].identity, chunk, mean, included).payload.data
+        included = bitmap_indices(final.bitmap, len(final_format.plan.participants))
+        return final_format.sign(self.nodes[number].identity, chunk, mean, included).payload.data
 
     def _carry_out(self, number: int, effects: Iterable[Effect]) -> None:
         effects = list(effects)

@@ -96,14 +96,14 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Parcel:
-    """One posted payload. `seat`: (view, attempt) of the revision under which it was sent."""
+    """One posted payload. `plan_order`: (view, attempt) of the revision under which it was sent."""
 
     to: PeerId
     sender: PeerId
     kind: FrameKind
     chunk: int
     payload: bytes
-    seat: tuple[int, int] = (0, 0)
+    plan_order: tuple[int, int] = (0, 0)
 
 
 Piece = tuple[Parcel, int, int]

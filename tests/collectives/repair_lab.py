@@ -29,7 +29,7 @@ from shoal.collectives.reference import reference
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import STATEMENT_DOMAIN, Held, OwnedRange, Plan
-from shoal.protocol.planning import Deal, PlanSeat, RoundSettings, check_plan
+from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, Parcel, Piece, by_peer, cut, deliver, encode, identity, make_plan, peer
@@ -81,7 +81,7 @@ class Node:
         return self.identity.peer_id
 
     @property
-    def seat(self) -> tuple[int, int]:
+    def plan_order(self) -> tuple[int, int]:
         return self.plan.view, self.plan.attempt
 
 
@@ -121,7 +121,7 @@ class Swarm:
         self.plans.append(plan)
         for n in range(len(self.weights)):
             self.nodes.append(self.fresh(n, plan))
-        owners = self.nodes[0].reduction.form.owner
+        owners = self.nodes[0].reduction.final_format.owner
         self.summed_by = {chunk: {owners(chunk)} for chunk in range(plan.chunks)}
 
     def fresh(self, n: int, plan: Plan) -> Node:
@@ -143,7 +143,7 @@ class Swarm:
     def poster(self, n: int) -> Post:
         def post(to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
             sender = self.nodes[n]
-            parcel = Parcel(to, sender.peer, kind, chunk, bytes(payload), sender.seat)
+            parcel = Parcel(to, sender.peer, kind, chunk, bytes(payload), sender.plan_order)
             self.posted.append(parcel)
             self.pieces += cut(parcel, self.rng)
             self.on_post(parcel)
@@ -175,7 +175,11 @@ class Swarm:
         reductions = {node.peer: node.reduction for node in self.survivors()}
         while count is None or count > 0:
             self.pieces = [piece for piece in self.pieces if piece[0].to in reductions]
-            ready = [i for i, (p, _, _) in enumerate(self.pieces) if p.seat <= self.node_of(p.to).seat and only(p)]
+            ready = [
+                i
+                for i, (p, _, _) in enumerate(self.pieces)
+                if p.plan_order <= self.node_of(p.to).plan_order and only(p)
+            ]
             self.rng.shuffle(ready)
             if not ready:
                 return
@@ -225,7 +229,7 @@ class Swarm:
         planner = lead(START, view)
         before = self.node_of(planner).plan
         attempt = before.attempt + 1 if before.view == view else 0
-        plan = revise_plan(before, PlanSeat(view=view, attempt=attempt, planner=planner, evicted=evicted), helds, deal)
+        plan = revise_plan(before, PlanOrder(view=view, attempt=attempt, planner=planner, evicted=evicted), helds, deal)
         check_plan(plan, planner, START, self.settings)
         standing = {chunk for results in plan.standing for chunk in results.by_chunk()}
         for owned in plan.owners:
@@ -249,7 +253,7 @@ class Swarm:
 
     def adopt(self, node: Node, plan: Plan, helds: Mapping[PeerId, Held] | None = None) -> None:
         """`node` goes on by `plan`, unless it has a newer one."""
-        if (plan.view, plan.attempt) > node.seat:
+        if (plan.view, plan.attempt) > node.plan_order:
             node.plan = plan
             node.reduction.follow(plan)
             node.reduction.repair(plan, helds or {})
@@ -300,10 +304,10 @@ class Swarm:
 
     def _check_signers(self, finals: Finals) -> None:
         """Each final is signed by who the plan says; everyone signed a chunk once at most, and no other chunks."""
-        form = self.survivors()[0].reduction.form
+        final_format = self.survivors()[0].reduction.final_format
         standing = {chunk: result for part in self.plan.standing for chunk, result in part.by_chunk().items()}
         for chunk, final in enumerate(finals.chunks):
-            assert final.statement.owner == form.owner(chunk)
+            assert final.statement.owner == final_format.owner(chunk)
             assert final.statement.valid()
             assert final.statement.result == standing.get(chunk, final.statement.result)
         for node in self.nodes:

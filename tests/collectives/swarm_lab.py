@@ -92,8 +92,8 @@ class SwarmLab(RoundLab):
                 self.after(0.01, lambda: self._complete(number, life, bench.reduction))
 
         def post(to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
-            seat = (bench.reduction.plan.view, bench.reduction.plan.attempt)
-            frame = (bench.reduction.lineage, seat, kind, chunk, bytes(payload))
+            plan_order = (bench.reduction.plan.view, bench.reduction.plan.attempt)
+            frame = (bench.reduction.lineage, plan_order, kind, chunk, bytes(payload))
             self._carry(number, life, self.number(to), frame, self.now)
 
         reduction = Reduction(
@@ -131,12 +131,12 @@ class SwarmLab(RoundLab):
             node.asleep.append(lambda: self._frame(number, life, to, frame, sent_at))
             return
         bench = self.benches.get(to)
-        lineage, seat, kind, chunk, payload = frame
-        assert isinstance(seat, tuple)
+        lineage, plan_order, kind, chunk, payload = frame
+        assert isinstance(plan_order, tuple)
         assert isinstance(chunk, int)
         assert isinstance(payload, bytes)
         plan = None if bench is None or bench.life != node.life else bench.reduction.plan
-        if plan is None or bench is None or plan.lineage != lineage or (plan.view, plan.attempt) < seat:
+        if plan is None or bench is None or plan.lineage != lineage or (plan.view, plan.attempt) < plan_order:
             self.after(FRAME_RETRY_S, lambda: self._frame(number, life, to, frame, sent_at))
             return
         bench.heard_at[sender.peer] = self.now

@@ -191,8 +191,10 @@ def plan_of(codec: str = "fp32", attempt: int = 0) -> Plan:
 
 
 def finals_of(plan: Plan, seed: int = 1) -> Finals:
-    form, mean = FinalFormat(plan), drawn(seed, GRID.numel)
-    chunks = (form.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(form.owners))
+    final_format, mean = FinalFormat(plan), drawn(seed, GRID.numel)
+    chunks = (
+        final_format.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(final_format.owners)
+    )
     return Finals(plan=plan, chunks=tuple(chunks))
 
 

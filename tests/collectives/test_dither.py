@@ -95,9 +95,9 @@ def test_final_rounds_with_its_owner_s_dither_and_the_reference_knows_it() -> No
     )
     three, five = (contribution.decoded() for contribution in given)
     means = (np.float32(3) * three + np.float32(5) * five) / np.float32(8)
-    form = FinalFormat(plan)
+    final_format = FinalFormat(plan)
     finals = [
-        form.sign(owner, chunk, means[slice(*GRID.span(chunk))], [0, 1]).encoded.tobytes()
+        final_format.sign(owner, chunk, means[slice(*GRID.span(chunk))], [0, 1]).encoded.tobytes()
         for chunk, owner in enumerate((BOB, ALICE, ALICE, ALICE))
     ]
     by_peer = {who.peer_id: contribution.concatenated() for who, contribution in zip(senders, given, strict=True)}
@@ -105,5 +105,9 @@ def test_final_rounds_with_its_owner_s_dither_and_the_reference_knows_it() -> No
     # The same mean in other hands, in another chunk, or in another round is rounded otherwise.
     mean = means[:5000]
     other_round = FinalFormat(msgspec.structs.replace(plan, base=NO_HASH))
-    again = [form.sign(ALICE, 0, mean, [0, 1]), form.sign(BOB, 1, mean, [0, 1]), other_round.sign(BOB, 0, mean, [0, 1])]
+    again = [
+        final_format.sign(ALICE, 0, mean, [0, 1]),
+        final_format.sign(BOB, 1, mean, [0, 1]),
+        other_round.sign(BOB, 0, mean, [0, 1]),
+    ]
     assert len({finals[0], *(final.encoded.tobytes() for final in again)}) == 4

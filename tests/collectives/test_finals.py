@@ -106,9 +106,9 @@ def test_final_signed_over_nan_is_refused() -> None:
 def test_final_that_includes_who_does_not_contribute_is_refused() -> None:
     contributions = [encode(0, "fp32"), None]
     mesh = Mesh(make_plan(contributions, [1, 0]), contributions)
-    form = mesh.reductions[peer(1)].form
+    final_format = mesh.reductions[peer(1)].final_format
     for included in ([1], [0, 1]):
-        final = form.sign(identity(0), 0, np.zeros(5_000, np.float32), included)
+        final = final_format.sign(identity(0), 0, np.zeros(5_000, np.float32), included)
         parcel = Parcel(peer(1), peer(0), FrameKind.FINAL, 0, final.payload.tobytes())
         with pytest.raises(RemoteError, match="does not contribute"):
             deliver(mesh.reductions, parcel, 0, len(parcel.payload))
@@ -117,16 +117,16 @@ def test_final_that_includes_who_does_not_contribute_is_refused() -> None:
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
 def test_mean_worked_out_in_a_draft_is_signed_as_any_other(name: str) -> None:
     contributions = [encode(n, name) for n in range(2)]
-    form = FinalFormat(make_plan(contributions, [1, 2]))
-    values = np.linspace(-3, 3, form.grid.length(0), dtype=np.float32)
-    payload, mean = form.draft(0, PayloadPool(0))
+    final_format = FinalFormat(make_plan(contributions, [1, 2]))
+    values = np.linspace(-3, 3, final_format.grid.length(0), dtype=np.float32)
+    payload, mean = final_format.draft(0, PayloadPool(0))
     mean[:] = values
-    final = form.sign(identity(0), 0, mean, [0, 1], payload)
-    apart = form.sign(identity(0), 0, values, [0, 1])
+    final = final_format.sign(identity(0), 0, mean, [0, 1], payload)
+    apart = final_format.sign(identity(0), 0, values, [0, 1])
     assert np.shares_memory(final.payload, payload)
     assert final.payload.tobytes() == apart.payload.tobytes()
     assert np.shares_memory(mean, payload) is (name == "fp32")
-    assert form.read(0, payload).statement.valid()
+    assert final_format.read(0, payload).statement.valid()
 
 
 def test_final_of_another_plan_is_refused() -> None:

@@ -113,9 +113,11 @@ def plan_of(codec: str = "fp32", *, attempt: int = 0, round_: int = 1) -> Plan:
 
 
 def finals_of(plan: Plan, seed: int = 1) -> Finals:
-    form = FinalFormat(plan)
+    final_format = FinalFormat(plan)
     mean = np.random.default_rng(seed).standard_normal(GRID.numel).astype(np.float32)
-    chunks = (form.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(form.owners))
+    chunks = (
+        final_format.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(final_format.owners)
+    )
     return Finals(plan=plan, chunks=tuple(chunks))
 
 
@@ -306,12 +308,13 @@ def test_who_is_in_the_finals_is_counted_by_chunk() -> None:
     plan = plan_of()
     weightless = msgspec.structs.replace(plan.participants[1], weight=0)
     plan = msgspec.structs.replace(plan, participants=(plan.participants[0], weightless, plan.participants[2]))
-    form, values = FinalFormat(plan), np.ones(GRID.numel, np.float32)
+    final_format, values = FinalFormat(plan), np.ones(GRID.numel, np.float32)
 
     def finals(*included: list[int]) -> Finals:
-        parts = enumerate(zip(form.owners, included, strict=True))
+        parts = enumerate(zip(final_format.owners, included, strict=True))
         return Finals(
-            plan=plan, chunks=tuple(form.sign(WHO[o], c, values[slice(*GRID.span(c))], i) for c, (o, i) in parts)
+            plan=plan,
+            chunks=tuple(final_format.sign(WHO[o], c, values[slice(*GRID.span(c))], i) for c, (o, i) in parts),
         )
 
     def numbers(one: Finals) -> tuple[int, int, float]:

@@ -96,11 +96,11 @@ class Round:
 
     def statement(self, shift: float) -> ChunkStatement:
         """What the owner signs if it adds so much to the first value of its sum."""
-        final, form = self.owned(), FinalFormat(self.plan)
+        final, final_format = self.owned(), FinalFormat(self.plan)
         mean = np.empty(GRID.length(final.chunk), np.float32)
-        form.codec.decode_into(final.encoded, mean)
+        final_format.codec.decode_into(final.encoded, mean)
         mean[0] += np.float32(shift)
-        return form.sign(identity(OWNER), final.chunk, mean, (0, 1, 2)).statement
+        return final_format.sign(identity(OWNER), final.chunk, mean, (0, 1, 2)).statement
 
 
 def finished(codec: str = "fp32") -> Round:

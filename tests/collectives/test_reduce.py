@@ -167,7 +167,7 @@ def test_contribution_with_nan_is_left_out_of_that_chunk_only() -> None:
     finals = check_exact(mesh, [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]])
     assert finals.included(1) == (True, False, True, True, True)
     assert finals.coverage == 14 / 15
-    owner = mesh.reductions[peer(0)].form.owner(1)
+    owner = mesh.reductions[peer(0)].final_format.owner(1)
     told = [event.excluded for event in mesh.events[owner] if event.chunk == 1]
     assert told == [(Exclusion(peer(1), Reason.UNDECODABLE),)]
 
@@ -179,7 +179,7 @@ def test_contribution_that_differs_from_its_root_is_left_out() -> None:
     mesh.start()
     mesh.run(4)
     check_exact(mesh, [[0, 1], *[[0, 1, 2]] * 4])
-    owner = mesh.reductions[peer(0)].form.owner(0)
+    owner = mesh.reductions[peer(0)].final_format.owner(0)
     excluded = [e for event in mesh.events[owner] for e in event.excluded]
     assert excluded == [Exclusion(peer(2), Reason.MISCOMMITTED)]
 
@@ -255,7 +255,7 @@ def test_region_of_bytes_that_are_there_already_is_refused() -> None:
     assert receiver.contribution_region(parcel.sender, parcel.chunk, 0, 1000) is None
     check_exact(mesh)
     sizes = [len(contributions[0].payload(chunk)) for chunk in range(3, 5)]
-    sizes += [receiver.form.payload_bytes(chunk) for chunk in range(3)]
+    sizes += [receiver.final_format.payload_bytes(chunk) for chunk in range(3)]
     assert receiver.received_bytes[parcel.sender] >= sum(sizes)  # a piece with other borders counts whole
 
 
@@ -277,8 +277,8 @@ def test_frames_that_no_revision_could_foresee_name_their_sender() -> None:
     mesh = Mesh(make_plan(contributions, [1, 2, 0]), contributions)
     me, other, joiner, stranger = (peer(n) for n in range(4))
     reduction = mesh.reductions[me]
-    mine = reduction.form.owners.index(0)
-    theirs = reduction.form.owners.index(1)
+    mine = reduction.final_format.owners.index(0)
+    theirs = reduction.final_format.owners.index(1)
     size = len(encode(0, "fp32").payload(mine))
     for sender, chunk, offset, length in (
         (stranger, mine, 0, 1),
@@ -298,7 +298,7 @@ def test_frames_that_no_revision_could_foresee_name_their_sender() -> None:
             with pytest.raises(RemoteError) as caught:
                 reduction.contribution_received(sender, chunk, offset, memoryview(bytearray(length)))
             assert caught.value.peer == sender
-    size = reduction.form.payload_bytes(theirs)
+    size = reduction.final_format.payload_bytes(theirs)
     for sender, chunk, offset, length in (
         (stranger, theirs, 0, 1),
         (me, mine, 0, 1),
@@ -319,8 +319,8 @@ def test_frames_that_another_revision_may_foresee_are_dropped() -> None:
     mesh = Mesh(make_plan(contributions, [1, 2, 0]), contributions)
     me, other, joiner = (peer(n) for n in range(3))
     reduction = mesh.reductions[me]
-    mine = reduction.form.owners.index(0)
-    theirs = reduction.form.owners.index(1)
+    mine = reduction.final_format.owners.index(0)
+    theirs = reduction.final_format.owners.index(1)
     assert reduction.contribution_region(other, theirs, 0, 1) is None
     assert reduction.final_region(joiner, theirs, 0, 1) is None
     assert reduction.final_region(other, mine, 0, 1) is None

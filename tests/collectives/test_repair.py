@@ -173,8 +173,8 @@ def test_final_that_is_being_read_while_its_owner_is_closed_off_is_not_taken(
     final = next(p for p in swarm.posted if (p.to, p.sender, p.kind) == (peer(0), peer(2), FrameKind.FINAL))
     read, closed, read_final = threading.Event(), threading.Event(), FinalFormat.read
 
-    def read_and_wait(form: FinalFormat, chunk: int, data: Encoded) -> FinalChunk:
-        found = read_final(form, chunk, data)
+    def read_and_wait(final_format: FinalFormat, chunk: int, data: Encoded) -> FinalChunk:
+        found = read_final(final_format, chunk, data)
         read.set()
         assert closed.wait(WAIT_S)
         return found
@@ -202,8 +202,8 @@ def lacking_finals_of(number: int, *, at: int) -> tuple[Swarm, list[FinalChunk]]
     assert lacking == sorted(chunks_of(swarm.plan, number))
     assert swarm.nodes[at].reduction.waiting_for().finals == {peer(number)}
     other = next(node for node in swarm.nodes if node.number not in (number, at)).reduction.result()
-    form = swarm.nodes[at].reduction.form
-    return swarm, [form.open(chunk, other.chunks[chunk].payload.copy()) for chunk in lacking]
+    final_format = swarm.nodes[at].reduction.final_format
+    return swarm, [final_format.open(chunk, other.chunks[chunk].payload.copy()) for chunk in lacking]
 
 
 def completions(node: Node) -> int:
@@ -263,9 +263,9 @@ def test_copy_that_comes_while_another_final_of_the_chunk_is_refused_stays(monke
     reduction, final = swarm.nodes[1].reduction, copies[0]
     read = FinalFormat.read
 
-    def read_and_refuse(form: FinalFormat, chunk: int, data: Encoded) -> FinalChunk:
+    def read_and_refuse(final_format: FinalFormat, chunk: int, data: Encoded) -> FinalChunk:
         reduction.take_copy(final)
-        raise UnsoundFinal("is nonsense", chunk=chunk, owner=read(form, chunk, data).owner)
+        raise UnsoundFinal("is nonsense", chunk=chunk, owner=read(final_format, chunk, data).owner)
 
     monkeypatch.setattr(FinalFormat, "read", read_and_refuse)
     of_owner = next(p for p in swarm.posted if (p.sender, p.to, p.chunk) == (peer(2), peer(1), final.chunk))
@@ -302,8 +302,8 @@ def test_final_of_the_owner_that_differs_from_the_one_that_stands_is_refused() -
     plan = swarm.repair()
     assert {results.place for results in plan.standing} == {0}
     chunk = min(chunks_of(plan, 2))
-    form = swarm.nodes[1].reduction.form
-    other = form.sign(identity(2), chunk, np.zeros(form.grid.length(chunk), np.float32), [0, 1, 2])
+    final_format = swarm.nodes[1].reduction.final_format
+    other = final_format.sign(identity(2), chunk, np.zeros(final_format.grid.length(chunk), np.float32), [0, 1, 2])
     parcel = Parcel(peer(1), peer(0), FrameKind.FINAL, chunk, other.payload.tobytes())
     with pytest.raises(RemoteError, match="stands"):
         deliver({peer(1): swarm.nodes[1].reduction}, parcel)
@@ -316,9 +316,9 @@ def test_final_of_which_another_result_stands_is_given_up() -> None:
     swarm.deliver()
     swarm.kill(2)
     chunk = min(chunks_of(swarm.plan, 2))
-    form = swarm.nodes[0].reduction.form
-    zeros = np.zeros(form.grid.length(chunk), np.float32)
-    other = form.sign(identity(2), chunk, zeros, [0, 1]).statement.result
+    final_format = swarm.nodes[0].reduction.final_format
+    zeros = np.zeros(final_format.grid.length(chunk), np.float32)
+    other = final_format.sign(identity(2), chunk, zeros, [0, 1]).statement.result
     helds = swarm.ask()
     first = helds[peer(0)].chunks[0].by_chunk()
     for who in helds:
@@ -328,6 +328,6 @@ def test_final_of_which_another_result_stands_is_given_up() -> None:
     for node in swarm.survivors():
         swarm.adopt(node, plan, helds)
         assert node.reduction.final_chunks == 9
-        assert node.reduction.waiting_for().finals == {swarm.nodes[0].reduction.form.source(chunk)}
+        assert node.reduction.waiting_for().finals == {swarm.nodes[0].reduction.final_format.source(chunk)}
         with pytest.raises(LocalError, match="1 chunks are not final"):
             node.reduction.result()

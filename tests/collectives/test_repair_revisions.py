@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.protocol.errors import LocalError
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import reroute_plan
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, deliver, peer
@@ -172,7 +172,7 @@ def test_signer_that_lost_its_memory_takes_its_own_final_back_and_does_not_sum_a
 @pytest.mark.parametrize("wrong", ["lineage", "evicted"])
 def test_plan_that_does_not_revise_this_reduction_is_our_bug(wrong: str) -> None:
     swarm = running((1, 2, 3))
-    plan = reroute_plan(swarm.plan, PlanSeat(view=9, attempt=0, planner=peer(0), evicted=()), ())
+    plan = reroute_plan(swarm.plan, PlanOrder(view=9, attempt=0, planner=peer(0), evicted=()), ())
     if wrong == "lineage":
         plan = msgspec.structs.replace(plan, origin=bytes(31) + b"\x01")
     else:
@@ -251,7 +251,7 @@ def test_owner_that_lost_its_chunk_while_summing_it_keeps_the_sum_to_itself() ->
     summing, go_on = node.identity.hold()
     node.plan = mine
     node.reduction.follow(mine)
-    given = [p for p in swarm.posted if (p.to, p.chunk, p.seat) == (node.peer, chunk, node.seat)]
+    given = [p for p in swarm.posted if (p.to, p.chunk, p.plan_order) == (node.peer, chunk, node.plan_order)]
     deliver({node.peer: node.reduction}, given[0])
     lane = threading.Thread(target=deliver, args=({node.peer: node.reduction}, given[1]))
     lane.start()

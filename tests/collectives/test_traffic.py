@@ -17,7 +17,7 @@ from shoal.collectives.traffic import PAYLOADS
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.lanes.frame import LARGE_FRAME_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import peer
@@ -127,8 +127,8 @@ def test_frames_of_older_plans_are_dropped_at_once(monkeypatch: pytest.MonkeyPat
     net, given = net_of(2), [contribution(0), contribution(1)]
     node, other = net.nodes
     net.begin(node, plan_of(given, round=5, view=3, attempt=2), given[0])
-    for seat in ((4, 9, 9), (5, 2, 9), (5, 3, 1)):
-        plan = plan_of(given, round=seat[0], view=seat[1], attempt=seat[2])
+    for plan_order in ((4, 9, 9), (5, 2, 9), (5, 3, 1)):
+        plan = plan_of(given, round=plan_order[0], view=plan_order[1], attempt=plan_order[2])
         for kind in PAYLOADS:
             assert_dropped_at_once(node, other.peer, header_of(plan, kind, 0))
 
@@ -184,8 +184,8 @@ def test_frames_that_the_plan_does_not_provide_for_are_the_senders_fault() -> No
 
 def without(plan: Plan, gone: int) -> Plan:
     """`plan` revised without participant number `gone`, of whose finals nobody holds any."""
-    seat = PlanSeat(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=(peer(gone),))
-    return revise_plan(plan, seat, {}, deal)
+    plan_order = PlanOrder(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=(peer(gone),))
+    return revise_plan(plan, plan_order, {}, deal)
 
 
 def test_frames_of_a_newer_revision_wait_for_it_and_are_taken_by_it() -> None:
@@ -319,12 +319,12 @@ def test_what_a_failed_lane_lost_is_sent_again_and_counts_once() -> None:
     assert_exact(net, plan, given)
 
 
-def resume_all(net: Net, pairs: Sequence[tuple[int, int]], patience_s: float = WAIT_S) -> None:
+def resume_all(net: Net, pairs: Sequence[tuple[int, int]], timeout_s: float = WAIT_S) -> None:
     """Each first of a pair has noticed that a lane to the second failed, and has a new one."""
     for one, other in pairs:
         net.nodes[one].traffic.lane_failed(net.nodes[other].peer)
     threads = [
-        threading.Thread(target=net.nodes[one].traffic.resume, args=(net.nodes[other].peer, patience_s))
+        threading.Thread(target=net.nodes[one].traffic.resume, args=(net.nodes[other].peer, timeout_s))
         for one, other in pairs
     ]
     for thread in threads:
@@ -388,7 +388,7 @@ def test_what_waits_for_a_lane_is_not_posted_again(told: bool) -> None:
     before = [(header.kind, header.chunk, header.offset) for header in posted]
     if not told:
         net.lose = lambda header: header.kind is FrameKind.LACKING
-    resume_all(net, [(0, 1)], patience_s=WAIT_S if told else 0.01)
+    resume_all(net, [(0, 1)], timeout_s=WAIT_S if told else 0.01)
     after = [(header.kind, header.chunk, header.offset) for header, _ in net.queued[sender, receiver]]
     lost = {(header.kind, header.chunk) for header, _ in taken}
     assert sorted(after) == sorted(
@@ -403,7 +403,7 @@ def test_who_does_not_tell_what_lacks_is_sent_everything() -> None:
     plan = plan_of(given)
     lost = lost_on_the_way(net, plan, given)
     net.lose = lambda header: header.kind is FrameKind.LACKING
-    resume_all(net, [(0, 1)], patience_s=0.01)
+    resume_all(net, [(0, 1)], timeout_s=0.01)
     assert_exact(net, plan, given)
     sender, receiver = net.nodes[0].peer, net.nodes[1].peer
     again = {(header.kind, header.chunk) for source, to, header, _ in net.frames if (source, to) == (sender, receiver)}

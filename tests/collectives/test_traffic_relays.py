@@ -14,7 +14,7 @@ from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS, Routes
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import reroute_plan
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameKind
 from tests.collectives.reduce_lab import peer
@@ -37,8 +37,8 @@ def apart(net: Net, *pairs: tuple[int, int]) -> None:
 
 
 def rerouted(plan: Plan, *relays: Relay) -> Plan:
-    seat = PlanSeat(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=())
-    return reroute_plan(plan, seat, relays)
+    plan_order = PlanOrder(view=plan.view, attempt=plan.attempt + 1, planner=plan.planner, evicted=())
+    return reroute_plan(plan, plan_order, relays)
 
 
 def hops(net: Net) -> set[tuple[PeerId, PeerId, int]]:
@@ -150,7 +150,7 @@ def test_relayed_frame_that_the_plan_does_not_provide_for_is_the_senders_fault(
 def test_relay_of_an_earlier_revision_is_none_any_more() -> None:
     net, given, plan = four(Relay(0, 1, 2))
     node = net.nodes[2]
-    size = net.begin(node, plan, given[2]).form.payload_bytes(0)
+    size = net.begin(node, plan, given[2]).final_format.payload_bytes(0)
     header = replace(header_of(plan, FrameKind.FINAL, 0), flags=PASS_ON | 1, total=size, length=size)
     assert node.traffic.region(peer(0), header) is not None
     net.revise(node, rerouted(plan, Relay(0, 1, 3)))

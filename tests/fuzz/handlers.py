@@ -15,14 +15,14 @@ import trio
 from shoal.collectives import traffic as traffic_module
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.traffic import PlanTraffic, Routes
-from shoal.node.audits.audit_exchange import AuditDesk
-from shoal.node.audits.evidence_shelf import EvidenceShelf
+from shoal.node.audits.audit_exchange import AuditServer
+from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
-from shoal.node.state.librarian import Librarian
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_server import StateServer
+from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol import audit_messages, peering, rollouts, wire
@@ -42,14 +42,14 @@ from shoal.swarm.lanes.reach import Everywhere
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
-from shoal.swarm.manifest_exchange import ManifestDesk
+from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.reaching.circuits import read_message
-from shoal.swarm.reaching.dial_back import AskDialBack, DialBackDesk
-from shoal.swarm.reaching.passages import AskPassage, PassageDesk
+from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
+from shoal.swarm.reaching.direct_upgrade import DirectUpgrade, Straighten
+from shoal.swarm.reaching.observed_addresses import AddressRequest, ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
-from shoal.swarm.reaching.sightings import SightingDesk, SightingRequest
-from shoal.swarm.reaching.straight import Straighten, Straightening
+from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.rendezvous.varint_frames import VarintFrames
@@ -196,18 +196,18 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     layouts = Layouts(host=host, linked=lambda: frozenset({PEER}), on_progress=lambda progress: None)
     layouts.know(Layout(names=("a", "b"), shapes=((2, 3), (4,)), numel=10))
     (folder / "finals").mkdir()
-    librarian = Librarian(
-        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), shelf=StateShelf(folder, CHUNK_VALUES)
+    state_server = StateServer(
+        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
     )
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
-    desk = AuditDesk(EvidenceShelf(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
-        "audit request": (desk.serve, audit_messages.AuditRequest),
-        "manifest request": (ManifestDesk(host, MANIFEST)._serve, peering.GetManifest),
+        "audit request": (server.serve, audit_messages.AuditRequest),
+        "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
-        "fetch": (librarian.serve, peering.FetchRequest),
+        "fetch": (state_server.serve, peering.FetchRequest),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
     }
@@ -277,19 +277,19 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     yield Target("varint frames", (frames,), on_stream(read_all, raw=True, framing=VarintFrames), FOREIGN)
     yield Target("meeting point", (point,), lambda data: open_point(data, swarm=SWARM, blame=PEER))
     yield Target("meeting points", (pack_points([point]),), lambda data: unpack_points(data, blame=PEER))
-    passages = PassageDesk(host)
-    passages.admits = lambda peer: True
-    knocks = DialBackDesk(host, lambda peer: True)
-    sightings = SightingDesk(host, call_deadline_s=0.01)
-    sightings.admits = lambda peer: True
+    relayed_lanes = RelayedLaneServer(host)
+    relayed_lanes.admits = lambda peer: True
+    dial_back_probes = DialBackServer(host, lambda peer: True)
+    observed_addresses = ObservedAddressServer(host, call_deadline_s=0.01)
+    observed_addresses.admits = lambda peer: True
     pool = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
-        "passage": (passages._serve, AskPassage),
-        "dial back": (knocks._serve, AskDialBack),
-        "sighting": (sightings._serve, SightingRequest),
+        "passage": (relayed_lanes._serve, AskPassage),
+        "dial back": (dial_back_probes._serve, AskDialBack),
+        "sighting": (observed_addresses._serve, AddressRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
         "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
-        "straightening": (Straightening(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
+        "straightening": (DirectUpgrade(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng))
@@ -350,11 +350,11 @@ class Told:
 
 def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
     """What is brought against others, and what is asked about it."""
-    shelf = EvidenceShelf(folder, SWARM)
-    shelf.load()
-    desk = AuditDesk(shelf, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
+    evidence_store = EvidenceStore(folder, SWARM)
+    evidence_store.load()
+    server = AuditServer(evidence_store, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     asked = tuple(wire.canonical(one) for one in examples(AuditRequest, rng, 8))
-    yield Target("audit", asked, on_stream(desk.serve), FOREIGN)
+    yield Target("audit", asked, on_stream(server.serve), FOREIGN)
     brought = tuple(pack(_of_this_swarm(one), rng.randbytes(40)) for one in examples(Evidence, rng, 24))
     yield Target("evidence", brought, lambda data: verify_evidence(data, SWARM))
 
@@ -398,9 +398,9 @@ def frame_targets(rng: Any) -> Iterator[Target]:
 
     exchange = ChunkExchange(post=lambda peer, header, payload: None, lookup=lambda ref: memoryview(b"held"))
     current = Renewed(begun)
-    seat = {"round": plan.round, "scope": plan.lineage[:SCOPE_BYTES]}
+    plan_order = {"round": plan.round, "scope": plan.lineage[:SCOPE_BYTES]}
     heads = [
-        FrameHeader(kind=kind, length=100, chunk=1, total=100 if kind in BULK_KINDS else 0, **seat)  # type: ignore[arg-type]
+        FrameHeader(kind=kind, length=100, chunk=1, total=100 if kind in BULK_KINDS else 0, **plan_order)  # type: ignore[arg-type]
         for kind in FrameKind
         if kind not in (FrameKind.HELLO, FrameKind.CLOSE)
     ]

@@ -159,7 +159,7 @@ def round_targets(rng: Any) -> Iterator[Target]:
         yield Target(f"round {'voting' if reporting else 'reducing'}", samples, receive)
 
     def pairing() -> PairingMachine:
-        machine = PairingMachine(me=ME, swarm=SWARM, shape=("int8", NUMEL, CHUNK_VALUES), patience_s=5.0)
+        machine = PairingMachine(me=ME, swarm=SWARM, shape=("int8", NUMEL, CHUNK_VALUES), timeout_s=5.0)
         machine.begin(1)
         return machine
 

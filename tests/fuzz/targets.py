@@ -347,9 +347,9 @@ def tensor_targets(rng: random.Random) -> Iterator[Target]:
     mesh.start()
     mesh.run(1)
     finals = mesh.finals()[0]
-    form = next(iter(mesh.reductions.values())).form
+    final_format = next(iter(mesh.reductions.values())).final_format
     payload = finals.chunks[0].payload.tobytes()
-    yield Target("final", (payload,), lambda data: form.open(0, data))
+    yield Target("final", (payload,), lambda data: final_format.open(0, data))
     rest = [one.payload for one in finals.chunks[1:]]
     yield Target("finals", (payload,), lambda data: Finals.open(mesh.plan, [np.frombuffer(data, np.uint8), *rest]))
     yield Target("bitmap", (b"\x03",), lambda data: bitmap_indices(data, 2))

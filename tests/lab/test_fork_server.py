@@ -20,7 +20,7 @@ from shoal.lab.fork_server import READY, STAND_IN
 from shoal.node.training.trainer_messages import Command, Framing, Ping, Pong, Report, Stop, pack, unpack_report
 from shoal.node.training.trainer_process import EXIT_CONFUSED
 from shoal.protocol.errors import LocalError
-from shoal.testnet.tether import tethered
+from shoal.testnet.parent_death import ended_with_parent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are forked on Linux alone")
 
@@ -180,7 +180,9 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
         theirs,
         ours,
         messages,
-        subprocess.Popen(tethered(server), pass_fds=(theirs.fileno(),), env=os.environ | ONE_THREAD) as forking_process,
+        subprocess.Popen(
+            ended_with_parent(server), pass_fds=(theirs.fileno(),), env=os.environ | ONE_THREAD
+        ) as forking_process,
     ):
         for stream in (control, ours):
             stream.settimeout(DEADLINE_S)

@@ -12,7 +12,7 @@ import time
 from shoal.cli.main import main
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.rounds.pace import Stall
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FrameKind
 
@@ -27,7 +27,7 @@ def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: 
         honest_post(self, scope, peer, kind, chunk, payload)
 
 
-def stalled(self: ReduceDesk) -> Stall | None:
+def stalled(self: ReductionDriver) -> Stall | None:
     """Whatever is the case."""
     now = time.monotonic()
     if self._reduction is None or now - said_at[0] < PERIOD_S:
@@ -40,5 +40,5 @@ def stalled(self: ReduceDesk) -> Stall | None:
 
 if __name__ == "__main__":
     PlanTraffic.post = post  # type: ignore[method-assign]
-    ReduceDesk.stalled = stalled  # type: ignore[method-assign]
+    ReductionDriver.stalled = stalled  # type: ignore[method-assign]
     main()

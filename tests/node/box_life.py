@@ -25,14 +25,14 @@ from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
-from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
-from shoal.node.state.librarian import Librarian
 from shoal.node.state.resumption import Resumption
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_server import StateServer
+from shoal.node.state.state_store import StateStore, StateStoreParts
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Reduced
@@ -83,26 +83,26 @@ class Life:
         events = SimpleNamespace(write=self.events.append)
         log, holds = RoundLog(events), Holds((), events)  # type: ignore[arg-type]
         self.chain = stored_chain(store, manifest)
-        self.shelf = StateShelf(folder, manifest.round.chunk_values, clock=trio.current_time)
+        self.cache = StateCache(folder, manifest.round.chunk_values, clock=trio.current_time)
         self.trainer = BoxTrainer(NUMEL, tell=self._trainer_told, next_place=self.box.next_place)
         self.box.adjust_trainer(self)
-        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.shelf.lookup)
+        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.cache.lookup)
         lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
-        self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, shelf=self.shelf, outer=outer)
-        self.desk = TrainingDesk(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
+        self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, cache=self.cache, outer=outer)
+        self.training_client = TrainingClient(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
         links: Any = self.links
         key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
         ask, tell = self.catchup.certificates, self.told.append
         forks = ForkWatch(folder=folder, chain=self.chain, ask=ask, say=links.broadcast, log=log, tell=tell)
         self.standstill = Standstill(forks=forks, key_use=key_use)
         choice = ChoiceParts(chain=self.chain, ask=ask, linked=lambda: frozenset(links.linked()), tell=tell)
-        self.custody = Custody(
-            CustodyParts(
+        self.state_store = StateStore(
+            StateStoreParts(
                 store=store,
                 chain=self.chain,
-                shelf=self.shelf,
+                cache=self.cache,
                 catchup=self.catchup,
-                earlier=EarlierStates(folder, chain=self.chain, shelf=self.shelf, outer=outer),
+                earlier=EarlierStates(folder, chain=self.chain, cache=self.cache, outer=outer),
                 links=links,
                 choice=ChainChoice(choice),
                 key_use=key_use,
@@ -111,15 +111,15 @@ class Life:
                 on_progress=self.told.append,
             )
         )
-        self.custody.parted = forks.suspect
+        self.state_store.parted = forks.suspect
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
                 folder=folder,
                 manifest=manifest,
                 chain=self.chain,
-                save=self.custody.save,
-                shelf=self.shelf,
+                save=self.state_store.save,
+                cache=self.cache,
                 resumption=self.resumption,
                 on_progress=self.told.append,
             ),
@@ -132,13 +132,13 @@ class Life:
                 config=config,
                 identity=self.identity,
                 store=store,
-                custody=self.custody,
-                shelf=self.shelf,
+                state_store=self.state_store,
+                cache=self.cache,
                 links=links,
                 reduce=self.reduce,  # type: ignore[arg-type]
                 resumption=self.resumption,
                 checkpoints=self.checkpoints,
-                desk=self.desk,
+                training_client=self.training_client,
                 log=log,
                 holds=holds,
                 audit=AuditTrail(folder / "rounds", enabled=False),
@@ -150,7 +150,7 @@ class Life:
         )
 
     def _trainer_told(self, event: TrainerEvent) -> None:
-        self.desk.heard(event)
+        self.training_client.heard(event)
         self.resumption.heard(event)
         self.engine.put(event)
 
@@ -179,8 +179,8 @@ class Life:
                 for part in (
                     self.reduce.run,
                     self.trainer.run,
-                    self.custody.load_ahead,
-                    self.custody.run,
+                    self.state_store.load_ahead,
+                    self.state_store.run,
                     self.engine.going_back.run,
                     self.standstill.forks.run,
                     self.resumption.run,
@@ -215,7 +215,7 @@ class Life:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
         donor = self._donor(peer)
         question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
-        return canonical(Librarian(chain=donor.chain, shelf=donor.shelf).answer(question))
+        return canonical(StateServer(chain=donor.chain, cache=donor.cache).answer(question))
 
     async def _ensure_lane(self, peer: PeerId, *, deadline_s: float) -> None:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
@@ -240,4 +240,4 @@ class Life:
     @property
     def state_round(self) -> int:
         """The round of the state that it holds."""
-        return self.custody.state.round if self.up and self.custody.state is not None else -1
+        return self.state_store.state.round if self.up and self.state_store.state is not None else -1

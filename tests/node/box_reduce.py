@@ -93,23 +93,27 @@ class BoxReduce:
 
     def _send(self, reduction: Reduction, to: PeerId, kind: FrameKind, chunk: int, payload: bytes) -> None:
         box, me = self._life.box, self._life
-        seat, sent_at = (reduction.plan.view, reduction.plan.attempt), trio.current_time()
+        plan_order, sent_at = (reduction.plan.view, reduction.plan.attempt), trio.current_time()
 
         def arrive() -> None:
             receiver = box.life_of(to)
             if receiver is None or trio.current_time() - sent_at > FRAME_WAIT_S:
                 return
-            if not receiver.reduce.take(reduction.lineage, seat, me.peer, kind, chunk, payload):
+            if not receiver.reduce.take(reduction.lineage, plan_order, me.peer, kind, chunk, payload):
                 box.net.after(FRAME_RETRY_S, arrive)
 
         box.net.carry(me, to, arrive, ordered=False)
 
     def take(
-        self, lineage: bytes, seat: tuple[int, int], sender: PeerId, kind: FrameKind, chunk: int, payload: bytes
+        self, lineage: bytes, plan_order: tuple[int, int], sender: PeerId, kind: FrameKind, chunk: int, payload: bytes
     ) -> bool:
         """A frame arrived; False if it is of a plan that this node does not follow yet."""
         reduction = self._reduction
-        if reduction is None or reduction.lineage != lineage or (reduction.plan.view, reduction.plan.attempt) < seat:
+        if (
+            reduction is None
+            or reduction.lineage != lineage
+            or (reduction.plan.view, reduction.plan.attempt) < plan_order
+        ):
             return False
         final = kind is FrameKind.FINAL
         region = (reduction.final_region if final else reduction.contribution_region)(sender, chunk, 0, len(payload))

@@ -14,8 +14,8 @@ import trio
 from msgspec.structs import replace
 
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.librarian import Librarian
-from shoal.node.state.states import StateShelf
+from shoal.node.state.state_server import StateServer
+from shoal.node.state.states import StateCache
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -38,7 +38,7 @@ class Donor:
 
     peer: PeerId
     chain: Chain
-    shelf: StateShelf
+    cache: StateCache
     answer: Callable[[FetchRequest], FetchAnswer | bytes] = field(init=False)
     spoil: Spoil = lambda header, data: data
     asked: list[FetchRequest] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Donor:
     """It answers nothing any more, and what it had sent and is not here yet does not come."""
 
     def __post_init__(self) -> None:
-        self.answer = Librarian(chain=self.chain, shelf=self.shelf).answer
+        self.answer = StateServer(chain=self.chain, cache=self.cache).answer
 
 
 class World:
@@ -67,23 +67,23 @@ class World:
 
     def restart(self) -> None:
         """Be a new process over the same folder."""
-        self.shelf = self._shelf("me")
-        self.exchanges[ME] = ChunkExchange(post=self._poster(ME), lookup=self.shelf.lookup)
+        self.cache = self._cache("me")
+        self.exchanges[ME] = ChunkExchange(post=self._poster(ME), lookup=self.cache.lookup)
         self.catchup = CatchUp(
             ask=self._ask,
             lanes=SimpleNamespace(ensure=self._ensure, moved=lambda peer: Moved()),  # type: ignore[arg-type]
             chunks=self.exchanges[ME],
-            shelf=self.shelf,
+            cache=self.cache,
             outer=self.ledger.outer,
         )
         self.catchup.amended = self.ledger.chain.amended
         self.catchup.shape = (self.ledger.codec, self.ledger.grid.numel, self.ledger.grid.chunk_values)
 
-    def _shelf(self, name: str) -> StateShelf:
+    def _cache(self, name: str) -> StateCache:
         folder = self.folder / name
         for part in ("state", "finals"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        return StateShelf(
+        return StateCache(
             folder, self.ledger.grid.chunk_values, clock=trio.current_time if _in_trio() else time.monotonic
         )
 
@@ -91,22 +91,22 @@ class World:
         """One more donor, which knows the first `rounds` rounds (all, unless given)."""
         ledger = self.ledger
         newest = ledger.chain.standing.round if rounds is None else rounds
-        shelf = self._shelf(f"donor{len(self.donors)}")
+        cache = self._cache(f"donor{len(self.donors)}")
         for state in ledger.states[: newest + 1]:
-            shelf.put(state, shelf.header(state))
+            cache.put(state, cache.header(state))
         for round, finals in ledger.finals.items():
             if round <= newest:
-                shelf.put_finals(finals)
+                cache.put_finals(finals)
         self.donors[peer] = donor = Donor(
-            peer, ledger.chain_to(ledger.chain.height if rounds is None else rounds), shelf
+            peer, ledger.chain_to(ledger.chain.height if rounds is None else rounds), cache
         )
-        self.exchanges[peer] = ChunkExchange(post=self._poster(peer), lookup=shelf.lookup)
+        self.exchanges[peer] = ChunkExchange(post=self._poster(peer), lookup=cache.lookup)
         return donor
 
     def share(self, donor: Donor) -> None:
         """Have a donor of another world in this one too: the same shelf, and lanes of its own."""
         self.donors[donor.peer] = donor
-        self.exchanges[donor.peer] = ChunkExchange(post=self._poster(donor.peer), lookup=donor.shelf.lookup)
+        self.exchanges[donor.peer] = ChunkExchange(post=self._poster(donor.peer), lookup=donor.cache.lookup)
 
     def certify(self) -> None:
         """Everybody but me certifies one round more."""
@@ -114,8 +114,8 @@ class World:
         header, finals = self.ledger.header(state.round), self.ledger.finals[state.round]
         for donor in self.donors.values():
             donor.chain.extend(certificate)
-            donor.shelf.put(state, header)
-            donor.shelf.put_finals(finals)
+            donor.cache.put(state, header)
+            donor.cache.put_finals(finals)
 
     def kill(self, peer: PeerId) -> None:
         """A donor dies: its lane breaks."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def shelf_folder(folder: Path) -> Path:
-    """`folder` with what a StateShelf expects in it."""
+def cache_folder(folder: Path) -> Path:
+    """`folder` with what a StateCache expects in it."""
     for name in ("state", "finals"):
         (folder / name).mkdir()
     return folder

@@ -31,9 +31,9 @@ from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.testnet.check import Witness, check_swarm
-from shoal.testnet.course import Course, NodeFacts, settled_rounds
 from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import Report, make_report
+from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
 
 POLL_S = 0.02
@@ -311,7 +311,7 @@ class Swarm:
             for index, node in enumerate(self.nodes)
             for event in LogTail(node.folder / "events.jsonl").read()
         ]
-        course = Course(
+        run_record = RunRecord(
             scenario=Scenario(nodes=len(self.nodes), rounds=rounds, workload="regression"),
             began_at=self.began_at,
             ended_at=time.time(),
@@ -328,10 +328,10 @@ class Swarm:
             faults=(),
         )
         witnesses = [
-            Witness(index=i, peer_id=node.peer_id, folder=node.folder, settled=settled_rounds(course, i))
+            Witness(index=i, peer_id=node.peer_id, folder=node.folder, settled=settled_rounds(run_record, i))
             for i, node in enumerate(self.nodes)
         ]
-        return make_report(course, check_swarm(witnesses, course.certified_rounds()))
+        return make_report(run_record, check_swarm(witnesses, run_record.certified_rounds()))
 
 
 SMALL_MODEL: dict[str, str | int | float | bool] = {"inputs": 256, "outputs": 128}

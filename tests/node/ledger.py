@@ -14,7 +14,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen, header_of
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.amending import make_amend_consent, make_amendment, with_amendment
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -86,19 +86,19 @@ def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", gr
 
 def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Sequence[int] | None = None) -> Finals:
     """Finals of `plan` around random means, each signed by the chunk's owner."""
-    form = FinalFormat(plan)
+    final_format = FinalFormat(plan)
     mean = vector(seed, plan.numel)
     places = range(len(who)) if included is None else included
     payloads = []
-    for chunk, owner in enumerate(form.owners):
-        values = mean[slice(*form.grid.span(chunk))]
-        payloads.append(form.sign(who[owner], chunk, values, list(places)).payload.tobytes())
+    for chunk, owner in enumerate(final_format.owners):
+        values = mean[slice(*final_format.grid.span(chunk))]
+        payloads.append(final_format.sign(who[owner], chunk, values, list(places)).payload.tobytes())
     return Finals.open(plan, payloads)
 
 
-def save_finals(shelf: StateShelf, finals: Finals) -> None:
+def save_finals(cache: StateCache, finals: Finals) -> None:
     """Have `finals` on disk."""
-    shelf.finals_writer(finals).finish()
+    cache.finals_writer(finals).finish()
 
 
 def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:

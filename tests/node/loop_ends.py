@@ -129,14 +129,14 @@ class Ends:
         script: Script,
         *,
         known: Layout | None = None,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
         sync: SyncSettings | None = None,
     ):
         self.folder = folder
         self._spec = TrainerSpec(workload="own-loop", sync=sync or SyncSettings())
         self._script = script
         self._known = known
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._listening = threading.Event()
         self._error: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -175,7 +175,7 @@ class Ends:
             peer_id=PEER,
             path=lambda: path,
             known=lambda: self._known,
-            patience_s=self._patience_s,
+            timeout_s=self._patience_s,
             on_abandoned=self.abandoned.set,
         )
         self._token = trio.lowlevel.current_trio_token()

@@ -9,16 +9,16 @@ import os
 
 from shoal.cli.main import main
 from shoal.collectives.contribution import EncodedContribution
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.limits import RateLimit
 
-honest_start = ReduceDesk.start
+honest_start = ReductionDriver.start
 honest_reserve = RateLimit.reserve
 slowed: list[float] = []
 
 
-def start(self: ReduceDesk, plan: Plan, contribution: EncodedContribution | None) -> None:
+def start(self: ReductionDriver, plan: Plan, contribution: EncodedContribution | None) -> None:
     """From now on, or no more."""
     me = plan.number(self._identity.peer_id)
     slowed.clear()
@@ -33,6 +33,6 @@ def reserve(self: RateLimit, size: int) -> float:
 
 
 if __name__ == "__main__":
-    ReduceDesk.start = start  # type: ignore[method-assign]
+    ReductionDriver.start = start  # type: ignore[method-assign]
     RateLimit.reserve = reserve  # type: ignore[method-assign]
     main()

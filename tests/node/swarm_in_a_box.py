@@ -1,6 +1,7 @@
 """A swarm in a box: real engines with their real stores on disks that lose power, in one thread, on a virtual clock.
 
-    real        Engine, Store, Custody, StateShelf, CatchUp, Librarian, Resumption, TrainingDesk, Reduction, signatures
+    real        Engine, Store, StateStore, StateCache, StateServer, CatchUp, Resumption, TrainingClient, Reduction,
+                signatures
     stand-ins   links and lanes (calls, with delay), trainers (`box_trainer`), disks (`simulated_disk`), time
 
 A thread of trio's would let an autojumping clock run ahead while it works, and make of one seed many courses of events:

@@ -115,7 +115,7 @@ def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(small_disk: P
     ledger = Ledger()
     ledger.certify(4)
     world = World(small_disk, ledger)
-    earlier = EarlierStates(small_disk / "me", chain=ledger.chain, shelf=world.shelf, outer=OUTER)
+    earlier = EarlierStates(small_disk / "me", chain=ledger.chain, cache=world.cache, outer=OUTER)
     for round in (1, 2):
         trio.run(earlier.keep, ledger.states[round])
     with pytest.raises(StorageError, match=r"disk/me/rollback is full; free some space or choose another --data-dir"):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.protocol.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from tests.node.lab import Swarm, assert_exact, assert_votes_once, eventually
 from tests.node.test_joining import MODEL
 
@@ -34,7 +34,7 @@ def test_node_leaves_when_another_has_its_state_and_its_vote(tmp_path: Path) -> 
         third = joiner.certified(3)
         assert third["members"] == sorted(node.peer_id for node in swarm.nodes)
         assert founder.wait_exit() == 0
-        assert time.monotonic() - asked_at < LEAVE_PATIENCE_S + 5
+        assert time.monotonic() - asked_at < LEAVE_TIMEOUT_S + 5
         assert "only copy" not in founder.log
         assert joiner.certified(4)["members"] == [joiner.peer_id]
         joiner.kill()
@@ -56,7 +56,7 @@ def test_node_whose_state_nobody_fetches_leaves_in_time_says_what_to_do_and_can_
         asked_at = time.monotonic()
         founder.release()
         assert founder.wait_exit() == 0
-        assert LEAVE_PATIENCE_S <= time.monotonic() - asked_at < LEAVE_PATIENCE_S + 10
+        assert LEAVE_TIMEOUT_S <= time.monotonic() - asked_at < LEAVE_TIMEOUT_S + 10
         told = [
             line for line in founder.log.splitlines() if "leaving with the only copy of the state of round 2" in line
         ]

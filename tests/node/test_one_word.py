@@ -82,9 +82,11 @@ def invention(box: Box, liar: Life, head: Value) -> Finals:
         numel=settings.numel,
         chunk_values=settings.chunk_values,
     )
-    form = FinalFormat(plan)
-    means = [np.full(form.grid.length(chunk), INVENTED, np.float32) for chunk in range(chunks)]
-    return Finals(plan=plan, chunks=tuple(form.sign(key, chunk, mean, [place]) for chunk, mean in enumerate(means)))
+    final_format = FinalFormat(plan)
+    means = [np.full(final_format.grid.length(chunk), INVENTED, np.float32) for chunk in range(chunks)]
+    return Finals(
+        plan=plan, chunks=tuple(final_format.sign(key, chunk, mean, [place]) for chunk, mean in enumerate(means))
+    )
 
 
 def test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody(tmp_path: Path, disks: Disks) -> None:
@@ -102,7 +104,7 @@ def test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody(tmp_path
         head = box.node(0).chain.head
         liar = next(life for life in box.living() if life.peer == lead(head, 0))
         finals = invention(box, liar, head)
-        liar.shelf.put_finals(finals)
+        liar.cache.put_finals(finals)
         report = await liar.engine._transition.work_out(finals, 0.1)
         value = Value(
             swarm=head.swarm,

@@ -514,7 +514,7 @@ def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch
             pass
         await end.wait(ends.abandoned)
 
-    with Ends(tmp_path, daemon, patience_s=1.0) as ends:
+    with Ends(tmp_path, daemon, timeout_s=1.0) as ends:
         with joining(tmp_path, monkeypatch, model, optimizer):
             assert not ends.abandoned.wait(1.5)  # a loop is there
         assert ends.abandoned.wait(10)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.node.training.trainer_messages import Assignment
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.node.workloads.synthetic import drawn_values
 from shoal.node.workloads.text_data import deal_windows
@@ -21,7 +21,7 @@ from shoal.protocol.messages import Term, Value
 from shoal.protocol.wire import SwarmId
 
 PEERS = [Identity.from_seed(bytes([n, 7]) * 16).peer_id for n in range(12)]
-DESK = TrainingDesk(SimpleNamespace(), seed=11, inner_steps=1)  # type: ignore[arg-type]
+TRAINING_CLIENT = TrainingClient(SimpleNamespace(), seed=11, inner_steps=1)  # type: ignore[arg-type]
 GENESIS = genesis(SwarmId(bytes(32)), PEERS)
 
 
@@ -42,7 +42,7 @@ def test_streams_differ_by_member_round_and_term_under_any_churn(
     for term in terms:
         for round, members in enumerate(electorates):
             for peer in PEERS:
-                share = DESK.assignment(head(round, term, members), peer)
+                share = TRAINING_CLIENT.assignment(head(round, term, members), peer)
                 assert (share.member < share.members) == (peer in members)
                 other = seeds.setdefault(share.stream_seed, (term, round, peer))
                 assert other == (term, round, peer)
@@ -54,7 +54,7 @@ def test_windows_of_text_are_dealt_to_one_member_each(members: list[PeerId], rou
     value = head(round, Term(), members)
     dealt: list[int] = []
     for peer in members:
-        share = DESK.assignment(value, peer)
+        share = TRAINING_CLIENT.assignment(value, peer)
         places = len(range(share.member, count, share.members))
         dealt += itertools.islice(deal_windows(count, share), places)
     assert sorted(dealt) == list(range(count))
@@ -63,7 +63,7 @@ def test_windows_of_text_are_dealt_to_one_member_each(members: list[PeerId], rou
 @pytest.mark.parametrize("term", [Term(), Term(0, 1), Term(1, 0)])
 def test_samples_that_are_drawn_are_drawn_once(term: Term) -> None:
     values = [head(round, term, PEERS[:4]) for round in range(3)]
-    shares = [DESK.assignment(value, peer) for value in values for peer in PEERS[:6]]
+    shares = [TRAINING_CLIENT.assignment(value, peer) for value in values for peer in PEERS[:6]]
     first = {next(RegressionWorkload().batches(share))[0].numpy().tobytes() for share in shares}
     assert len(first) == len(shares)
     assert len({drawn_values(share.stream_seed, 16).tobytes() for share in shares}) == len(shares)
@@ -71,7 +71,7 @@ def test_samples_that_are_drawn_are_drawn_once(term: Term) -> None:
 
 def test_another_term_deals_the_text_in_another_order() -> None:
     def order(term: Term) -> list[int]:
-        share: Assignment = DESK.assignment(head(3, term, PEERS[:4]), sorted(PEERS[:4])[0])
+        share: Assignment = TRAINING_CLIENT.assignment(head(3, term, PEERS[:4]), sorted(PEERS[:4])[0])
         return list(itertools.islice(deal_windows(400, share), 100))
 
     assert order(Term()) != order(Term(0, 1)) != order(Term(1, 0))

@@ -325,12 +325,12 @@ def test_member_signs_nothing_whose_bitmaps_are_not_those_that_it_has_and_counts
 
 def without(finals: Finals, peer: PeerId, *, chunk: int) -> Finals:
     """The same results, but in one chunk `peer` was left out, as that chunk's owner says."""
-    form, place = FinalFormat(finals.plan), finals.plan.number(peer)
-    owner = finals.plan.participants[form.owners[chunk]].peer
+    final_format, place = FinalFormat(finals.plan), finals.plan.number(peer)
+    owner = finals.plan.participants[final_format.owners[chunk]].peer
     key = next(identity(n + 1) for n in range(8) if identity(n + 1).peer_id == owner)
     mean = np.frombuffer(finals.chunks[chunk].encoded.tobytes(), "<f4")
     others = [n for n, _ in enumerate(finals.plan.participants) if n != place]
-    changed = form.sign(key, chunk, mean.copy(), others)
+    changed = final_format.sign(key, chunk, mean.copy(), others)
     assert changed.encoded.tobytes() == finals.chunks[chunk].encoded.tobytes()
     return Finals(plan=finals.plan, chunks=(*finals.chunks[:chunk], changed, *finals.chunks[chunk + 1 :]))
 

@@ -248,7 +248,7 @@ def reduce(contributed: Sequence[Node], round: int, base: bytes, grid: Grid, chu
         numel=grid.numel,
         chunk_values=grid.chunk_values,
     )
-    form, finals = FinalFormat(plan), []
+    final_format, finals = FinalFormat(plan), []
     for place, chunk in enumerate(chunks):
         here = slice(*grid.span(place))
         total, weight, included = np.zeros(grid.length(place), np.float32), 0, []
@@ -259,8 +259,8 @@ def reduce(contributed: Sequence[Node], round: int, base: bytes, grid: Grid, chu
                 total += np.float32(one.tokens) * one.encoded.decoded()[here]
                 weight += one.tokens
                 included.append(number)
-        owner = contributed[form.owners[place]].number
-        finals.append(form.sign(identity(owner + 1), place, total / np.float32(max(1, weight)), included))
+        owner = contributed[final_format.owners[place]].number
+        finals.append(final_format.sign(identity(owner + 1), place, total / np.float32(max(1, weight)), included))
     return Finals(plan=plan, chunks=tuple(finals))
 
 

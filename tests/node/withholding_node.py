@@ -9,13 +9,13 @@ import os
 
 from shoal.cli.main import main
 from shoal.collectives.traffic import PlanTraffic
-from shoal.node.state.librarian import Librarian
+from shoal.node.state.state_server import StateServer
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import FetchAnswer, FetchRequest, GetFinals, Refusal
 from shoal.swarm.lanes.frame import FrameKind
 
 honest_post = PlanTraffic.post
-honest_answer = Librarian.answer
+honest_answer = StateServer.answer
 
 
 def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
@@ -24,12 +24,12 @@ def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: 
         honest_post(self, scope, peer, kind, chunk, payload)
 
 
-def answer(self: Librarian, request: FetchRequest) -> FetchAnswer:
+def answer(self: StateServer, request: FetchRequest) -> FetchAnswer:
     """As if it had no finals."""
     return Refusal(reason="not held here") if isinstance(request, GetFinals) else honest_answer(self, request)
 
 
 if __name__ == "__main__":
-    Librarian.answer = answer  # type: ignore[method-assign]
+    StateServer.answer = answer  # type: ignore[method-assign]
     PlanTraffic.post = post  # type: ignore[method-assign]
     main()

@@ -20,7 +20,7 @@ AUDITS: tuple[Bug, ...] = (
     ),
     bug(
         "evidence against keys that take no part takes the room of other evidence",
-        "tests/node/audits/test_evidence_shelf.py"
+        "tests/node/audits/test_evidence_store.py"
         "::test_evidence_against_keys_that_were_never_members_takes_no_others_room",
         "key=lambda one: (self._first(one.accused), one.done))",
         "key=lambda one: one.done)",

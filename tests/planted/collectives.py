@@ -73,8 +73,8 @@ COLLECTIVES: tuple[Bug, ...] = (
     bug(
         "a final that is being read while its owner is closed off is taken",
         "tests/collectives/test_repair.py::test_final_that_is_being_read_while_its_owner_is_closed_off_is_not_taken",
-        "return not (self._closed or refused or final.chunk in self._finals) and self.form.accepts(final)",
-        "return not (self._closed or final.chunk in self._finals) and self.form.accepts(final)",
+        "return not (self._closed or refused or final.chunk in self._finals) and self.final_format.accepts(final)",
+        "return not (self._closed or final.chunk in self._finals) and self.final_format.accepts(final)",
     ),
     bug(
         "finals are told at a close off that nobody checked",

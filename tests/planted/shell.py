@@ -175,7 +175,7 @@ SHELL: tuple[Bug, ...] = (
         "a residual ages one round however many passed",
         "tests/node/rounds/test_participation.py"
         "::test_work_is_kept_for_as_many_rounds_as_the_limit_says_though_nothing_else_was_made",
-        "rounds = max(1, self._custody.chain.standing.round - made.round + 1)",
+        "rounds = max(1, self._state_store.chain.standing.round - made.round + 1)",
         "rounds = 1",
     ),
     bug(
@@ -190,13 +190,13 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "a state that was fetched is not on disk before anything follows from it",
-        "tests/node/state/test_custody.py::test_newcomer_fetches_adopts_serves_and_keeps_the_state",
+        "tests/node/state/test_state_store.py::test_newcomer_fetches_adopts_serves_and_keeps_the_state",
         """
-        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         """,
         """
-        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_soon(state)
         """,
     ),
@@ -209,7 +209,7 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "a state on disk counts without its certificate",
-        "tests/node/state/test_custody.py::test_state_on_disk_counts_only_with_its_certificate",
+        "tests/node/state/test_state_store.py::test_state_on_disk_counts_only_with_its_certificate",
         "if header.digest != self._p.chain.value(round).digest:",
         "if header.round != self._p.chain.value(round).round:",
     ),

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from shoal.protocol.departure import LEAVE_PATIENCE_S, Departure, Parting
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, Departure, LeaveStep
 from shoal.protocol.identity import Identity
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -45,7 +45,7 @@ class Round:
         return self.sole_voter
 
 
-def advise(departure: Departure, round: Round, now: float) -> Parting:
+def advise(departure: Departure, round: Round, now: float) -> LeaveStep:
     return departure.advise(cast(RoundMachine, round), now)
 
 
@@ -57,14 +57,14 @@ def asked_at(now: float) -> Departure:
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_promises_before_the_reduction_and_waits_out_what_began(phase: Phase) -> None:
-    expected = Parting.PROMISE if phase in (Phase.TRAIN, Phase.PLAN) else Parting.STAY
+    expected = LeaveStep.PROMISE if phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
     assert advise(asked_at(1.0), Round(phase), 1.0) is expected
-    assert advise(Departure(rounds=None), Round(phase), 1.0) is Parting.STAY
+    assert advise(Departure(rounds=None), Round(phase), 1.0) is LeaveStep.STAY
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_goes_at_once_where_nobody_counts_on_it_unless_a_vote_is_under_way(phase: Phase) -> None:
-    expected = Parting.STAY if phase is Phase.CERTIFY else Parting.GO
+    expected = LeaveStep.STAY if phase is Phase.CERTIFY else LeaveStep.GO
     assert advise(asked_at(1.0), Round(phase, promise=False), 1.0) is expected
     assert advise(asked_at(1.0), Round(phase, agreement=Membership(member=False)), 1.0) is expected
 
@@ -72,11 +72,11 @@ def test_departure_goes_at_once_where_nobody_counts_on_it_unless_a_vote_is_under
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_waits_for_nothing_longer_than_its_patience_from_the_first_time_it_was_asked(phase: Phase) -> None:
     departure = asked_at(1.0)
-    departure.ask(1.0 + LEAVE_PATIENCE_S / 2)
-    assert advise(departure, Round(phase), 0.9 + LEAVE_PATIENCE_S) is not Parting.GO
-    assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.GO
+    departure.ask(1.0 + LEAVE_TIMEOUT_S / 2)
+    assert advise(departure, Round(phase), 0.9 + LEAVE_TIMEOUT_S) is not LeaveStep.GO
+    assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is LeaveStep.GO
     departure.left = True
-    assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.STAY
+    assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is LeaveStep.STAY
 
 
 class Leaving:
@@ -87,7 +87,7 @@ class Leaving:
         self.departure = Departure(rounds=None, tell=self.told.append)
         self.departure.ask(0.0)
 
-    def advise(self, round: Round, now: float) -> Parting:
+    def advise(self, round: Round, now: float) -> LeaveStep:
         return advise(self.departure, round, now)
 
 
@@ -96,7 +96,7 @@ class Leaving:
 def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, promise: bool) -> None:
     leaving, round = Leaving(), Round(phase, promise=promise, alone=True)
     member = Round(phase, promise=promise, alone=True, agreement=Membership(member=False))
-    expected = Parting.REST if phase is Phase.TRAIN else Parting.STAY
+    expected = LeaveStep.REST if phase is Phase.TRAIN else LeaveStep.STAY
     for one in (round, member):
         assert leaving.advise(one, 1.0) is expected
         assert leaving.departure.needed
@@ -112,8 +112,8 @@ def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, p
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_with_the_only_copy_goes_when_its_patience_is_over_and_says_what_to_do(phase: Phase) -> None:
     leaving, round = Leaving(), Round(phase, alone=True)
-    assert leaving.advise(round, LEAVE_PATIENCE_S - 0.1) is not Parting.GO
-    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S - 0.1) is not LeaveStep.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S) is LeaveStep.GO
     assert not leaving.departure.needed
     _, told = leaving.told
     assert "\n" not in told
@@ -124,10 +124,10 @@ def test_departure_with_the_only_copy_goes_when_its_patience_is_over_and_says_wh
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: Phase) -> None:
     leaving, round = Leaving(), Round(phase, promise=False, sole_voter=True)
-    assert leaving.advise(round, 1.0) is Parting.STAY
+    assert leaving.advise(round, 1.0) is LeaveStep.STAY
     assert leaving.departure.needed
     assert leaving.departure.may_train(cast(RoundMachine, round))
-    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert leaving.advise(round, LEAVE_TIMEOUT_S) is LeaveStep.GO
     assert "cannot certify another without this node" in leaving.told[-1]
     assert "start it again" in leaving.told[-1]
 
@@ -135,15 +135,15 @@ def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: P
 def test_departure_whose_rounds_are_done_makes_no_other_for_the_sake_of_voters() -> None:
     departure, round = asked_at(1.0), Round(Phase.PLAN, promise=False, sole_voter=True)
     departure.finished = True
-    assert advise(departure, round, 1.0) is Parting.GO
+    assert advise(departure, round, 1.0) is LeaveStep.GO
     assert not departure.may_train(cast(RoundMachine, round))
     round.alone = True
-    assert advise(departure, round, 1.0) is Parting.STAY
+    assert advise(departure, round, 1.0) is LeaveStep.STAY
 
 
 def test_departure_that_was_not_asked_for_waits_for_nobody() -> None:
     departure, round = Departure(rounds=None), Round(Phase.TRAIN, alone=True)
-    assert advise(departure, round, 1.0) is Parting.STAY
+    assert advise(departure, round, 1.0) is LeaveStep.STAY
     assert not departure.needed
     assert departure.may_train(cast(RoundMachine, round))
 

@@ -12,7 +12,7 @@ from shoal.protocol.early import (
     EarlyMessages,
 )
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.inputs import Heard
+from shoal.protocol.inputs import Received
 from shoal.protocol.messages import NO_HASH, Leave, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.wire import canonical
@@ -22,8 +22,8 @@ PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
 READY = absent_ready(OBSERVER, Ledger().chain.head, NO_HASH)
 
 
-def heard(round: int) -> Heard:
-    return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
+def heard(round: int) -> Received:
+    return Received(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
 
 
 def test_what_is_early_is_kept_once_and_bounded() -> None:
@@ -40,7 +40,7 @@ def test_what_is_early_is_kept_once_and_bounded() -> None:
 def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() -> None:
     early_messages, words = EarlyMessages(), tuple([1.5] * 16384)
     early_messages.keep(ready(OTHER, 2))
-    large = Heard(PEER, msgspec.structs.replace(READY, round=2, squares=words))
+    large = Received(PEER, msgspec.structs.replace(READY, round=2, squares=words))
     size = len(canonical(large.message))
     for _ in range(2 * EARLY_PEER_LIMIT_BYTES // size):
         early_messages.keep(large)
@@ -51,7 +51,7 @@ def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() ->
     early_messages.keep(ready(OTHER, 2))
     for stranger in strangers:
         for _ in range(EARLY_PEER_LIMIT_BYTES // size):
-            early_messages.keep(Heard(stranger, large.message))
+            early_messages.keep(Received(stranger, large.message))
     early = early_messages.take()
     assert early[0] == ready(OTHER, 2)
     assert EARLY_LIMIT_BYTES - size < (len(early) - 1) * size <= EARLY_LIMIT_BYTES
@@ -64,5 +64,5 @@ def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() ->
     assert early[-1] == ready(OTHER, 2)
 
 
-def ready(peer: PeerId, round: int) -> Heard:
-    return Heard(peer, msgspec.structs.replace(READY, round=round))
+def ready(peer: PeerId, round: int) -> Received:
+    return Received(peer, msgspec.structs.replace(READY, round=round))

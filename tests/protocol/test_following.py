@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.signed import change_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis, lead_order
-from shoal.protocol.following import MEETING_S
+from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.messages import Value, ViewChange
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
@@ -61,15 +61,15 @@ def test_lead_that_has_not_come_yet_is_waited_for_from_the_quorum_on(alone_at_fi
     order = order_of(first_value())
     machine = machine_of(order[4], first_value())
     looks = [(0.0, {4}), (7.0, {4, 3})] if alone_at_first else []
-    quorum = [(10.0, {1, 2, 3, 4}), (10.0 + MEETING_S - SOON_S, {1, 2, 3, 4}), (10.0 + MEETING_S, {1, 2, 3, 4})]
+    quorum = [(10.0, {1, 2, 3, 4}), (10.0 + VIEW_SYNC_S - SOON_S, {1, 2, 3, 4}), (10.0 + VIEW_SYNC_S, {1, 2, 3, 4})]
     assert views(machine, *looks, *quorum, order=order)[-3:] == [0, 0, 1]
 
 
 def test_wait_for_the_lead_begins_anew_with_a_new_quorum() -> None:
     order = order_of(first_value())
     machine = machine_of(order[4], first_value())
-    looks = [(0.0, {1, 2, 3, 4}), (1.5, {3, 4}), (5.0, {1, 2, 3, 4}), (5.0 + MEETING_S - SOON_S, {1, 2, 3, 4})]
-    assert views(machine, *looks, (5.0 + MEETING_S, {1, 2, 3, 4}), order=order) == [0, 0, 0, 0, 1]
+    looks = [(0.0, {1, 2, 3, 4}), (1.5, {3, 4}), (5.0, {1, 2, 3, 4}), (5.0 + VIEW_SYNC_S - SOON_S, {1, 2, 3, 4})]
+    assert views(machine, *looks, (5.0 + VIEW_SYNC_S, {1, 2, 3, 4}), order=order) == [0, 0, 0, 0, 1]
 
 
 def test_lead_that_comes_in_time_keeps_its_view() -> None:
@@ -94,7 +94,7 @@ def test_lead_that_died_between_two_rounds_is_given_up_at_once() -> None:
 def test_member_that_was_started_again_waits_for_the_lead_of_a_later_round() -> None:
     order = order_of(later_value())
     machine = machine_of(order[4], later_value())
-    looks = [(0.0, {4}), (1.0, {1, 2, 3, 4}), (1.0 + MEETING_S, {1, 2, 3, 4})]
+    looks = [(0.0, {4}), (1.0, {1, 2, 3, 4}), (1.0 + VIEW_SYNC_S, {1, 2, 3, 4})]
     assert views(machine, *looks, order=order) == [0, 0, 1]
 
 
@@ -121,7 +121,7 @@ def test_lead_that_never_comes_costs_the_start_that_moment_and_no_more() -> None
         if number != leader:
             lab.restart(number, seen=False)
     lab.kill(leader)
-    assert lab.run_until(lab.height_of_all(1), 20) < took_s + MEETING_S + 0.5
+    assert lab.run_until(lab.height_of_all(1), 20) < took_s + VIEW_SYNC_S + 0.5
     assert lab.members(1) == set(range(MEMBERS)) - {leader}
 
 

@@ -46,10 +46,10 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
     HeadMoved,
-    Heard,
     Input,
     Linked,
     Rebased,
+    Received,
     Reduced,
     SetPaused,
     StateHeld,
@@ -156,7 +156,7 @@ class Paper:
         return asked
 
     def hear(self, peer: PeerId, message: Message) -> list[MemberEffect]:
-        return self.feed(Heard(peer, message))
+        return self.feed(Received(peer, message))
 
     def record(self, kind: str, *, rounds_ago: int = 0) -> None:
         head = self.chain.head

@@ -32,7 +32,7 @@ class Round:
 
 
 def advise(
-    solitude: NoQuorum,
+    alone: NoQuorum,
     round: Round,
     now: float,
     *,
@@ -41,49 +41,49 @@ def advise(
     resting: bool = True,
 ) -> Advice:
     machine = cast(RoundMachine, round)
-    return solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
+    return alone.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
 
 
 def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_one() -> None:
-    solitude, round = NoQuorum(), Round(quorum=False)
-    said = [advise(solitude, round, now).say_no_quorum for now in (0.0, ALONE_S / 2, ALONE_S, ALONE_S + 1)]
+    alone, round = NoQuorum(), Round(quorum=False)
+    said = [advise(alone, round, now).say_no_quorum for now in (0.0, ALONE_S / 2, ALONE_S, ALONE_S + 1)]
     assert said == [False, False, True, False]
-    assert solitude.without_quorum
+    assert alone.without_quorum
     round.quorum = True
-    assert not advise(solitude, round, 10.0).say_no_quorum
-    assert not solitude.without_quorum
+    assert not advise(alone, round, 10.0).say_no_quorum
+    assert not alone.without_quorum
     round.quorum = False
-    assert [advise(solitude, round, now).say_no_quorum for now in (11.0, 11.0 + ALONE_S)] == [False, True]
+    assert [advise(alone, round, now).say_no_quorum for now in (11.0, 11.0 + ALONE_S)] == [False, True]
 
 
 def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribution() -> None:
-    solitude, round = NoQuorum(), Round(quorum=False)
-    advise(solitude, round, 0.0)
-    assert not advise(solitude, round, ALONE_S).train_on
-    assert not advise(solitude, round, ALONE_S, contributed=True, may_train=False).train_on
+    alone, round = NoQuorum(), Round(quorum=False)
+    advise(alone, round, 0.0)
+    assert not advise(alone, round, ALONE_S).train_on
+    assert not advise(alone, round, ALONE_S, contributed=True, may_train=False).train_on
     for resting in (True, False, True, True):
-        assert advise(solitude, round, ALONE_S, contributed=True, resting=resting).train_on is resting
+        assert advise(alone, round, ALONE_S, contributed=True, resting=resting).train_on is resting
     round.quorum = True
-    assert not advise(solitude, round, ALONE_S, contributed=True).train_on
+    assert not advise(alone, round, ALONE_S, contributed=True).train_on
 
 
 def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_train() -> None:
-    solitude, round = NoQuorum(), Round(busy=False)
-    solitude.begin_round(0.0)
-    wanted = [advise(solitude, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
+    alone, round = NoQuorum(), Round(busy=False)
+    alone.begin_round(0.0)
+    wanted = [advise(alone, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
     assert wanted == [False, False, True, False]
     for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE), Round(agreement=Membership(member=False))):
-        advise(solitude, other, 100.0)
+        advise(alone, other, 100.0)
         other.busy = other.busy and other.agreement.member
-        assert not advise(solitude, other, 100.0).contribute_after_all
-    assert not advise(solitude, round, 200.0, contributed=True).contribute_after_all
-    assert not advise(solitude, round, 200.0, may_train=False).contribute_after_all
+        assert not advise(alone, other, 100.0).contribute_after_all
+    assert not advise(alone, round, 200.0, contributed=True).contribute_after_all
+    assert not advise(alone, round, 200.0, may_train=False).contribute_after_all
 
 
 def test_solitude_contributes_to_no_round_of_which_a_value_is_known() -> None:
     """The contribution that was lost may be in it: made again it would be counted twice."""
-    solitude, bound = NoQuorum(), Round(busy=False, agreement=Membership(something_binds=True))
-    solitude.begin_round(0.0)
-    assert not any(advise(solitude, bound, now).contribute_after_all for now in (0.0, IDLE_S, 2 * IDLE_S))
+    alone, bound = NoQuorum(), Round(busy=False, agreement=Membership(something_binds=True))
+    alone.begin_round(0.0)
+    assert not any(advise(alone, bound, now).contribute_after_all for now in (0.0, IDLE_S, 2 * IDLE_S))
     bound.agreement.something_binds = False
-    assert [advise(solitude, bound, (2 + late) * IDLE_S).contribute_after_all for late in (0.5, 1)] == [False, True]
+    assert [advise(alone, bound, (2 + late) * IDLE_S).contribute_after_all for late in (0.5, 1)] == [False, True]

@@ -20,7 +20,7 @@ from shoal.protocol.planning import (
     CONTRIBUTOR,
     OBSERVER,
     TRAINING,
-    PlanSeat,
+    PlanOrder,
     RoundSettings,
     check_norms,
     check_plan,
@@ -53,7 +53,7 @@ def plan_of(
 ) -> Plan:
     return make_plan(
         START,
-        PlanSeat(view=0, attempt=0, planner=LEAD, evicted=()),
+        PlanOrder(view=0, attempt=0, planner=LEAD, evicted=()),
         readies,
         weightless={PEERS[number] for number in weightless},
         settings=settings,

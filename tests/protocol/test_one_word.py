@@ -25,10 +25,10 @@ from shoal.protocol.messages import (
     Target,
     domain_hash,
 )
-from shoal.protocol.patience import PLAN_PATIENCE_S, PROPOSE_PATIENCE_S
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.terms import make_consent
+from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
 from tests.protocol.lab import PaperIdentity, paper_signatures
 from tests.protocol.round_lab import SETTINGS, RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
@@ -103,7 +103,7 @@ def test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans
     lead, member = machines[leader], machines[(leader + 1) % 4]
     now, attempt, due = 2.0, 0, 2.0
     member.peers_alive([machine.me for machine in machines], now)
-    limit_s = 2 * SETTINGS.reduce_deadline_s + PLAN_PATIENCE_S + PROPOSE_PATIENCE_S + every_s
+    limit_s = 2 * SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S + PROPOSE_TIMEOUT_S + every_s
     while member.agreement.view == 0:
         now += 0.5
         assert now < limit_s + 2.0
@@ -129,9 +129,9 @@ def test_plan_that_had_its_time_is_followed_by_one_that_has_twice_as_much() -> N
     member.peers_alive([machine.me for machine in machines], 2.0)
     deadline_s = SETTINGS.reduce_deadline_s
     member.receive(lead.me, msgspec.structs.replace(plan, attempt=1, origin=plan.hash), 1.1 + deadline_s)
-    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_PATIENCE_S - 0.5)
+    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_TIMEOUT_S - 0.5)
     assert member.agreement.view == 0
-    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_PATIENCE_S + 0.5)
+    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_TIMEOUT_S + 0.5)
     assert member.agreement.view > 0
 
 

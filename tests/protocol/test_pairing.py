@@ -31,7 +31,7 @@ from shoal.protocol.wire import HASH_BYTES, canonical, decode
 SWARM = bytes(range(32))
 NAMES = [PeerId(f"peer{i:02}") for i in range(40)]
 SHAPE = ("bf16", 4096, 4096)
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 
 FUZZ = settings(deadline=None, derandomize=True)
 
@@ -93,9 +93,7 @@ class Swarm:
     """
 
     def __init__(self, peers: list[PeerId], *, train_s: dict[PeerId, float] | None = None) -> None:
-        self.machines = {
-            peer: PairingMachine(me=peer, swarm=SWARM, shape=SHAPE, patience_s=PATIENCE_S) for peer in peers
-        }
+        self.machines = {peer: PairingMachine(me=peer, swarm=SWARM, shape=SHAPE, timeout_s=TIMEOUT_S) for peer in peers}
         self.train_s = train_s or {}
         self.delay_s, self.fetch_s = 0.01, 0.1
         self.mute: set[PeerId] = set()
@@ -144,7 +142,7 @@ class Swarm:
             if isinstance(effect, Say):
                 if peer not in self.mute:
                     self._at(self.delay_s, effect.peer, "heard", (peer, effect.message))
-                self._at(PATIENCE_S, peer, "tick")
+                self._at(TIMEOUT_S, peer, "tick")
             elif isinstance(effect, Fetch):
                 self._at(self.fetch_s, peer, "fetched", effect.peer)
             else:
@@ -171,7 +169,7 @@ def test_a_silent_partner_costs_a_bounded_delay_and_nobody_else_notices() -> Non
     swarm = Swarm(NAMES[:4])
     swarm.mute = {NAMES[3]}
     swarm.run(until_s=60)
-    longest = 1.0 + CANDIDATE_LIMIT * PATIENCE_S + swarm.fetch_s + 10 * swarm.delay_s
+    longest = 1.0 + CANDIDATE_LIMIT * TIMEOUT_S + swarm.fetch_s + 10 * swarm.delay_s
     for peer in NAMES[:3]:
         ends = [at for _, _, at in swarm.steps[peer]]
         assert len(ends) > 15
@@ -192,8 +190,8 @@ def test_who_is_slow_skips_rounds_and_still_finds_partners_while_the_others_wait
     assert sum(partner is not None for _, partner, _ in swarm.steps[slow]) > len(rounds) / 2
     for peer in NAMES[1:5]:
         ends = [at for _, _, at in swarm.steps[peer]]
-        assert max(b - a for a, b in pairwise(ends)) <= 1.2 + CANDIDATE_LIMIT * PATIENCE_S
-        assert len(ends) > 200 / (1.2 + PATIENCE_S)
+        assert max(b - a for a, b in pairwise(ends)) <= 1.2 + CANDIDATE_LIMIT * TIMEOUT_S
+        assert len(ends) > 200 / (1.2 + TIMEOUT_S)
 
 
 def test_views_that_differ_stop_nobody() -> None:
@@ -201,7 +199,7 @@ def test_views_that_differ_stop_nobody() -> None:
     swarm = Swarm(peers)
     swarm.apart = {(peers[0], peers[1]), (peers[2], peers[3]), (peers[3], peers[4]), (peers[5], peers[0])}
     swarm.run(until_s=60)
-    assert all(len(steps) > 60 / (1.2 + CANDIDATE_LIMIT * PATIENCE_S) for steps in swarm.steps.values())
+    assert all(len(steps) > 60 / (1.2 + CANDIDATE_LIMIT * TIMEOUT_S) for steps in swarm.steps.values())
     paired = [partner is not None for steps in swarm.steps.values() for _, partner, _ in steps]
     assert sum(paired) > len(paired) / 2
 
@@ -212,7 +210,7 @@ ME, A, B = NAMES[:3]
 
 
 def machine(round: int = 1) -> PairingMachine:
-    made = PairingMachine(me=ME, swarm=SWARM, shape=SHAPE, patience_s=PATIENCE_S, round=round - 1)
+    made = PairingMachine(me=ME, swarm=SWARM, shape=SHAPE, timeout_s=TIMEOUT_S, round=round - 1)
     made.begin(round)
     return made
 
@@ -277,11 +275,11 @@ def test_a_withdrawn_offer_is_not_taken() -> None:
 def test_who_does_not_answer_in_time_is_told_and_the_next_is_asked_and_then_nobody() -> None:
     one = machine()
     ((first, _),) = said(one.made(offer(1), [A, B], 0.0))
-    assert one.tick([A, B], PATIENCE_S - 0.01) == []
-    withdrawn, asked = said(one.tick([A, B], PATIENCE_S))
+    assert one.tick([A, B], TIMEOUT_S - 0.01) == []
+    withdrawn, asked = said(one.tick([A, B], TIMEOUT_S))
     assert withdrawn == (first, Withdraw(round=1))
     assert asked == (B if first == A else A, offer(1))
-    *_, alone = one.tick([A, B], 2 * PATIENCE_S)
+    *_, alone = one.tick([A, B], 2 * TIMEOUT_S)
     assert isinstance(alone, Alone)
     assert len(alone.reasons) == CANDIDATE_LIMIT
     assert all("did not answer in 2.0 s" in reason for reason in alone.reasons)
@@ -308,7 +306,7 @@ def test_who_failed_counts_as_asked_though_it_was_not_proposed() -> None:
     one.receive(uninvited, offer(1), 0.0)
     one.made(offer(1), others, 0.0)
     assert len(said(one.failed(uninvited, "was not what it offered", 0.0))) == 1
-    assert isinstance(one.tick(others, PATIENCE_S)[-1], Alone)
+    assert isinstance(one.tick(others, TIMEOUT_S)[-1], Alone)
 
 
 def test_who_pauses_lets_nobody_wait() -> None:

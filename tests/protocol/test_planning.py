@@ -29,7 +29,7 @@ from shoal.protocol.planning import (
     OBSERVER,
     ROLES,
     TRAINING,
-    PlanSeat,
+    PlanOrder,
     RoundSettings,
     capped_weights,
     check_plan,
@@ -69,7 +69,7 @@ def plan_of(
 ) -> Plan:
     return make_plan(
         START,
-        PlanSeat(view=0, attempt=0, planner=LEAD, evicted=()),
+        PlanOrder(view=0, attempt=0, planner=LEAD, evicted=()),
         {PEERS[number]: ready(PEERS[number], role, tokens) for number, role, tokens in readies},
         weightless={PEERS[number] for number in weightless},
         settings=settings,
@@ -151,9 +151,9 @@ def test_newcomer_has_no_weight_even_with_a_contribution_and_does_not_move_the_m
 
 
 def test_plan_carries_the_grid_and_its_seat() -> None:
-    seat = PlanSeat(view=4, attempt=2, planner=lead(START, 4), evicted=(PEERS[1],))
+    plan_order = PlanOrder(view=4, attempt=2, planner=lead(START, 4), evicted=(PEERS[1],))
     readies = {PEERS[0]: ready(PEERS[0])}
-    plan = make_plan(START, seat, readies, weightless=(), settings=SETTINGS, deal=deal_evenly)
+    plan = make_plan(START, plan_order, readies, weightless=(), settings=SETTINGS, deal=deal_evenly)
     assert (plan.view, plan.attempt, plan.planner, plan.evicted) == (4, 2, lead(START, 4), (PEERS[1],))
     assert (plan.codec, plan.numel, plan.chunk_values, plan.chunks) == ("int8", 1001, 100, 11)
     assert (plan.term, plan.round, plan.base) == (START.term, 1, START.hash)

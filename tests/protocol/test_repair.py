@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, OwnedRange, Participant, Plan, Relay, Term, domain_hash
-from shoal.protocol.planning import Deal, PlanSeat, RoundSettings, check_plan
+from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan
 from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_lab import deal_evenly
@@ -46,8 +46,8 @@ def result(number: int) -> bytes:
     return domain_hash("result", bytes([number]))
 
 
-def seat(*gone: int, view: int = 0, attempt: int = 1) -> PlanSeat:
-    return PlanSeat(
+def plan_order(*gone: int, view: int = 0, attempt: int = 1) -> PlanOrder:
+    return PlanOrder(
         view=view, attempt=attempt, planner=lead(START, view), evicted=tuple(sorted(PEERS[n] for n in gone))
     )
 
@@ -61,7 +61,7 @@ def held(gone: Sequence[int], holding: Holding) -> Held:
 def revise(gone: Sequence[int], holdings: Mapping[int, Holding], plan: Plan = PLAN, deal: Deal = deal_evenly) -> Plan:
     """The revision without `gone`, given what each of the others holds; it passes its check."""
     helds = {peer: held(gone, holdings.get(n, {})) for n, peer in enumerate(PEERS) if n not in gone}
-    where = seat(*gone, attempt=plan.attempt + 1)
+    where = plan_order(*gone, attempt=plan.attempt + 1)
     revised = revise_plan(plan, where, helds, deal)
     check_plan(revised, where.planner, START, SETTINGS)
     return revised
@@ -145,7 +145,7 @@ def test_word_of_the_evicted_counts_for_nothing() -> None:
     helds = {PEERS[n]: held([3], {3: {6: result(6)}} if n == 3 else {}) for n in range(5)}
     helds[PeerId("a stranger")] = held([3], {3: {7: result(7)}})
     del helds[PEERS[3]]
-    assert revise_plan(PLAN, seat(3), helds, deal_evenly).standing == ()
+    assert revise_plan(PLAN, plan_order(3), helds, deal_evenly).standing == ()
 
 
 def test_chunk_that_another_summed_meanwhile_stands_with_who_signed_it() -> None:
@@ -191,7 +191,7 @@ def test_relays_of_the_lost_are_dropped() -> None:
 
 def test_rerouting_changes_the_relays_and_the_seat_alone() -> None:
     plan = revise([3], {0: {3: {6: result(6)}}})
-    there = seat(3, view=2, attempt=5)
+    there = plan_order(3, view=2, attempt=5)
     rerouted = reroute_plan(plan, there, (Relay(0, 1, 2),))
     check_plan(rerouted, there.planner, START, SETTINGS)
     assert rerouted == msgspec.structs.replace(
@@ -218,7 +218,7 @@ def test_every_revision_is_in_order_and_says_something_new_about_the_lost_only(
     gone, holdings = loss
     plan = revise(gone, holdings)  # which checks it
     again = revise_plan(
-        PLAN, seat(*gone), {PEERS[n]: held(gone, h) for n, h in reversed(holdings.items())}, deal_evenly
+        PLAN, plan_order(*gone), {PEERS[n]: held(gone, h) for n, h in reversed(holdings.items())}, deal_evenly
     )
     assert plan == again
     stand = standing(plan)

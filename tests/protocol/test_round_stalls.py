@@ -16,9 +16,9 @@ from shoal.protocol.messages import (
     Propose,
     ViewChange,
 )
-from shoal.protocol.patience import PROPOSE_PATIENCE_S, SILENCE_S
 from shoal.protocol.planning import check_plan
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, SILENCE_S
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import (
     HANG_SEEN_S,
@@ -103,15 +103,15 @@ def moves(effects: Sequence[Effect]) -> bool:
     return any(sends(effect, ViewChange) for effect in effects)
 
 
-@pytest.mark.parametrize(("took_s", "patience_s"), [(0.5, SILENCE_S), (5.0, 5.0)])
-def test_lead_to_whom_all_have_reported_has_as_long_again_to_propose(took_s: float, patience_s: float) -> None:
+@pytest.mark.parametrize(("took_s", "timeout_s"), [(0.5, SILENCE_S), (5.0, 5.0)])
+def test_lead_to_whom_all_have_reported_has_as_long_again_to_propose(took_s: float, timeout_s: float) -> None:
     lab, machines, leader, plan = planned(4)
     reported_at = 1.1 + took_s
     all_but_the_lead_report(lab, machines, leader, plan, reported_at)
     for number, machine in enumerate(machines):
         if number != leader:
-            assert not moves(machine.tick(reported_at + patience_s - 0.1))
-            assert moves(machine.tick(reported_at + patience_s + 0.1))
+            assert not moves(machine.tick(reported_at + timeout_s - 0.1))
+            assert moves(machine.tick(reported_at + timeout_s + 0.1))
 
 
 def test_lead_that_is_still_reducing_says_so_and_is_not_silent() -> None:
@@ -121,7 +121,7 @@ def test_lead_that_is_still_reducing_says_so_and_is_not_silent() -> None:
     for other in others:
         lead.receive(other.me, lab.signed_report(plan, other), 2.0)
     now = 2.0
-    while now < 2.0 + PROPOSE_PATIENCE_S - 0.5:
+    while now < 2.0 + PROPOSE_TIMEOUT_S - 0.5:
         now += 0.25
         said = any(isinstance(effect, Broadcast) and effect.message == plan for effect in lead.tick(now))
         for other in others:
@@ -145,8 +145,8 @@ def test_lead_that_waits_for_a_report_is_not_silent() -> None:
     all_but_the_lead_report(lab, machines, leader, plan, 2.0)
     waiting = next(machine for number, machine in enumerate(machines) if number not in (leader, late))
     del waiting._facts.reports[plan.hash][machines[late].me]
-    assert not moves(waiting.tick(2.0 + PROPOSE_PATIENCE_S - 0.1))
-    assert moves(waiting.tick(2.0 + PROPOSE_PATIENCE_S + 0.1))
+    assert not moves(waiting.tick(2.0 + PROPOSE_TIMEOUT_S - 0.1))
+    assert moves(waiting.tick(2.0 + PROPOSE_TIMEOUT_S + 0.1))
 
 
 def test_lead_whom_the_detector_suspects_is_not_waited_for() -> None:

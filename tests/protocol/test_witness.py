@@ -16,7 +16,7 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import BrokenLeave, DoubleCommitment, DoubleVote, HiddenPrepare
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose, Ready, Value, domain_hash
-from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
+from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import plan_hash, value_of
@@ -131,8 +131,8 @@ def test_plan_that_clips_otherwise_than_was_heard_is_disputed() -> None:
         ready = announced(str(number), squares=(4.0**number, 0.0))
         readies[one.peer_id] = committed(one, ready, clipping)
         seen.hear(one.peer_id, readies[one.peer_id])
-    seat = PlanSeat(view=0, attempt=0, planner=LEAD, evicted=())
-    plan = make_plan(START, seat, readies, weightless=(), settings=clipping, deal=deal_evenly)
+    plan_order = PlanOrder(view=0, attempt=0, planner=LEAD, evicted=())
+    plan = make_plan(START, plan_order, readies, weightless=(), settings=clipping, deal=deal_evenly)
     assert plan.clips == (65536, 65536, 32768)
     assert not seen.disputes(plan)
     assert seen.disputes(msgspec.structs.replace(plan, clips=(65536, 65536, 65536)))
@@ -304,7 +304,7 @@ def test_plans_that_are_remembered_are_of_leads_and_begin_a_reduction() -> None:
     made = {
         peer: make_plan(
             START,
-            PlanSeat(view=view, attempt=0, planner=peer, evicted=()),
+            PlanOrder(view=view, attempt=0, planner=peer, evicted=()),
             {one: announced("root") for one in mine},
             weightless=(),
             settings=SETTINGS,

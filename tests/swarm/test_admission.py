@@ -76,7 +76,7 @@ def revoking(*nodes: Node, before: Revocations | None = None) -> Revocations:
 @pytest.fixture(autouse=True)
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
 def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
@@ -252,17 +252,17 @@ def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
 
 def test_revoked_invite_parts_with_all_who_came_with_it() -> None:
     async def main() -> None:
-        founder, *guests = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
+        founder, *peer_limits = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
         other = Guest(4, credential=bound(4))
-        async with running(founder, *guests, other):
-            for guest in (*guests, other):
+        async with running(founder, *peer_limits, other):
+            for guest in (*peer_limits, other):
                 await guest.join(founder)
-            await assert_linked(founder, *guests, other)
+            await assert_linked(founder, *peer_limits, other)
             founder.members.revoke(make_revocations(AUTHORITY, SWARM, None, [BEARER.peer_id]))
             for node in (founder, other):
                 expected = {founder.peer, other.peer} - {node.peer}
                 await until(lambda node=node, expected=expected: node.linked() == expected)  # type: ignore[misc]
-            assert "has revoked the invite that you came with" in await refusal(guests[0], founder)
+            assert "has revoked the invite that you came with" in await refusal(peer_limits[0], founder)
 
     run(main)
 

@@ -370,8 +370,8 @@ def test_frames_that_carry_nothing_are_read_at_a_rate_whoever_dialled(is_dialler
         async with hosts(1, 2) as pair:
             await connected(*pair)
             near, far = pair if is_dialler else pair[::-1]
-            assert far._network.guests is not None
-            far._network.guests._small_frames = Rates(0.001, 5)
+            assert far._network.peer_limits is not None
+            far._network.peer_limits._small_frames = Rates(0.001, 5)
             await until(lambda: near.peer_id in far.connected())
             conn = near._network.link(transport.ID.from_base58(far.peer_id))
             assert conn is not None

@@ -16,7 +16,7 @@ from shoal.protocol.peering import Refusal, Welcome
 from shoal.swarm import limits
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host
-from shoal.swarm.limits import Crowd, Door, Guests, KnownHosts, Memory, Pace, Rates, Reason, Refusals
+from shoal.swarm.limits import Door, KnownHosts, Memory, Pace, PeerLimits, Rates, Reason, Refusals, UnprovenConnections
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
 from tests.swarm.test_members import run as run_nodes
@@ -101,12 +101,12 @@ def test_door_lets_a_whole_swarm_of_newcomers_in_at_once() -> None:
     """63 of them, each of which comes twice and says all that a hello takes."""
 
     async def main() -> None:
-        door, guests = Door(Refusals()), Guests(Refusals(), is_member)
+        door, peer_limits = Door(Refusals()), PeerLimits(Refusals(), is_member)
         for number in range(63):
             assert door.lets_in(f"10.0.0.{number}")
             assert door.lets_in(f"10.0.0.{number}")
             for _ in range(int(limits.FIRST_READS)):
-                await guests.turn(PeerId(f"peer {number}"))
+                await peer_limits.turn(PeerId(f"peer {number}"))
         assert trio.current_time() == began, "nobody had to wait"
 
     clock = trio.testing.MockClock(autojump_threshold=0)
@@ -172,12 +172,12 @@ def test_known_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strangers_share_what_goes_beyond_the_first_streams() -> None:
     async def main() -> None:
-        guests = Guests(Refusals(), is_member)
+        peer_limits = PeerLimits(Refusals(), is_member)
 
         def opened(peer: str, count: int) -> int:
             found = 0
             for _ in range(count):
-                with guests.stream(PeerId(peer)) as welcome:
+                with peer_limits.stream(PeerId(peer)) as welcome:
                     found += welcome
             return found
 
@@ -192,7 +192,7 @@ def test_strangers_share_what_goes_beyond_the_first_streams() -> None:
 def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
     async def main() -> None:
         refusals = Refusals()
-        crowd = Crowd(refusals, Reason.HALF_OPEN, limit=6, per_address=5)
+        crowd = UnprovenConnections(refusals, Reason.HALF_OPEN, limit=6, per_address=5)
         out: list[str] = []
         in_place = trio.Event()
 
@@ -228,7 +228,7 @@ def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
 def test_half_open_connections_of_members_addresses_give_way_last() -> None:
     async def main() -> None:
         known = {"member"}
-        crowd = Crowd(Refusals(), Reason.HALF_OPEN, limit=4, per_address=4, is_known=known.__contains__)
+        crowd = UnprovenConnections(Refusals(), Reason.HALF_OPEN, limit=4, per_address=4, is_known=known.__contains__)
         out: list[str] = []
 
         async def wait(address: str) -> None:
@@ -248,20 +248,20 @@ def test_half_open_connections_of_members_addresses_give_way_last() -> None:
 
 def test_who_comes_first_has_a_members_streams_and_reads_before_it_is_admitted() -> None:
     async def main() -> None:
-        guests = Guests(Refusals(), is_member, comes_first=lambda peer: peer == EXPECTED)
+        peer_limits = PeerLimits(Refusals(), is_member, comes_first=lambda peer: peer == EXPECTED)
         for flood in range(200):
             for _ in range(int(limits.FIRST_READS)):
-                guests._newcomers_reads.owe(1.0, trio.current_time())
+                peer_limits._newcomers_reads.owe(1.0, trio.current_time())
             for _ in range(60):
-                with guests.stream(PeerId(f"flood {flood}")):
+                with peer_limits.stream(PeerId(f"flood {flood}")):
                     pass
         began = trio.current_time()
         for _ in range(1000):
-            await guests.turn(EXPECTED)
+            await peer_limits.turn(EXPECTED)
         assert trio.current_time() == began
         opened = 0
         for _ in range(500):
-            with guests.stream(EXPECTED) as welcome:
+            with peer_limits.stream(EXPECTED) as welcome:
                 opened += welcome
         assert opened == 500
 
@@ -364,24 +364,24 @@ def test_stream_of_a_slow_reader_here_takes_no_more_than_its_backlog() -> None:
 def test_guests_give_members_more_than_strangers_and_part_with_floods() -> None:
     async def main() -> None:
         refusals = Refusals()
-        guests = Guests(refusals, is_member)
+        peer_limits = PeerLimits(refusals, is_member)
         for peer, most in ((STRANGER, limits.STRANGER_STREAM_LIMIT), (MEMBER, limits.STREAM_LIMIT)):
-            held = [guests.stream(peer) for _ in range(most)]
+            held = [peer_limits.stream(peer) for _ in range(most)]
             assert all(place.__enter__() for place in held)
-            with guests.stream(peer) as welcome:
+            with peer_limits.stream(peer) as welcome:
                 assert not welcome
             for place in held:
                 place.__exit__(None, None, None)
         opened = 0
         for _ in range(limits.STREAM_LIMIT):
-            with guests.stream(STRANGER) as welcome:
+            with peer_limits.stream(STRANGER) as welcome:
                 opened += welcome
         assert opened == limits.STRANGER_STREAMS_BURST - limits.STRANGER_STREAM_LIMIT
         strikes = limits.STRIKES_LIMIT / limits.STRANGER_STRIKES
-        assert [guests.is_flooding(STRANGER) for _ in range(70)].index(True) == strikes
-        assert [guests.is_flooding(MEMBER) for _ in range(70)].index(True) == limits.STRIKES_LIMIT
+        assert [peer_limits.is_flooding(STRANGER) for _ in range(70)].index(True) == strikes
+        assert [peer_limits.is_flooding(MEMBER) for _ in range(70)].index(True) == limits.STRIKES_LIMIT
         await trio.sleep(limits.STRIKES_FORGIVEN_S)
-        assert not guests.is_flooding(STRANGER)
+        assert not peer_limits.is_flooding(STRANGER)
         assert set(refusals.counts()) == {Reason.STREAMS, Reason.STREAM_RATE, Reason.FLOODING}
 
     run(main)
@@ -390,11 +390,13 @@ def test_guests_give_members_more_than_strangers_and_part_with_floods() -> None:
 def test_who_was_refused_loses_its_connection_with_its_next_stream_unless_it_is_admitted_after_all() -> None:
     async def main() -> None:
         refusals = Refusals()
-        guests = Guests(refusals, lambda peer: peer == MEMBER, is_refused=lambda peer: peer in (STRANGER, MEMBER))
+        peer_limits = PeerLimits(
+            refusals, lambda peer: peer == MEMBER, is_refused=lambda peer: peer in (STRANGER, MEMBER)
+        )
         for peer, welcomed in ((STRANGER, False), (MEMBER, True), (EXPECTED, True)):
-            with guests.stream(peer) as welcome:
+            with peer_limits.stream(peer) as welcome:
                 assert welcome is welcomed
-            assert guests.is_flooding(peer) is not welcomed
+            assert peer_limits.is_flooding(peer) is not welcomed
         assert refusals.counts() == {Reason.REFUSED.value: 1, Reason.FLOODING.value: 1}
 
     run(main)
@@ -402,26 +404,28 @@ def test_who_was_refused_loses_its_connection_with_its_next_stream_unless_it_is_
 
 def test_strangers_take_turns_to_be_read_newcomers_first_and_members_at_once() -> None:
     async def main() -> None:
-        guests = Guests(Refusals(), is_member, lambda peer: peer == EXPECTED, lambda address: address == "10.0.0.7")
+        peer_limits = PeerLimits(
+            Refusals(), is_member, lambda peer: peer == EXPECTED, lambda address: address == "10.0.0.7"
+        )
         of_flood = [PeerId(f"flood{n}") for n in range(10)]
         began = trio.current_time()
         for peer in of_flood:
             for _ in range(int(limits.FIRST_READS)):
-                await guests.turn(peer)
+                await peer_limits.turn(peer)
         for _ in range(int(limits.STRANGERS_READS_BURST)):
-            await guests.turn(of_flood[0])
+            await peer_limits.turn(of_flood[0])
         assert trio.current_time() == began, "within the bursts nobody waits"
 
         for peer in of_flood:
-            await guests.turn(peer)
+            await peer_limits.turn(peer)
         waited_s = trio.current_time() - began
         assert waited_s == pytest.approx(len(of_flood) / limits.STRANGERS_READS_PER_S), "together, not each"
         for peer in (MEMBER, EXPECTED, PeerId("newcomer")):
             for _ in range(int(limits.FIRST_READS)):
-                await guests.turn(peer)
+                await peer_limits.turn(peer)
         for peer, address in ((MEMBER, None), (EXPECTED, "10.0.0.8"), (PeerId("neighbour"), "10.0.0.7")):
             for _ in range(10_000):
-                await guests.turn(peer, address)
+                await peer_limits.turn(peer, address)
         assert trio.current_time() - began == waited_s
 
     run(main)
@@ -430,11 +434,11 @@ def test_strangers_take_turns_to_be_read_newcomers_first_and_members_at_once() -
 def test_newcomers_are_read_no_faster_than_all_of_them_may_cost() -> None:
     async def main() -> None:
         refusals = Refusals()
-        guests, began = Guests(refusals, lambda peer: False), trio.current_time()
+        peer_limits, began = PeerLimits(refusals, lambda peer: False), trio.current_time()
         crowd = int(limits.NEWCOMERS_READS_BURST / limits.FIRST_READS) + 10
         for number in range(crowd):
             for _ in range(int(limits.FIRST_READS)):
-                await guests.turn(PeerId(f"newcomer{number}"))
+                await peer_limits.turn(PeerId(f"newcomer{number}"))
         over = crowd * limits.FIRST_READS - limits.NEWCOMERS_READS_BURST
         assert trio.current_time() - began == pytest.approx(over / limits.NEWCOMERS_READS_PER_S)
         assert refusals.counts() == {Reason.TURNS.value: over}
@@ -449,9 +453,9 @@ def test_newcomers_that_are_let_in_need_fewer_reads_than_there_are() -> None:
 
 def test_gossip_of_strangers_is_little() -> None:
     async def main() -> None:
-        guests = Guests(Refusals(), is_member)
-        assert sum(guests.may_gossip(STRANGER) for _ in range(500)) == limits.STRANGER_GOSSIP_BURST
-        assert sum(guests.may_gossip(MEMBER) for _ in range(500)) == 500
+        peer_limits = PeerLimits(Refusals(), is_member)
+        assert sum(peer_limits.may_gossip(STRANGER) for _ in range(500)) == limits.STRANGER_GOSSIP_BURST
+        assert sum(peer_limits.may_gossip(MEMBER) for _ in range(500)) == 500
 
     run(main)
 
@@ -596,7 +600,7 @@ def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch
             with pytest.raises(NetworkError):
                 await other.ask(one, other.hello(wire=99))
             assert one.host.refusals.counts()[Reason.REFUSED.value] == 1
-            await until(lambda: one.peer not in other.host.connected() and not one.members._guests._refused)
+            await until(lambda: one.peer not in other.host.connected() and not one.members._strangers._refused)
             assert isinstance(await other.ask(one, other.hello()), Welcome), "it may come back as one that belongs here"
             await assert_linked(one, two)
 

@@ -137,7 +137,7 @@ async def nodes(*seeds: int) -> AsyncIterator[list[Node]]:
         for seed in seeds:
             who, gate = identity(seed), Gate()
             host = Host(identity=who, listen=LOOPBACK)
-            table = Links(host=host, swarm_id=SWARM, sealer=Sealer(who, SWARM, 1), gatekeeper=gate)
+            table = Links(host=host, swarm_id=SWARM, sealer=Sealer(who, SWARM, 1), admission_control=gate)
             await nursery.start(host.run)
             await nursery.start(table.run)
             made.append(Node(who, host, gate, table))
@@ -605,7 +605,7 @@ def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
 def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
     async def main() -> None:
         async with nodes(1) as (near,), stranger(9) as far:
-            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, gatekeeper=Gate())
+            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, admission_control=Gate())
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(table.run)
@@ -680,8 +680,8 @@ async def chain(*between: int) -> AsyncIterator[list[Node]]:
         ends = {one.peer: {two.peer, one.peer}, two.peer: {one.peer, two.peer}}
         await until(lambda: all(n.links.linked() == everybody - ends.get(n.peer, {n.peer}) for n in made))
         for node in others:
-            node.links.forwarding.told(one.peer, [two.peer])
-        one.links.forwarding.lack([two.peer])
+            node.links.message_relay.told(one.peer, [two.peer])
+        one.links.message_relay.lack([two.peer])
         yield made
 
 
@@ -737,7 +737,7 @@ def test_what_was_passed_on_is_not_passed_on_again() -> None:
             await far.join(two)
             await until(lambda: far.peer in two.links.linked())
             for node in (two, between):
-                node.links.forwarding.told(far.peer, [one.peer])
+                node.links.message_relay.told(far.peer, [one.peer])
             one.links.broadcast(leave(1))
             await until(lambda: two.gate.through_others == [(one.peer, leave(1))])
             two.links.send(far.peer, ping(3))
@@ -752,7 +752,7 @@ def test_replayed_message_is_passed_on_once() -> None:
         async with nodes(1, 2) as (between, target), stranger(9) as origin:
             await target.join(between)
             await origin.say_hello(between)
-            between.links.forwarding.told(target.peer, [origin.peer])
+            between.links.message_relay.told(target.peer, [origin.peer])
             stream = await origin.open_messages(between)
             sealed = origin.sealer.seal(SWARM_KIND, canonical(leave(1)))
             later = origin.sealer.seal(SWARM_KIND, canonical(leave(2)))
@@ -817,7 +817,7 @@ def test_stranger_is_not_heard_through_another() -> None:
 
 def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "QUEUE_LIMIT_MESSAGES", 8)
-    monkeypatch.setattr(links, "FORWARDS_QUEUED_LIMIT", 4)
+    monkeypatch.setattr(links, "RELAYED_QUEUED_LIMIT", 4)
 
     async def main() -> None:
         async with nodes(1, 2) as (between, good), stranger(8) as flooder, stranger(9) as slow:
@@ -832,7 +832,7 @@ def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: pytest
             await good.join(between)
             await slow.say_hello(between)
             await flooder.say_hello(between)
-            between.links.forwarding.told(slow.peer, [flooder.peer])
+            between.links.message_relay.told(slow.peer, [flooder.peer])
             stream = await flooder.open_messages(between)
             for round in range(50):
                 await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=5)

@@ -21,7 +21,7 @@ from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
-from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestDesk, ask_again, fetch_manifest
+from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestServer, ask_again, fetch_manifest
 from shoal.swarm.streams import MessageStream
 
 TEST_DEADLINE_S = 20
@@ -77,16 +77,16 @@ def link_to(*members: Host) -> SwarmLink:
     return SwarmLink(swarm=MANIFEST.swarm_id, addresses=tuple(host.addresses[0] for host in members))
 
 
-async def ask(host: Host, desk: Host, request: bytes) -> ManifestReply:
-    await host.dial(desk.addresses[0], deadline_s=5)
-    answer = await host.request(desk.peer_id, MANIFEST_PROTOCOL, request, deadline_s=5)
+async def ask(host: Host, server: Host, request: bytes) -> ManifestReply:
+    await host.dial(server.addresses[0], deadline_s=5)
+    answer = await host.request(server.peer_id, MANIFEST_PROTOCOL, request, deadline_s=5)
     return decode(answer, ManifestReply)  # type: ignore[arg-type]
 
 
 def test_manifest_comes_without_its_addresses_and_is_the_swarms() -> None:
     async def main() -> None:
         async with hosts(1) as (member,):
-            ManifestDesk(member, MANIFEST)
+            ManifestServer(member, MANIFEST)
             got = await fetch_manifest(link_to(member))
             assert got.swarm_id == MANIFEST.swarm_id
             assert got.network.bootstrap == []
@@ -98,13 +98,13 @@ def test_manifest_comes_without_its_addresses_and_is_the_swarms() -> None:
 def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
     async def main() -> None:
         async with hosts(6) as (gone, silent, other_swarms, garbler, decliner, honest):
-            desk = link_to(gone)
+            server = link_to(gone)
             answering(other_swarms, canonical(ManifestAnswer(manifest=manifest("other").to_canonical())))
             answering(garbler, b"\xc1")
             answering(decliner, canonical(Refusal(reason="not now")))
             silent.serve(MANIFEST_PROTOCOL, keep_silent)
-            ManifestDesk(honest, MANIFEST)
-            dead = "/ip4/127.0.0.1/tcp/9/p2p/" + desk.addresses[0].rpartition("/")[2]
+            ManifestServer(honest, MANIFEST)
+            dead = "/ip4/127.0.0.1/tcp/9/p2p/" + server.addresses[0].rpartition("/")[2]
             members = link_to(silent, other_swarms, garbler, decliner, honest)
             asked = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead, *members.addresses))
             began = trio.current_time()
@@ -269,7 +269,7 @@ def test_link_without_addresses_says_what_to_add() -> None:
 def test_desk_tells_the_manifest_of_its_own_swarm_only() -> None:
     async def main() -> None:
         async with hosts(2) as (member, asker):
-            ManifestDesk(member, MANIFEST)
+            ManifestServer(member, MANIFEST)
             reply = await ask(asker, member, canonical(GetManifest(swarm=manifest("other").swarm_id)))
             assert reply == Refusal(reason=f"this node is in swarm {MANIFEST.swarm_id.hex()[:16]}…, not in that one")
             with pytest.raises((NetworkError, RemoteError)):
@@ -285,7 +285,7 @@ def test_one_address_gets_so_many_whatever_its_keys(monkeypatch: pytest.MonkeyPa
 
     async def main() -> None:
         async with hosts(3) as (member, asker, neighbour):
-            ManifestDesk(member, MANIFEST)
+            ManifestServer(member, MANIFEST)
             request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
             given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(5)]
             assert given == [True, True, True, False, False]
@@ -301,7 +301,7 @@ def test_all_addresses_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def main() -> None:
         async with hosts(2) as (member, asker):
-            ManifestDesk(member, MANIFEST)
+            ManifestServer(member, MANIFEST)
             request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
             given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(3)]
             assert given == [True, True, False]

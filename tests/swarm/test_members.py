@@ -134,7 +134,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
 @contextlib.asynccontextmanager
@@ -472,7 +472,7 @@ def test_peer_found_by_discovery_is_dialled() -> None:
 
 
 def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.0)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.0)
 
     async def main() -> None:
         stays, leaves = Node(1), Node(2)
@@ -739,7 +739,7 @@ def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again
             assert one.members.alive() == {two.peer, three.peer, four.peer}
             firewall.open()
             await assert_linked(*nodes)
-            await until(lambda: not any(node.members.links.forwarding.needed for node in nodes))
+            await until(lambda: not any(node.members.links.message_relay.needed for node in nodes))
             for node in nodes:
                 assert "died" not in {change.kind for change in node.changes}
 

@@ -19,8 +19,8 @@ from shoal.swarm.limits import (
     SMALL_FRAME_BYTES,
     SMALL_FRAMES_BURST,
     SMALL_FRAMES_PER_S,
-    Guests,
     Memory,
+    PeerLimits,
     Reason,
     Refusals,
 )
@@ -158,10 +158,10 @@ def test_bytes_of_streams_count_until_they_are_read() -> None:
 def test_small_frames_are_paced_and_large_ones_are_not() -> None:
     async def main() -> None:
         refusals = Refusals()
-        guests = Guests(refusals, lambda peer: True)
+        peer_limits = PeerLimits(refusals, lambda peer: True)
         heads = Heads()
         secured = Secured(heads)
-        secured.small_frame = partial(guests.small_frame, PeerId("a member"))
+        secured.small_frame = partial(peer_limits.small_frame, PeerId("a member"))
         for kind, length, is_paced in (
             (TYPE_DATA, 0, True),
             (TYPE_DATA, SMALL_FRAME_BYTES - 1, True),

@@ -44,7 +44,7 @@ FOUNDER = 1
 def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", PLACES)
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
 def open_door(node: Node) -> None:
@@ -104,7 +104,7 @@ def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
 def test_newcomer_that_is_told_full_finds_a_place_with_the_others_that_it_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
 
     async def main() -> None:
         full, other, newcomer = Node(2), Node(4), Node(3)
@@ -196,7 +196,7 @@ def test_addresses_at_which_members_were_are_members_addresses_from_the_start() 
 
 def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
-    monkeypatch.setattr("shoal.swarm.last_heard.LONG_SILENCE_S", 3.0)
+    monkeypatch.setattr("shoal.swarm.last_seen.LONG_SILENCE_S", 3.0)
 
     async def main() -> None:
         one, two, between = Node(4), Node(2), Node(3)
@@ -269,7 +269,7 @@ def test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_
 
     def lack(peers: frozenset[PeerId]) -> None:
         told.append(peers)
-        links.forwarding.lack(peers)
+        links.message_relay.lack(peers)
 
     links.lack = lack  # type: ignore[method-assign]
     one, other, founder = (identity(seed).peer_id for seed in (20, 21, FOUNDER))

@@ -10,9 +10,9 @@ import pytest
 from shoal.lab.campaigns.campaign_check import Member, broken_votes
 from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.reporting.events import Certified, Event, RolledBack, Signed, ViewChanged, Voted
-from shoal.testnet.course import Course
 from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import count_forks
+from shoal.testnet.run_record import RunRecord
 from shoal.testnet.scenario import Scenario
 
 
@@ -28,8 +28,8 @@ def rolled_back(term: str, round: int, to: int, digest: str) -> RolledBack:
 def forks(*events: Event) -> int:
     entries = tuple(Entry(number, event) for number, event in enumerate(events))
     scenario = Scenario(nodes=4, rounds=9)
-    course = Course(scenario=scenario, began_at=0.0, ended_at=1.0, entries=entries, nodes=(), faults=())
-    return count_forks(course.decided())
+    run_record = RunRecord(scenario=scenario, began_at=0.0, ended_at=1.0, entries=entries, nodes=(), faults=())
+    return count_forks(run_record.decided())
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from shoal.testnet.faults import FaultRecord, holds_for
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import Place
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.scenario import DEMO
-from shoal.testnet.tether import tethered
 
 DEADLINE_S = 20.0
 
@@ -159,7 +159,7 @@ def test_node_outlives_the_threads_of_its_testnet_and_ends_when_that_is_killed(t
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_program_whose_parent_is_dead_already_never_begins(tmp_path: Path) -> None:
-    before = tethered([sys.executable, "-c", f"open({str(tmp_path / 'began')!r}, 'w')"])
+    before = ended_with_parent([sys.executable, "-c", f"open({str(tmp_path / 'began')!r}, 'w')"])
     assert before[4] == str(os.getpid())
     for parent, began in ((str(os.getpid() + 1), False), (str(os.getpid()), True)):
         subprocess.run([*before[:4], parent, *before[5:]], check=True, timeout=DEADLINE_S)

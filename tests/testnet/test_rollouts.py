@@ -13,9 +13,9 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet import swarm
 from shoal.testnet.check import Check
-from shoal.testnet.course import Course, NodeFacts
 from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.reports.report import Report, make_report, ok
+from shoal.testnet.run_record import NodeFacts, RunRecord
 from shoal.testnet.scenario import Fault, Scenario, choose_scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left
@@ -42,7 +42,7 @@ def shared(node: int, round: int, at: float, *, reward: float, own: int = 4, ext
     return Entry(node, event)
 
 
-def course(*, strategy: str = "rollouts") -> Course:
+def run_record(*, strategy: str = "rollouts") -> RunRecord:
     entries = (
         Entry(0, parse_event(b'{"at": 1000.0, "event": "started"}') or pytest.fail("no event")),
         started(0, 0, 0.5, 0.2),
@@ -53,11 +53,11 @@ def course(*, strategy: str = "rollouts") -> Course:
     )
     nodes = tuple(NodeFacts(index=i, peer_id=f"p{i}", outcome="running", lives=()) for i in range(2))
     scenario = Scenario(nodes=2, rounds=2, strategy=strategy)
-    return Course(scenario=scenario, began_at=BEGAN, ended_at=BEGAN + 9, entries=entries, nodes=nodes, faults=())
+    return RunRecord(scenario=scenario, began_at=BEGAN, ended_at=BEGAN + 9, entries=entries, nodes=nodes, faults=())
 
 
 def test_the_report_is_of_each_agents_own_rounds() -> None:
-    report = make_report(course(), Check(rounds=()))
+    report = make_report(run_record(), Check(rounds=()))
     assert ok(report), report
     assert (report.rounds_certified, report.forks, report.wrong_values, report.digests_equal) == (2, 0, 0, None)
     assert report.loss.first == pytest.approx(0.7)
@@ -71,9 +71,9 @@ def test_the_report_is_of_each_agents_own_rounds() -> None:
 
 
 def test_beside_certified_rounds_those_of_agents_do_not_count() -> None:
-    found = course(strategy="diloco")
+    found = run_record(strategy="diloco")
     assert found.certified() == []
-    assert len(course().certified()) == 3
+    assert len(run_record().certified()) == 3
 
 
 def test_a_round_of_an_agent_is_read_from_its_nodes_log() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab import signed
+from shoal.lab.bench.hostile_faults import FAULTS
 from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_stranger import pruning
-from shoal.lab.bench.hostile_strikes import STRIKES
 from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.cli.bench.hostile import PLACES, to_lines
 from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
@@ -224,7 +224,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_every_kind_has_its_strike() -> None:
-    assert STRIKES.keys() == KINDS.keys()
+    assert FAULTS.keys() == KINDS.keys()
     assert PLACES == LINK_LIMIT
 
 

@@ -24,7 +24,7 @@ LET_IN = 3.0
 def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", PLACES)
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
     monkeypatch.setattr(Links, "return_s", 0.5)
 
 

@@ -15,7 +15,7 @@ import trio
 
 from shoal.lab.bench import wan as bench_wan
 from shoal.lab.bench.times import NodeRound
-from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, Course, WanBench, measure_wan
+from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, RoundTally, WanBench, measure_wan
 from shoal.lab.bench.wan_streams import receive, send
 from shoal.lab.cli.bench.wan import WanOptions, profile_from, to_lines
 from shoal.protocol.errors import ConfigError
@@ -87,30 +87,30 @@ def node_round(planned_at: float, seconds: float, digest: str = "d", sent_bytes:
 
 def test_rate_is_over_reduce_phases_that_began_after_the_warm_up() -> None:
     bench = WanBench(profile=PROFILES["home"], numel=1_000_000, seconds=4.0)
-    course = Course(bench)
-    course.add([node_round(100.0, 9.0), node_round(100.1, 9.0)], 1)
-    course.add([node_round(109.9, 1.0), node_round(109.9, 1.0)], 2)
-    assert not course.enough
-    course.add([node_round(110.0, 1.0), node_round(110.5, 1.5)], 3)
-    assert not course.enough
-    course.add([node_round(120.0, 1.9), node_round(120.1, 1.9)], 4)
-    assert course.enough
-    assert [round.measured for round in course.rounds] == [False, False, True, True]
-    assert [round.lanes for round in course.rounds] == [1, 2, 3, 4]
-    assert [round.reduce_s for round in course.rounds] == pytest.approx([9.1, 1.0, 2.0, 2.0])
-    assert course.rounds[2].payload_mbit_s == pytest.approx(32 / 2)
-    assert course.payload_mbit_s == pytest.approx(64 / 4)
-    assert course.with_pauses_mbit_s == pytest.approx(64 / 12)
-    assert course.identical
-    course.add([node_round(130.0, 1.0), node_round(130.0, 1.0, "another")], 4)
-    assert not course.identical
+    tally = RoundTally(bench)
+    tally.add([node_round(100.0, 9.0), node_round(100.1, 9.0)], 1)
+    tally.add([node_round(109.9, 1.0), node_round(109.9, 1.0)], 2)
+    assert not tally.enough
+    tally.add([node_round(110.0, 1.0), node_round(110.5, 1.5)], 3)
+    assert not tally.enough
+    tally.add([node_round(120.0, 1.9), node_round(120.1, 1.9)], 4)
+    assert tally.enough
+    assert [round.measured for round in tally.rounds] == [False, False, True, True]
+    assert [round.lanes for round in tally.rounds] == [1, 2, 3, 4]
+    assert [round.reduce_s for round in tally.rounds] == pytest.approx([9.1, 1.0, 2.0, 2.0])
+    assert tally.rounds[2].payload_mbit_s == pytest.approx(32 / 2)
+    assert tally.payload_mbit_s == pytest.approx(64 / 4)
+    assert tally.with_pauses_mbit_s == pytest.approx(64 / 12)
+    assert tally.identical
+    tally.add([node_round(130.0, 1.0), node_round(130.0, 1.0, "another")], 4)
+    assert not tally.identical
 
 
 def test_what_is_sent_is_set_against_the_payload_round_by_round() -> None:
-    course = Course(WanBench(profile=PROFILES["home"], numel=1_000_000))
-    course.add([node_round(0.0, 1.0, sent_bytes=4_000_000), node_round(0.0, 1.0, sent_bytes=8_000_000)], 1)
-    course.add([node_round(5.0, 1.0, sent_bytes=8_400_000), node_round(5.0, 1.0, sent_bytes=12_400_000)], 1)
-    assert [round.sent_ratio for round in course.rounds] == pytest.approx([1.5, 1.1])
+    tally = RoundTally(WanBench(profile=PROFILES["home"], numel=1_000_000))
+    tally.add([node_round(0.0, 1.0, sent_bytes=4_000_000), node_round(0.0, 1.0, sent_bytes=8_000_000)], 1)
+    tally.add([node_round(5.0, 1.0, sent_bytes=8_400_000), node_round(5.0, 1.0, sent_bytes=12_400_000)], 1)
+    assert [round.sent_ratio for round in tally.rounds] == pytest.approx([1.5, 1.1])
 
 
 def test_streams_count_what_arrives_until_the_time_is_over() -> None:

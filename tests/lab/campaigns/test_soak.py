@@ -17,6 +17,7 @@ from shoal.cli.main import execute
 from shoal.lab.campaigns.campaign_check import MACHINE_S, Member
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.soak import Soak, gap_bound_s, run_soak, soak_manifest
+from shoal.lab.campaigns.soak_faults import faults_of
 from shoal.lab.campaigns.soak_measures import (
     DESCRIPTORS_GROWTH,
     DISK_GROWTH_BYTES,
@@ -39,14 +40,13 @@ from shoal.lab.campaigns.soak_plan import (
     LINKED,
     SLOW_MBIT,
     Kind,
-    Strike,
-    draw_strikes,
+    SoakFault,
+    draw_faults,
     steady_of,
 )
-from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord, ok, to_json
+from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, ok, to_json
 from shoal.lab.campaigns.soak_rounds import MARGIN, RoundJudge
-from shoal.lab.campaigns.soak_strikes import faults_of
-from shoal.lab.cli.soak import strike_line, summary, verdict_line
+from shoal.lab.cli.soak import fault_line, summary, verdict_line
 from shoal.node.reporting.events import Certified, Listening, RoundStarted, Started
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.journal import Journal
@@ -60,9 +60,9 @@ TWO_HOURS_S = 7200.0
 
 
 def test_faults_follow_from_the_seed_and_every_kind_has_its_share() -> None:
-    strikes = draw_strikes(1, nodes=4, seconds=TWO_HOURS_S, period_s=60)
-    assert strikes == draw_strikes(1, nodes=4, seconds=TWO_HOURS_S, period_s=60)
-    assert strikes != draw_strikes(2, nodes=4, seconds=TWO_HOURS_S, period_s=60)
+    strikes = draw_faults(1, nodes=4, seconds=TWO_HOURS_S, period_s=60)
+    assert strikes == draw_faults(1, nodes=4, seconds=TWO_HOURS_S, period_s=60)
+    assert strikes != draw_faults(2, nodes=4, seconds=TWO_HOURS_S, period_s=60)
     assert [strike.at_s for strike in strikes] == [60.0 * minute for minute in range(1, 120)]
     shares = [sum(strike.kind == kind for strike in strikes) for kind in KINDS]
     assert max(shares) - min(shares) <= 1
@@ -70,7 +70,7 @@ def test_faults_follow_from_the_seed_and_every_kind_has_its_share() -> None:
 
 def test_no_fault_ends_a_process_of_a_steady_node_and_all_nodes_are_struck() -> None:
     for seed in range(20):
-        strikes = draw_strikes(seed, nodes=5, seconds=TWO_HOURS_S, period_s=60)
+        strikes = draw_faults(seed, nodes=5, seconds=TWO_HOURS_S, period_s=60)
         ended = {node for strike in strikes if strike.kind in ENDING for node in strike.nodes}
         assert ended == set(range(5)) - set(steady_of(5))
         assert {node for strike in strikes for node in strike.nodes} == set(range(5))
@@ -248,7 +248,7 @@ def test_folder_that_its_node_removes_while_it_is_looked_at_counts_for_nothing(
 
 
 def struck(kind: Kind, *nodes: int) -> list[tuple[str, int | None, float | None]]:
-    strike = Strike(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=0.0 if kind == "cut" else 3.0)
+    strike = SoakFault(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=0.0 if kind == "cut" else 3.0)
     return [(fault.kind, fault.node, fault.duration_s) for fault in faults_of(strike, 4)]
 
 
@@ -259,10 +259,10 @@ def test_strikes_are_faults_of_a_scenario_and_who_is_ended_comes_back() -> None:
     assert struck("stop", 0) == [("stop", 0, 3.0)]
     assert struck("cut", 1) == [("cut", 1, None)]
     assert struck("slow", 1) == [("slow", 1, 3.0)]
-    (slow,) = faults_of(Strike(number=7, at_s=60.0, kind="slow", nodes=(1,), lasts_s=3.0), 4)
+    (slow,) = faults_of(SoakFault(number=7, at_s=60.0, kind="slow", nodes=(1,), lasts_s=3.0), 4)
     assert slow.rate_mbit == SLOW_MBIT
     for kind, nodes, rest in (("partition", (2,), (0, 1, 3)), ("halves", (0, 3), (1, 2))):
-        (apart,) = faults_of(Strike(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=3.0), 4)
+        (apart,) = faults_of(SoakFault(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=3.0), 4)
         assert (apart.kind, apart.groups, apart.duration_s, apart.traffic) == ("partition", (nodes, rest), 3.0, "all")
 
 
@@ -354,7 +354,7 @@ def test_a_new_process_need_not_have_what_the_old_one_may_not_have_written(tmp_p
 
 # -- the report ----------------------------------------------------------------------------------------------
 
-STRIKE = Strike(number=3, at_s=180.0, kind="kill", nodes=(2,), lasts_s=8.1)
+STRIKE = SoakFault(number=3, at_s=180.0, kind="kill", nodes=(2,), lasts_s=8.1)
 GOOD = SoakReport(
     seed=1,
     nodes=4,
@@ -362,7 +362,7 @@ GOOD = SoakReport(
     period_s=60.0,
     seconds=7201.0,
     faults_drawn=119,
-    faults=(StrikeRecord(strike=STRIKE, struck_at_s=180.2, round=41, whole_s=6.2),),
+    faults=(SoakFaultRecord(strike=STRIKE, struck_at_s=180.2, round=41, whole_s=6.2),),
     without_links=None,
     rounds=1500,
     rounds_checked=1500,
@@ -405,9 +405,9 @@ def test_whatever_is_not_as_it_should_be_fails_the_soak(wrong: dict[str, object]
 
 def test_faults_and_verdicts_are_told_in_a_line() -> None:
     (record,) = GOOD.faults
-    assert strike_line(record) == "fault 3, minute 3.0: kill node 2 for 8.1 s in round 41; whole 6.2 s afterwards"
+    assert fault_line(record) == "fault 3, minute 3.0: kill node 2 for 8.1 s in round 41; whole 6.2 s afterwards"
     failed = msgspec.structs.replace(record, error="node 2 is not running")
-    assert strike_line(failed).endswith("; not done: node 2 is not running")
+    assert fault_line(failed).endswith("; not done: node 2 is not running")
     assert verdict_line(GROWN) == "threads     node 2 daemon: 11 → 19, +8 of at most 2, 9 lives at equal age  GROWS"
     assert "100.0 MB → 101.0 MB, +1.0 MB of at most 16.0 MB" in verdict_line(GOOD.verdicts[0])
     assert json.loads(to_json(GOOD))["verdicts"][0]["holds"] is True
@@ -435,7 +435,7 @@ def test_an_earlier_soak_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.long
 def test_real_nodes_are_struck_sampled_and_judged(tmp_path: Path) -> None:
-    told: list[StrikeRecord] = []
+    told: list[SoakFaultRecord] = []
     soak = Soak(minutes=0.4, nodes=3, seed=4, period_s=6.0, step_s=0.01)
     report = trio.run(partial(run_soak, soak, tmp_path / "out", told.append))
     assert report.trouble is None

@@ -106,7 +106,7 @@ def test_simulate_ends_with_one_and_the_shortest_test_after_a_violation(
         def decided(self, certificate: object) -> None:
             raise Violation("no fork", "made up")
 
-    monkeypatch.setattr(simulate_module, "Kit", partial(simulate_module.Kit, judge=Strict))
+    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=Strict))
     assert execute(["simulate", "--peers", "4", "--rounds", "3", "--shrink"]) == 1
     out, err = capsys.readouterr()
     assert "violations no fork: made up" in out

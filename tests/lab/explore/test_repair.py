@@ -16,12 +16,12 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.collectives import reduce as reduce_module
-from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalChunk, FinalFormat
+from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.robust import combine
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
-from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.signed import report_of
 from shoal.protocol import leading as leading_module
@@ -31,7 +31,7 @@ from shoal.protocol.effects import CloseOff, Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose
-from shoal.protocol.planning import Deal, PlanSeat, make_plan
+from shoal.protocol.planning import Deal, PlanOrder, make_plan
 from shoal.protocol.repair import revise_plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
@@ -41,8 +41,8 @@ from tests.protocol import seeded
 SMALL = {"views": 1, "attempts": 2}
 
 
-def explore(kit: Kit | None = None, limit: int | None = 60_000, **scope: Any) -> RepairExploration:
-    return RepairExplorer(RepairScope(**scope), kit).run(limit=limit)
+def explore(components: Components | None = None, limit: int | None = 60_000, **scope: Any) -> RepairExploration:
+    return RepairExplorer(RepairScope(**scope), components).run(limit=limit)
 
 
 def kinds(exploration: RepairExploration) -> list[str]:
@@ -164,11 +164,11 @@ class CopiesRegardless(Reduction):
 class SignsAgain(Reduction):
     """Sums its chunks anew under every revision."""
 
-    def _follow(self, form: FinalFormat) -> None:
+    def _follow(self, final_format: FinalFormat) -> None:
         for chunk in self._signed:
             self._finals.pop(chunk, None)
         self._signed.clear()
-        super()._follow(form)
+        super()._follow(final_format)
 
 
 class KeepsNothing(Reduction):
@@ -181,8 +181,8 @@ class KeepsNothing(Reduction):
 class DividesByThePlan(Reduction):
     """Divides by the weights of all participants, whoever is in the sum."""
 
-    def _sum(self, form: FinalFormat, chunk: int, inbox: Any) -> FinalChunk:
-        everyone = np.float32(sum(p.weight for p in form.plan.participants))
+    def _sum(self, final_format: FinalFormat, chunk: int, inbox: Any) -> FinalChunk:
+        everyone = np.float32(sum(p.weight for p in final_format.plan.participants))
 
         def mean(how: Any, terms: Any, aggregate: Any, out: Any) -> Any:
             told = combine(how, terms, aggregate, out)
@@ -191,7 +191,7 @@ class DividesByThePlan(Reduction):
 
         reduce_module.combine = mean  # type: ignore[assignment]
         try:
-            return super()._sum(form, chunk, inbox)
+            return super()._sum(final_format, chunk, inbox)
         finally:
             reduce_module.combine = combine
 
@@ -208,9 +208,9 @@ class ChangesContribution(Reduction):
 class PostsAnother(Reduction):
     """Posts another final than the one that it signed."""
 
-    def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
+    def _post_to_all(self, final_format: FinalFormat, chunk: int, final: FinalChunk) -> None:
         payload = np.frombuffer(bytes([final.payload[0] ^ 1, *final.payload[1:]]), np.uint8)
-        super()._post_to_all(form, chunk, replace(final, payload=payload))
+        super()._post_to_all(final_format, chunk, replace(final, payload=payload))
 
 
 class HoldsBack(RoundMachine):
@@ -248,9 +248,9 @@ class VotesBlindly(Agreement):
         return super()._receive_propose(sender, message)
 
 
-def forgets_finals(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
+def forgets_finals(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:
     """Has everything of the evicted summed again, although somebody holds it."""
-    return revise_plan(plan, seat, {p: msgspec.structs.replace(h, chunks=()) for p, h in helds.items()}, deal)
+    return revise_plan(plan, plan_order, {p: msgspec.structs.replace(h, chunks=()) for p, h in helds.items()}, deal)
 
 
 BUGS: list[tuple[type, dict[str, Any], str]] = [
@@ -271,14 +271,14 @@ BUGS: list[tuple[type, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("bug", "scope", "kind"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])
 def test_seeded_bug_is_found(bug: type, scope: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit = Kit()
+    components = Components()
     if issubclass(bug, Reduction):
-        kit = Kit(reduction=bug)
+        components = Components(reduction=bug)
     elif issubclass(bug, RoundMachine):
-        kit = Kit(machine=bug)
+        components = Components(machine=bug)
     else:
         monkeypatch.setattr(round_module, "Lead" if issubclass(bug, leading_module.Lead) else "Agreement", bug)
-    assert kinds(explore(kit, **scope)) == [kind]
+    assert kinds(explore(components, **scope)) == [kind]
 
 
 # Member 2 owns the chunk and signs it. The lead of view 0 returns in another life and plans anew, which member 2
@@ -315,7 +315,7 @@ def led(explorer: RepairExplorer, steps: Iterable[str]) -> RepairExplorer:
 )
 def test_owner_whose_reduction_is_taken_up_again_signs_what_it_signed(bug: type[Reduction], found: list[str]) -> None:
     scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=2, crashes=1)
-    exploration = led(RepairExplorer(scope, Kit(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
+    exploration = led(RepairExplorer(scope, Components(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
     assert kinds(exploration) == found
     assert exploration.repaired
 
@@ -343,7 +343,7 @@ def test_owner_that_is_killed_and_returns_signs_nothing_twice(
     late: int | None, returns: str, bug: type[RoundMachine], found: list[str]
 ) -> None:
     scope = RepairScope(members=3, views=1, attempts=2, chunks=1, shift=2, crashes=1, late=late)
-    exploration = led(RepairExplorer(scope, Kit(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
+    exploration = led(RepairExplorer(scope, Components(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
     assert kinds(exploration) == found
 
 
@@ -354,7 +354,7 @@ def test_plan_that_names_no_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return msgspec.structs.replace(plan, participants=nobody)
 
     monkeypatch.setattr(leading_module, "make_plan", without_lives)
-    exploration = explore(Kit(machine=FollowsAnyLife), members=2, views=1, crashes=1, chunks=1, late=0)
+    exploration = explore(Components(machine=FollowsAnyLife), members=2, views=1, crashes=1, chunks=1, late=0)
     assert kinds(exploration) == ["two results signed for one chunk"]
 
 

@@ -20,10 +20,10 @@ from shoal.lab.explore.repair_judge import (
     wrong_revision,
     wrong_signature,
 )
-from shoal.lab.explore.repair_scope import RepairScope, World
+from shoal.lab.explore.repair_scope import RepairScope, ScopeSetup
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, OwnedRange, Plan, Vote, domain_hash
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import reroute_plan, revise_plan
 
 GONE = 2
@@ -38,7 +38,7 @@ class Round:
     """A plan, all its finals, and two revisions without the one who is gone: place 0 holds its final, or nobody."""
 
     explorer: RepairExplorer
-    world: World
+    setup: ScopeSetup
     plan: Plan
     finals: Finals
     helds: Helds
@@ -57,17 +57,17 @@ def word(plan: Plan, *chunks: ChunkResults) -> Held:
     return Held(term=plan.term, round=plan.round, base=plan.base, lineage=plan.lineage, evicted=gone, chunks=chunks)
 
 
-def revised(plan: Plan, helds: Helds, world: World) -> Plan:
+def revised(plan: Plan, helds: Helds, setup: ScopeSetup) -> Plan:
     planner, gone = plan.participants[0].peer, plan.participants[GONE].peer
-    seat = PlanSeat(view=0, attempt=1, planner=planner, evicted=(gone,))
-    return revise_plan(plan, seat, {peer: words[0] for peer, words in helds.items()}, world.deal)
+    plan_order = PlanOrder(view=0, attempt=1, planner=planner, evicted=(gone,))
+    return revise_plan(plan, plan_order, {peer: words[0] for peer, words in helds.items()}, setup.deal)
 
 
 @pytest.fixture(scope="module")
 def played() -> Round:
     explorer = RepairExplorer(RepairScope(members=3, views=1, attempts=1, chunks=3))
     assert explorer.run().violations == ()
-    world, members = explorer.members.world, explorer.members
+    setup, members = explorer.members.setup, explorer.members
     plan = members.states[explorer.start[0]].machine.plan
     assert plan is not None
     finals = next(finals for finals in members.finals.values() if finals.plan == plan)
@@ -76,13 +76,13 @@ def played() -> Round:
     unheld = {one: [word(plan)], other: [word(plan)]}
     return Round(
         explorer=explorer,
-        world=world,
+        setup=setup,
         plan=plan,
         finals=finals,
         helds=held,
-        revised=revised(plan, held, world),
+        revised=revised(plan, held, setup),
         unheld=unheld,
-        dealt_anew=revised(plan, unheld, world),
+        dealt_anew=revised(plan, unheld, setup),
     )
 
 
@@ -93,7 +93,7 @@ def test_right_revisions_pass(played: Round) -> None:
     assert played.revised.standing == (ChunkResults.of(0, {GONE: played.finals.chunks[GONE].result}),)
     assert wrong_revision(played.plan, played.revised, played.helds) is None
     assert wrong_revision(played.plan, played.dealt_anew, played.unheld) is None
-    rerouted = reroute_plan(played.plan, PlanSeat(view=0, attempt=1, planner=played.peers[0], evicted=()), ())
+    rerouted = reroute_plan(played.plan, PlanOrder(view=0, attempt=1, planner=played.peers[0], evicted=()), ())
     assert wrong_revision(played.plan, rerouted, {}) is None
     assert wrong_revision(None, played.plan, {}) is None
 
@@ -126,9 +126,9 @@ def test_wrong_revisions_are_told(played: Round) -> None:
 def test_right_finals_pass(played: Round) -> None:
     gone, result = played.peers[GONE], played.finals.chunks[GONE].result
     standing = (ChunkResults.of(0, {GONE: result}),)
-    assert wrong_finals(played.world, played.finals) is None
+    assert wrong_finals(played.setup, played.finals) is None
     plan = msgspec.structs.replace(played.plan, evicted=(gone,), standing=standing)
-    assert wrong_finals(played.world, replace(played.finals, plan=plan)) is None
+    assert wrong_finals(played.setup, replace(played.finals, plan=plan)) is None
 
 
 CHANGED_PLANS: dict[str, Callable[[Plan], Plan]] = {
@@ -146,7 +146,7 @@ CHANGED_PLANS: dict[str, Callable[[Plan], Plan]] = {
 
 @pytest.mark.parametrize("kind", CHANGED_PLANS)
 def test_finals_that_do_not_suit_their_plan_are_told(played: Round, kind: str) -> None:
-    assert wrong_finals(played.world, replace(played.finals, plan=CHANGED_PLANS[kind](played.plan))) == kind
+    assert wrong_finals(played.setup, replace(played.finals, plan=CHANGED_PLANS[kind](played.plan))) == kind
 
 
 def test_wrong_finals_are_told(played: Round) -> None:
@@ -157,7 +157,7 @@ def test_wrong_finals_are_told(played: Round) -> None:
         "finals that are not the mean of what they count": replace(first, encoded=encoded),
         "a final of who does not own its chunk": replace(first, owner=rest[0].owner),
     }
-    found = {k: wrong_finals(played.world, replace(played.finals, chunks=(c, *rest))) for k, c in wrong.items()}
+    found = {k: wrong_finals(played.setup, replace(played.finals, chunks=(c, *rest))) for k, c in wrong.items()}
     assert found == {kind: kind for kind in wrong}
 
 
@@ -182,11 +182,11 @@ def test_what_is_signed_held_and_sent_must_be_what_it_was(played: Round) -> None
     assert (
         wrong_held(said, {}) == wrong_held(word(played.plan), {GONE: (GONE, OTHER)}) == "held finals that were not said"
     )
-    payload = bytes(played.world.contributions[0].payload(1))
+    payload = bytes(played.setup.contributions[0].payload(1))
     parcel = Parcel(0, 1, False, 1, (0, 0), played.plan.lineage, payload)
-    assert wrong_contribution(played.world, parcel) is None
+    assert wrong_contribution(played.setup, parcel) is None
     changed = replace(parcel, payload=payload[:-1] + bytes([payload[-1] ^ 1]))
-    assert wrong_contribution(played.world, changed) == "a contribution that was changed"
+    assert wrong_contribution(played.setup, changed) == "a contribution that was changed"
 
 
 # -- what members did together -----------------------------------------------------------------------------------

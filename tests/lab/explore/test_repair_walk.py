@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.explore.repair_walk import _Walk, walk_repair
 from tests.lab.explore.test_repair import ChangesContribution, DividesByThePlan, HoldsBack, OpenAfterClosing
@@ -28,22 +28,22 @@ def test_walks_of_four_members_keep_every_promise_and_repair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kit", "kind"),
+    ("components", "kind"),
     [
-        (Kit(reduction=OpenAfterClosing), "a final of the evicted counted after closing off"),
-        (Kit(reduction=DividesByThePlan), "finals that are not the mean of what they count"),
-        (Kit(reduction=ChangesContribution), "a contribution that was changed"),
-        (Kit(machine=HoldsBack), "held finals that were not said"),
+        (Components(reduction=OpenAfterClosing), "a final of the evicted counted after closing off"),
+        (Components(reduction=DividesByThePlan), "finals that are not the mean of what they count"),
+        (Components(reduction=ChangesContribution), "a contribution that was changed"),
+        (Components(machine=HoldsBack), "held finals that were not said"),
     ],
     ids=["close-off", "divisor", "contribution", "held"],
 )
-def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(kit: Kit, kind: str) -> None:
-    first, again = (walk_repair(FOUR, 20_000, seed=2, kit=kit) for _ in range(2))
+def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(components: Components, kind: str) -> None:
+    first, again = (walk_repair(FOUR, 20_000, seed=2, components=components) for _ in range(2))
     (finding,) = first.violations
     assert finding.kind == kind
     assert len(finding.schedule) >= 2
     assert (again.states, again.violations) == (first.states, first.violations)
-    other = walk_repair(FOUR, 20_000, seed=3, kit=kit)
+    other = walk_repair(FOUR, 20_000, seed=3, components=components)
     assert [found.kind for found in other.violations] == [kind]
     assert other.violations != first.violations
 

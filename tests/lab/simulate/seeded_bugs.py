@@ -134,6 +134,6 @@ def half_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), *
     return 2 * len(set(previous.members) & set(supporters)) >= len(previous.members)
 
 
-def halved(form: Any, identity: Any, chunk: int, mean: Any, *rest: Any) -> Any:
+def halved(final_format: Any, identity: Any, chunk: int, mean: Any, *rest: Any) -> Any:
     """A final of half the mean, in place of `FinalFormat.sign`."""
-    return _sign(form, identity, chunk, mean * np.float32(0.5), *rest)
+    return _sign(final_format, identity, chunk, mean * np.float32(0.5), *rest)

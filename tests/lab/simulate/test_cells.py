@@ -13,8 +13,8 @@ from shoal.collectives.codecs import F32
 from shoal.lab.rows.row_effects import RowEffect, SumRow, Tell
 from shoal.lab.rows.row_messages import RowLoss
 from shoal.lab.rows.row_round import RowPhase, RowRound
-from shoal.lab.simulate.cells import Crowd
-from shoal.lab.simulate.outcome import Kit, Workload
+from shoal.lab.simulate.cells import Population
+from shoal.lab.simulate.outcome import Components, Workload
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.rings import REACH
 from shoal.lab.simulate.rows import Given, row_work
@@ -24,90 +24,90 @@ from shoal.node.rounds.pace import STALL_S
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
 
 
-def who_decided(crowd: Crowd) -> SimulatedPeer:
+def who_decided(population: Population) -> SimulatedPeer:
     """The head that has the last certificate: the simulation ends with the first that does."""
-    return max(crowd.seats.peers, key=lambda peer: peer.disk.height)
+    return max(population.seats.peers, key=lambda peer: peer.disk.height)
 
 
 def test_cells_certify_rounds_in_which_every_peer_counts() -> None:
-    crowd = Crowd(CALM)
-    outcome = crowd.run()
+    population = Population(CALM)
+    outcome = population.run()
     assert (outcome.violation, outcome.rounds_certified, outcome.wrong_values) == ("", 2, 0)
     assert (outcome.false_evictions, outcome.deaths_found) == (0, 0)
-    assert all(len(leaf.near) == 2 * REACH for leaf in crowd.leaves)
+    assert all(len(leaf.near) == 2 * REACH for leaf in population.leaves)
     tokens = sum(50 + number % 101 for number in range(70))
-    certified = crowd.seats.peers[0].disk.chain
+    certified = population.seats.peers[0].disk.chain
     assert certified[1].tokens == tokens
-    assert len(certified[1].members) == len(crowd.cells) == 4
+    assert len(certified[1].members) == len(population.cells) == 4
 
 
 def test_mean_of_rows_is_the_mean_of_all() -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1))
-    crowd.run()
-    made = [crowd.made(number, 1) for number in range(70)]
+    population = Population(msgspec.structs.replace(CALM, rounds=1))
+    population.run()
+    made = [population.made(number, 1) for number in range(70)]
     mean = sum(weight * values.astype(np.float64) for values, weight in made) / sum(weight for _, weight in made)
-    state = who_decided(crowd).disk.state
+    state = who_decided(population).disk.state
     scale = float(np.abs(mean).max())
     assert float(np.abs(state + mean).max()) < 0.03 * scale  # int8: two encodings of a mean
 
 
 def test_death_of_a_head_and_of_a_member_is_found_by_neighbours_and_rounds_go_on() -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=3))
-    head = crowd.leaves[crowd.cells[1].head]
-    member = crowd.leaves[crowd.cells[2].ring[3]]
-    crowd.timeline.at(3.0, crowd._vanish, head)
-    crowd.timeline.at(4.0, crowd._vanish, member)
-    outcome = crowd.run()
+    population = Population(msgspec.structs.replace(CALM, rounds=3))
+    head = population.leaves[population.cells[1].head]
+    member = population.leaves[population.cells[2].ring[3]]
+    population.timeline.at(3.0, population._vanish, head)
+    population.timeline.at(4.0, population._vanish, member)
+    outcome = population.run()
     assert (outcome.violation, outcome.rounds_certified, outcome.false_evictions) == ("", 3, 0)
-    assert len(crowd.evicted_after_s) == 2
-    assert max(crowd.evicted_after_s) < 15.0
-    assert crowd.cells[1].head != head.number
-    assert member.number not in crowd.cells[2].ring
-    successor = crowd.seats.peers[-1].id
-    assert successor in crowd.seats.judge.values[crowd.seats.peers[0].disk.chain[-1].hash].members
+    assert len(population.evicted_after_s) == 2
+    assert max(population.evicted_after_s) < 15.0
+    assert population.cells[1].head != head.number
+    assert member.number not in population.cells[2].ring
+    successor = population.seats.peers[-1].id
+    assert successor in population.seats.judge.values[population.seats.peers[0].disk.chain[-1].hash].members
 
 
 def test_seed_gives_the_same_trace_under_churn() -> None:
     scenario = msgspec.structs.replace(CALM, rounds=1, churn=Churn(share_per_round=0.05))
-    one, other = Crowd(scenario).run(), Crowd(scenario).run()
+    one, other = Population(scenario).run(), Population(scenario).run()
     assert one.violation == ""
     assert (one.trace_digest, one.events) == (other.trace_digest, other.events)
-    assert Crowd(msgspec.structs.replace(scenario, seed=2)).run().trace_digest != one.trace_digest
+    assert Population(msgspec.structs.replace(scenario, seed=2)).run().trace_digest != one.trace_digest
 
 
 def test_seeded_row_that_is_not_the_mean_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Crowd._sum
+    plain = Population._sum
 
-    def wrong(self: Crowd, given: Sequence[Given]) -> tuple[F32, int]:
+    def wrong(self: Population, given: Sequence[Given]) -> tuple[F32, int]:
         return plain(self, given[1:])[0], plain(self, given)[1]
 
-    monkeypatch.setattr(Crowd, "_sum", wrong)
-    assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
+    monkeypatch.setattr(Population, "_sum", wrong)
+    assert Population(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
 
 
 # -- who takes over ----------------------------------------------------------------------------------------------
 
-LARGE = Kit(work=Workload(train_s=(4.0, 8.0), model_bytes=60e6, reduce_deadline_s=300.0))
+LARGE = Components(work=Workload(train_s=(4.0, 8.0), model_bytes=60e6, reduce_deadline_s=300.0))
 """Of which a row's sum takes longer than its neighbours need to give a member up."""
 
 
 def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over() -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1), LARGE)
-    cell = crowd.cells[2]
-    lost = crowd.leaves[cell.ring[3]]
+    population = Population(msgspec.structs.replace(CALM, rounds=1), LARGE)
+    cell = population.cells[2]
+    lost = population.leaves[cell.ring[3]]
     summed_at: list[float] = []
     due: list[float] = []
 
     def look() -> None:
         if cell.sum is not None and cell.sum.due_at is not None and lost.up:
             due.append(cell.sum.due_at)
-            crowd._vanish(lost)
+            population._vanish(lost)
         if cell.row is not None and not summed_at:
-            summed_at.append(crowd.timeline.now)
-        crowd.timeline.after(0.05, look)
+            summed_at.append(population.timeline.now)
+        population.timeline.after(0.05, look)
 
-    crowd.timeline.after(0.0, look)
-    outcome = crowd.run()
+    population.timeline.after(0.0, look)
+    outcome = population.run()
     assert (outcome.violation, outcome.rounds_certified) == ("", 1)
     assert summed_at[0] > due[0] > lost.silent_since
     assert cell.sum is not None
@@ -116,60 +116,60 @@ def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over
     assert cell.sum.attempt == 1
     assert lost.number not in cell.counted
     tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
-    assert who_decided(crowd).disk.chain[1].tokens == tokens
+    assert who_decided(population).disk.chain[1].tokens == tokens
 
 
 @pytest.mark.parametrize("dies", ["before the plan", "in the sum"])
 def test_row_goes_on_without_a_dead_member_as_soon_as_it_stalls_and_the_others_do_not_wait(dies: str) -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1), LARGE)
-    cell = crowd.cells[2]
-    lost = crowd.leaves[cell.ring[3]]
-    for peer in crowd.seats.peers:
-        crowd.seats.start(peer)
+    population = Population(msgspec.structs.replace(CALM, rounds=1), LARGE)
+    cell = population.cells[2]
+    lost = population.leaves[cell.ring[3]]
+    for peer in population.seats.peers:
+        population.seats.start(peer)
 
     def moves() -> bool:
         return cell.sum is not None and cell.sum.due_at is not None
 
     before = dies == "before the plan"
-    crowd.timeline.run(60.0, lambda: crowd.rounds[lost.number].phase is RowPhase.READY if before else moves())
-    crowd._vanish(lost)
-    crowd.timeline.run(60.0, moves)
+    population.timeline.run(60.0, lambda: population.rounds[lost.number].phase is RowPhase.READY if before else moves())
+    population._vanish(lost)
+    population.timeline.run(60.0, moves)
     assert cell.sum is not None
     assert cell.sum.due_at is not None
-    sum, due_at, began_at = cell.sum, cell.sum.due_at, crowd.timeline.now
+    sum, due_at, began_at = cell.sum, cell.sum.due_at, population.timeline.now
     assert sum.attempt == 0
     assert began_at < sum.began_at + 1.0
-    crowd.timeline.run(60.0, lambda: sum.attempt == 1)
+    population.timeline.run(60.0, lambda: sum.attempt == 1)
     stalls_at = max(sum.began_at, lost.silent_since) + STALL_S
-    assert stalls_at <= crowd.timeline.now < stalls_at + 0.01
-    crowd.timeline.run(200.0, lambda: cell.row is not None)
+    assert stalls_at <= population.timeline.now < stalls_at + 0.01
+    population.timeline.run(200.0, lambda: cell.row is not None)
     assert lost.number not in cell.counted
-    assert crowd.timeline.now < due_at + 0.2 * (due_at - began_at)
+    assert population.timeline.now < due_at + 0.2 * (due_at - began_at)
 
 
 def test_everybody_hears_the_beginning_and_the_plan_of_its_row_whatever_is_lost_on_the_way() -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1, loss=0.2))
-    for peer in crowd.seats.peers:
-        crowd.seats.start(peer)
-    crowd.timeline.run(60.0, lambda: all(machine.sum.plan is not None for machine in crowd.rounds))
-    assert crowd.timeline.now < 40.0
-    crowd.timeline.run(60.0, lambda: all(cell.row is not None for cell in crowd.cells))
-    assert all(len(cell.counted) > 0.8 * len(cell.ring) for cell in crowd.cells)
+    population = Population(msgspec.structs.replace(CALM, rounds=1, loss=0.2))
+    for peer in population.seats.peers:
+        population.seats.start(peer)
+    population.timeline.run(60.0, lambda: all(machine.sum.plan is not None for machine in population.rounds))
+    assert population.timeline.now < 40.0
+    population.timeline.run(60.0, lambda: all(cell.row is not None for cell in population.cells))
+    assert all(len(cell.counted) > 0.8 * len(cell.ring) for cell in population.cells)
 
 
 def test_newcomer_counts_from_its_second_round_on_its_list() -> None:
-    crowd = Crowd(msgspec.structs.replace(CALM, rounds=3))
-    crowd.timeline.at(3.0, crowd._join)
+    population = Population(msgspec.structs.replace(CALM, rounds=3))
+    population.timeline.at(3.0, population._join)
     counted: dict[int, bool] = {}
 
     def look() -> None:
-        for cell in crowd.cells:
+        for cell in population.cells:
             if 70 in cell.ring and cell.row is not None:
                 counted[cell.round] = 70 in cell.counted
-        crowd.timeline.after(0.5, look)
+        population.timeline.after(0.5, look)
 
-    crowd.timeline.after(0.0, look)
-    assert crowd.run().violation == ""
+    population.timeline.after(0.0, look)
+    assert population.run().violation == ""
     assert counted == {1: False, 2: False, 3: True}
 
 
@@ -181,7 +181,7 @@ def test_seeded_members_that_follow_two_plans_are_found(monkeypatch: pytest.Monk
         return [replace(e, gone=(0,)) if isinstance(e, SumRow) and not self.heads else e for e in effects]
 
     monkeypatch.setattr(RowRound, "_sum", another)
-    assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "one plan of a row"
+    assert Population(msgspec.structs.replace(CALM, rounds=1)).run().violation == "one plan of a row"
 
 
 def test_seeded_member_that_says_what_only_a_head_may_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_seeded_member_that_says_what_only_a_head_may_is_found(monkeypatch: pyte
         return [*plain(self, tokens, root, now), *(Tell(peer, loss, self.me) for peer in others)]
 
     monkeypatch.setattr(RowRound, "trained", usurps)
-    outcome = Crowd(msgspec.structs.replace(CALM, rounds=1)).run()
+    outcome = Population(msgspec.structs.replace(CALM, rounds=1)).run()
     assert outcome.violation == "nobody refused"
     assert "not the head of its row" in outcome.detail
 

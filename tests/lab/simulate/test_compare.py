@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.lab.simulate.compare import Course, compare, line_of, main
+from shoal.lab.simulate.compare import Conditions, compare, line_of, main
 
-CALM = Course(rounds=2, loss=0.0, churn=0.0, model_bytes=1e6)
+CALM = Conditions(rounds=2, loss=0.0, churn=0.0, model_bytes=1e6)
 
 
 def test_ways_send_what_their_sums_take() -> None:
@@ -33,12 +33,12 @@ def test_sizes_for_which_a_way_is_not_made_are_left_out() -> None:
 
 
 def test_losses_are_crashes_of_different_peers_each_with_a_newcomer() -> None:
-    course = Course(churn=0.5)
-    found = course.losses(8, 60.0)
+    conditions = Conditions(churn=0.5)
+    found = conditions.losses(8, 60.0)
     crashed = [fault.peer for fault in found if fault.kind == "crash"]
     assert len(set(crashed)) == len(crashed) == sum(fault.kind == "join" for fault in found) > 2
     assert len(crashed) <= 4
-    assert not Course(churn=0.0).losses(8, 60.0)
+    assert not Conditions(churn=0.0).losses(8, 60.0)
 
 
 def test_command_prints_a_row_of_the_table_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,5 +52,5 @@ def test_command_prints_a_row_of_the_table_for_each(capsys: pytest.CaptureFixtur
 
 
 def test_line_tells_a_violation() -> None:
-    (one,) = compare(Course(rounds=1, churn=0.0, model_bytes=1e5), [8], ["flat"])
+    (one,) = compare(Conditions(rounds=1, churn=0.0, model_bytes=1e5), [8], ["flat"])
     assert "**no fork somewhere**" in line_of(replace(one, violation="no fork somewhere"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.lab.simulate.outcome import Kit, Workload
+from shoal.lab.simulate.outcome import Components, Workload
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.protocol.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from shoal.protocol.round import RoundMachine
 
 LAST_COPY = random_scenario(995)
@@ -34,10 +34,10 @@ def test_member_with_the_only_copy_leaves_once_the_others_have_it_and_go_on_with
     assert simulation.judge.certified
     alone = next(value for value in simulation.peers[1].disk.chain if value.members == (simulation.peers[0].id,))
     assert alone.round == 4
-    assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_PATIENCE_S
+    assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_TIMEOUT_S
     assert {peer.number for peer in simulation.peers if peer.running} == {1, 2, 3}
     for peer in simulation.peers[1:]:
-        assert peer.course.obtaining.current
+        assert peer.peer_rounds.obtaining.current
         assert peer.disk.height > 5
         assert simulation.peers[0].id not in peer.disk.chain[-1].members
 
@@ -57,17 +57,17 @@ class Selfish(RoundMachine):
 
 
 def test_seeded_leave_with_the_only_copy_is_found() -> None:
-    outcome = run_scenario(LAST_COPY, Kit(machine=Careless))
+    outcome = run_scenario(LAST_COPY, Components(machine=Careless))
     assert (outcome.violation, outcome.detail) == ("the only copy", "peer 0 leaves with that of round 4")
 
 
 def test_seeded_leave_of_the_only_voter_stops_the_others_with_the_state_in_hand() -> None:
-    simulation = Simulation(LAST_COPY, Kit(machine=Selfish))
+    simulation = Simulation(LAST_COPY, Components(machine=Selfish))
     outcome = simulation.run()
     assert outcome.violation == ""
     heads = {peer.disk.chain[-1].round for peer in simulation.peers if peer.running}
     assert heads == {4}
-    assert all(peer.course.obtaining.current for peer in simulation.peers if peer.running)
+    assert all(peer.peer_rounds.obtaining.current for peer in simulation.peers if peer.running)
 
 
 def joined_and_left(leaves_at_s: float) -> Scenario:
@@ -80,7 +80,7 @@ def joined_and_left(leaves_at_s: float) -> Scenario:
     ("leaves_at_s", "alone"), [(9.3, 3), (9.6, 4)], ids=["the round nearly trained", "a round later, in training"]
 )
 def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(leaves_at_s: float, alone: int) -> None:
-    simulation = Gone(joined_and_left(leaves_at_s), Kit(work=Workload(state_bytes=60e6)))
+    simulation = Gone(joined_and_left(leaves_at_s), Components(work=Workload(state_bytes=60e6)))
     outcome = simulation.run()
     assert (outcome.violation, outcome.rounds_certified) == ("", 8)
     founder, newcomer = simulation.peers
@@ -94,7 +94,7 @@ def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(
 
 
 def test_leaver_whose_state_takes_too_long_to_fetch_goes_when_its_patience_is_over() -> None:
-    simulation = Gone(joined_and_left(9.3), Kit(work=Workload(state_bytes=12e8)))
+    simulation = Gone(joined_and_left(9.3), Components(work=Workload(state_bytes=12e8)))
     outcome = simulation.run()
-    assert 9.3 + LEAVE_PATIENCE_S <= simulation.left_at[0] < 9.3 + LEAVE_PATIENCE_S + 1.0
+    assert 9.3 + LEAVE_TIMEOUT_S <= simulation.left_at[0] < 9.3 + LEAVE_TIMEOUT_S + 1.0
     assert (outcome.violation, outcome.states_fetched) == ("", 0)  # nobody can go on: that is for a rebase to mend

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.lab.simulate import agents as agents_module
 from shoal.lab.simulate.agents import Agent
-from shoal.lab.simulate.outcome import Kit
+from shoal.lab.simulate.outcome import Components
 from shoal.lab.simulate.rollouts import RolloutSwarm
 from shoal.lab.simulate.scenario import Fault, Lie, Scenario
 from shoal.lab.simulate.shrink import as_test
@@ -110,22 +110,22 @@ class Hoards(OfferBook):
 
 
 def test_seeded_loss_of_announcements_is_found() -> None:
-    assert run_scenario(sharing(loss=0.3), Kit(catch_up=NeverAsks)).violation == "no lost announcement"
-    assert run_scenario(sharing(), Kit(catch_up=NeverAsks)).violation == ""
+    assert run_scenario(sharing(loss=0.3), Components(catch_up=NeverAsks)).violation == "no lost announcement"
+    assert run_scenario(sharing(), Components(catch_up=NeverAsks)).violation == ""
 
 
 def test_seeded_trust_in_any_bytes_is_found() -> None:
-    assert run_scenario(lying("group"), Kit(pull=Trusting)).violation == "the reference"
+    assert run_scenario(lying("group"), Components(pull=Trusting)).violation == "the reference"
 
 
 def test_seeded_bytes_for_nothing_are_found() -> None:
-    assert run_scenario(sharing(), Kit(pull=PullsToCompare)).violation == "bytes"
+    assert run_scenario(sharing(), Components(pull=PullsToCompare)).violation == "bytes"
 
 
 def test_seeded_offers_without_bound_are_found() -> None:
     flood = sharing(*(Fault(kind="lie", lie="flood", peer=peer, at_s=0.0, duration_s=40.0) for peer in (1, 2)))
     assert run_scenario(flood).violation == ""
-    outcome = run_scenario(flood, Kit(offer_book=Hoards))
+    outcome = run_scenario(flood, Components(offer_book=Hoards))
     assert outcome.violation == "bounded queues"
     assert "offers" in outcome.detail
 

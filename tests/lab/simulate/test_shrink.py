@@ -12,7 +12,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab.simulate import simulation as simulate_module
-from shoal.lab.simulate.cells import Crowd
+from shoal.lab.simulate.cells import Population
 from shoal.lab.simulate.judge import Judge, Violation
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Churn, Fault, Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, candidates, shrink
@@ -113,7 +113,7 @@ def test_shrink_of_a_file_with_a_join_that_a_fault_names(
         def decided(self, certificate: object) -> None:
             raise Violation("no fork", "made up")
 
-    monkeypatch.setattr(simulate_module, "Kit", partial(simulate_module.Kit, judge=Strict))
+    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=Strict))
     (tmp_path / "faults.toml").write_text(JOINED)
     asked = ["simulate", "--peers", "4", "--rounds", "1", "--faults", str(tmp_path / "faults.toml"), "--shrink"]
     assert execute(asked) == 1
@@ -154,7 +154,7 @@ def test_scenario_of_cells_is_shrunk_through_the_limit_and_printed_as_the_test_t
     smallest = shrink(Scenario(peers=70, rounds=2, churn=Churn(share_per_round=0.05)), fails)
     assert smallest == Scenario(peers=65, rounds=1)
     source = as_test(smallest, "the reference")
-    assert "Crowd(scenario).run().violation" in source
+    assert "Population(scenario).run().violation" in source
     namespace: dict[str, object] = {}
     exec(compile(source, "shrunk", "exec"), namespace)
-    assert namespace["Crowd"] is Crowd
+    assert namespace["Population"] is Population

@@ -14,11 +14,11 @@ from blake3 import blake3
 from shoal.collectives.finals import FinalFormat
 from shoal.lab.simulate import judge as judge_module
 from shoal.lab.simulate import watch as watch_module
-from shoal.lab.simulate.course import DOERS
 from shoal.lab.simulate.many import simulate_many, violation_of
 from shoal.lab.simulate.network import IN_FLIGHT_S, Timeline
-from shoal.lab.simulate.outcome import Kit
+from shoal.lab.simulate.outcome import Components
 from shoal.lab.simulate.peer import QUEUES
+from shoal.lab.simulate.peer_rounds import DOERS
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Lie, Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import SETTLED_S, SIMULATED_TICK_S, Simulation, run_scenario
@@ -186,7 +186,7 @@ def lead_dies(peers: int, seed: int) -> Scenario:
 
 
 def test_seeded_double_vote_is_found() -> None:
-    assert run_scenario(PLAIN, Kit(machine=VotesTwice)).violation == "no double vote"
+    assert run_scenario(PLAIN, Components(machine=VotesTwice)).violation == "no double vote"
 
 
 def test_seeded_vote_that_is_hidden_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,15 +197,15 @@ def test_seeded_vote_that_is_hidden_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_seeded_second_proposal_is_found() -> None:
-    assert run_scenario(PLAIN, Kit(machine=ProposesTwice)).violation == "one proposal"
+    assert run_scenario(PLAIN, Components(machine=ProposesTwice)).violation == "one proposal"
 
 
 def test_seeded_view_that_goes_back_is_found() -> None:
-    assert run_scenario(lead_dies(4, 3), Kit(machine=GoesBack)).violation == "views"
+    assert run_scenario(lead_dies(4, 3), Components(machine=GoesBack)).violation == "views"
 
 
 def test_seeded_wait_for_a_dead_lead_is_found() -> None:
-    outcome = run_scenario(lead_dies(3, 3), Kit(machine=NeverMoves))
+    outcome = run_scenario(lead_dies(3, 3), Components(machine=NeverMoves))
     assert outcome.violation in ("no wait too long", "progress")
     assert run_scenario(lead_dies(3, 3)).violation == ""
 
@@ -255,7 +255,7 @@ def test_false_eviction_is_one_when_no_silence_of_the_last_fault_can_be_meant() 
 
 
 def test_seeded_sum_that_leaves_one_out_is_found() -> None:
-    assert run_scenario(PLAIN, Kit(reduction=LeavesOneOut)).violation == "nothing left out"
+    assert run_scenario(PLAIN, Components(reduction=LeavesOneOut)).violation == "nothing left out"
 
 
 def test_seeded_final_of_another_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,15 +315,15 @@ def test_failing_scenario_is_shrunk_to_what_it_takes() -> None:
 
 
 def test_shrunk_scenario_still_fails_and_is_printed_as_a_test() -> None:
-    kit = Kit(reduction=LeavesOneOut)
-    smallest = shrink(random_scenario(6, rounds=2), partial(violation_of, kit=kit), trials=12)
-    assert violation_of(smallest, kit) == "nothing left out"
+    components = Components(reduction=LeavesOneOut)
+    smallest = shrink(random_scenario(6, rounds=2), partial(violation_of, components=components), trials=12)
+    assert violation_of(smallest, components) == "nothing left out"
     source = as_test(smallest, "nothing left out")
     namespace: dict[str, Any] = {}
     exec(compile(source, "shrunk", "exec"), namespace)
     namespace[f"test_seed_{smallest.seed}_keeps_nothing_left_out"]()  # the product passes it
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(namespace, "run_scenario", partial(run_scenario, kit=kit))
+        patch.setitem(namespace, "run_scenario", partial(run_scenario, components=components))
         with pytest.raises(AssertionError):
             namespace[f"test_seed_{smallest.seed}_keeps_nothing_left_out"]()
 

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import Violation
-from shoal.lab.simulate.outcome import Kit
+from shoal.lab.simulate.outcome import Components
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.simulation import Simulation, run_scenario
@@ -115,7 +115,7 @@ def test_slow_donor_does_not_hold_the_transfer_up(ended: Transfers) -> None:
 def test_donor_that_owes_two_transfers_has_its_time_for_each() -> None:
     simulation = Simulation(joined())
     peer, donations, state, finals = simulation.peers[0], simulation.donations, b"state", b"finals"
-    peer.course = SimpleNamespace(transfers=[None, None])  # type: ignore[assignment]
+    peer.peer_rounds = SimpleNamespace(transfers=[None, None])  # type: ignore[assignment]
     donations.asked(peer, 1, {(finals, 0): 1})
     simulation.timeline.run(STALL_S - 0.5, lambda: False)
     donations.asked(peer, 1, {(state, 0): 1})
@@ -180,13 +180,13 @@ LIAR = joined(Fault(kind="lie", lie="chunk", peer=3, at_s=STRUCK_S, duration_s=6
 
 
 def test_seeded_wait_for_a_donor_that_hangs_is_found() -> None:
-    outcome = run_scenario(HUNG, Kit(transfer=WaitsForEver))
+    outcome = run_scenario(HUNG, Components(transfer=WaitsForEver))
     assert outcome.violation == "no wait too long"
     assert f"peer {NEWCOMER} still waits" in outcome.detail
 
 
 def test_seeded_requests_without_bound_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_scenario(joined(), Kit(transfer=AsksEveryone)).violation == "bounded requests"
+    assert run_scenario(joined(), Components(transfer=AsksEveryone)).violation == "bounded requests"
     monkeypatch.setattr(transfer_module._Donor, "has_room", lambda donor, size: True)
     outcome = run_scenario(joined())
     assert outcome.violation == "bounded requests"
@@ -228,4 +228,4 @@ def test_request_for_more_chunks_than_allowed_is_refused() -> None:
     simulation = Simulation(joined())
     simulation.run()
     with pytest.raises(RemoteError, match="257 chunks at once"):
-        simulation.peers[0].course.serving.take(1, ChunkRequest(bytes(8), tuple(range(257))))
+        simulation.peers[0].peer_rounds.serving.take(1, ChunkRequest(bytes(8), tuple(range(257))))

@@ -16,7 +16,7 @@ from shoal.protocol.liveness import State
 from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, detection_bound_s
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.dialling import DIAL_COURTESY_S
+from shoal.swarm.dialling import DIAL_DEFERRAL_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
 WAS_SLOW = Scenario(
@@ -150,10 +150,10 @@ def test_link_that_cannot_be_made_again_is_no_proof_of_a_death() -> None:
 def test_of_two_without_a_link_the_lower_peer_id_dials_first() -> None:
     swarm = settled()
     lower, higher = sorted((0, 1), key=lambda number: swarm.peers[number].id)
-    assert swarm.peers[lower].watch._courtesy_s(higher) == 0.0
-    assert swarm.peers[higher].watch._courtesy_s(lower) == DIAL_COURTESY_S
+    assert swarm.peers[lower].watch._deferral_s(higher) == 0.0
+    assert swarm.peers[higher].watch._deferral_s(lower) == DIAL_DEFERRAL_S
     swarm.peers[higher].watch.links.clear()
-    assert swarm.peers[higher].watch._courtesy_s(lower) == 0.0  # nobody has heard of it
+    assert swarm.peers[higher].watch._deferral_s(lower) == 0.0  # nobody has heard of it
 
 
 def test_who_gives_a_peer_up_closes_the_connection_and_makes_another() -> None:

@@ -11,11 +11,11 @@ from trio.testing import MockClock
 
 from shoal.node.audits import audit_lanes
 from shoal.node.audits.audit_lanes import (
-    ALLOWANCE_PATIENCE_S,
+    ALLOWANCE_TIMEOUT_S,
     FETCH_DEADLINE_S,
-    PAUSE_PATIENCE_S,
-    ContributionDesk,
+    PAUSE_TIMEOUT_S,
     ContributionFetch,
+    ContributionServer,
     Pause,
     Wanted,
 )
@@ -53,7 +53,7 @@ class Pair:
         self.shown = dict(PAYLOADS)
         here, there = self.net.add(HERE), self.net.add(THERE)
         self.fetch = ContributionFetch(Lanes(self.net), here, self.pauses[HERE])  # type: ignore[arg-type]
-        self._desk = ContributionDesk(there, self.pauses[THERE], held=self._held, rate=lambda: rate)
+        self._server = ContributionServer(there, self.pauses[THERE], held=self._held, rate=lambda: rate)
 
     def _held(self, scope: bytes, chunk: int) -> memoryview | None:
         return memoryview(self.shown[chunk]) if ROOT.startswith(scope) and chunk in self.shown else None
@@ -61,7 +61,7 @@ class Pair:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._desk.run)
+            nursery.start_soon(self._server.run)
             await trio.testing.wait_all_tasks_blocked()
             yield
             nursery.cancel_scope.cancel()
@@ -111,7 +111,7 @@ def test_nothing_is_asked_or_shown_while_a_reduction_is_under_way() -> None:
                     got.set()
 
                 nursery.start_soon(ask)
-                await trio.sleep(PAUSE_PATIENCE_S / 2)
+                await trio.sleep(PAUSE_TIMEOUT_S / 2)
                 assert not got.is_set()
                 assert not any(frame.header.kind is FrameKind.STATE for frame in pair.net.frames), who
                 pair.pauses[who].begin()
@@ -129,7 +129,7 @@ def test_where_one_reduction_follows_upon_another_patience_ends() -> None:
         pair.pauses[THERE].end()
         async with pair.serving():
             assert await pair.get(2) == {2: PAYLOADS[2]}
-        assert trio.current_time() == pytest.approx(PAUSE_PATIENCE_S, abs=0.01)
+        assert trio.current_time() == pytest.approx(PAUSE_TIMEOUT_S, abs=0.01)
 
     run(main)
 
@@ -154,7 +154,7 @@ def test_who_would_wait_too_long_or_asks_for_too_much_is_refused(monkeypatch: py
         pair.pauses[THERE].end()
         async with pair.serving():
             assert sorted(await pair.get(*range(6))) == [0, 1, 2]
-        pair = Pair(rate=SIZE / (2 * ALLOWANCE_PATIENCE_S))
+        pair = Pair(rate=SIZE / (2 * ALLOWANCE_TIMEOUT_S))
         async with pair.serving():
             began = trio.current_time()
             assert len(await pair.get(0)) == 1

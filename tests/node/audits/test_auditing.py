@@ -65,7 +65,7 @@ def test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_wer
         for liar, base in ((STRANGER, head), (MEMBER, never), (STRANGER, never)):
             with pytest.raises(NetworkError):
                 await auditing._keep(double_vote(liar, base))
-        assert (auditing.shelf.verdicts, proven) == ((), [])
+        assert (auditing.evidence_store.verdicts, proven) == ((), [])
         await auditing._keep(double_vote(MEMBER, head))
         assert proven == [MEMBER.peer_id]
         linked, ledger, proven = auditing_in(tmp_path / "linked", STRANGER.peer_id)

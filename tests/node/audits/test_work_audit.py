@@ -85,9 +85,9 @@ class Bench:
         self.daemon: Any = SimpleNamespace(
             config=SimpleNamespace(manifest=self.manifest, data=None),
             identity=SimpleNamespace(peer_id=ME),
-            shelf=SimpleNamespace(state=lambda round: state if round == self.base.state_round else None),
+            cache=SimpleNamespace(state=lambda round: state if round == self.base.state_round else None),
             store=SimpleNamespace(folder=self.folder),
-            desk=SimpleNamespace(assignment=lambda base, peer: self.share(peer)),
+            training_client=SimpleNamespace(assignment=lambda base, peer: self.share(peer)),
             events=SimpleNamespace(write=self.events.append),
         )
 
@@ -202,7 +202,7 @@ def test_own_work_and_a_state_that_is_gone_are_not_weighed(tmp_path: Path) -> No
     bench.daemon.identity.peer_id = bench.plan.participants[0].peer
     assert bench.audit().drawn(bench.base, bench.plan, marked(0)) is None
     assert bench.audit().drawn(bench.base, bench.plan, marked(1)) is not None
-    bench.daemon.shelf.state = lambda round: None
+    bench.daemon.cache.state = lambda round: None
     assert bench.audit().drawn(bench.base, bench.plan, marked(1)) is None
 
 

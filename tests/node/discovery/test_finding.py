@@ -75,7 +75,7 @@ class Finder(Node):
 @pytest.fixture(autouse=True)
 def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_SETTLE_S", 0.05)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_LIMIT_S", 0.2)
@@ -114,7 +114,7 @@ def test_newcomer_with_one_live_address_links_with_all(tmp_path: Path) -> None:
 
 
 def test_newcomer_dials_at_once_whom_its_first_member_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
 
     async def main() -> None:
         other, newcomer = Node(2), Node(3)
@@ -229,7 +229,7 @@ def test_node_whose_member_is_full_tells_its_user_once_and_comes_back_less_and_l
 ) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", 1)
     monkeypatch.setattr(finding_module, "JOIN_RETRY_S", 0.05)
-    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
 
     async def main() -> None:
         full, guest, newcomer = Node(1), Quiet(2), finder(tmp_path, 3)

@@ -31,7 +31,7 @@ from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.members import Change
 from shoal.swarm.reaching import networks
 from shoal.swarm.reaching.circuit_address import format_circuit
-from shoal.swarm.reaching.passages import ask_passage
+from shoal.swarm.reaching.relayed_lanes import ask_relayed_lane
 from tests.node.discovery.test_port_mapping import Router, router
 from tests.swarm.lane_net import RecordingSink
 
@@ -71,7 +71,7 @@ class Member:
         self.reaching = Reaching(daemon)
         self.reaching.connect()
         if not reached:
-            self.host.knocks.expect = lambda expected: None  # type: ignore[method-assign]
+            self.host.dial_back_probes.expect = lambda expected: None  # type: ignore[method-assign]
         swarm[self.host.peer_id] = self
 
     async def _no_lanes(self, peer: PeerId, data: bytes) -> bytes:
@@ -142,7 +142,7 @@ def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [network for network in networks.PRIVATE_NETWORKS if ipaddress.ip_address("127.0.0.1") not in network]
     monkeypatch.setattr(networks, "PRIVATE_NETWORKS", tuple(kept))
     # The knocker is on this machine as well: its address is the one that it knocks at.
-    monkeypatch.setattr("shoal.swarm.reaching.dial_back._from_outside", lambda knocker, seen_as: True)
+    monkeypatch.setattr("shoal.swarm.reaching.dial_back._from_outside", lambda prober, seen_as: True)
 
 
 @pytest.mark.usefixtures("loopback_is_public")
@@ -179,7 +179,7 @@ def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> No
     member = Member(tmp_path, {})
     with contextlib.closing(member.events):
         assert member.lanes.upload is not None
-        assert member.reaching.passages._upload is member.lanes.upload, "two caps would let twice as much out"
+        assert member.reaching.relayed_lanes._upload is member.lanes.upload, "two caps would let twice as much out"
 
 
 @pytest.mark.usefixtures("loopback_is_public")
@@ -188,10 +188,14 @@ def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -> None
         async with swarm_of(tmp_path, {"relay": False}, {"reached": False}) as ((public, hidden), _):
             await until(lambda: public.reaching.reachability == "public" and len(hidden.reaching._evidence) == 1)
             assert public.reaching.capabilities == ()
-            admits = (public.host.relay.admits, public.reaching.passages.admits, public.reaching.sightings.admits)
+            admits = (
+                public.host.relay.admits,
+                public.reaching.relayed_lanes.admits,
+                public.reaching.observed_addresses.admits,
+            )
             assert admits == (None, None, None)
             with pytest.raises(NetworkError, match="passes no lanes on"):
-                await ask_passage(hidden.host, public.host.peer_id, public.host.peer_id)
+                await ask_relayed_lane(hidden.host, public.host.peer_id, public.host.peer_id)
             await until(lambda: hidden.notices != [])
             assert hidden.reaching.reachability == "unknown"
 

@@ -16,7 +16,7 @@ from shoal.collectives.codecs import Undecodable
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector, dither_of, encode_vector
 from shoal.collectives.state import StateHeader
-from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorShelf
+from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorCache
 from shoal.node.state.fetching import Fetcher
 from shoal.node.state.transfer import STALL_S, DonorScores
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -57,16 +57,16 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pair:
-    """Me and one partner, who serves what is put on `shelf`, and snapshots of `donor.shelf`."""
+    """Me and one partner, who serves what is put on `cache`, and snapshots of `donor.cache`."""
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder, Ledger())
         self.donor: Donor = self.world.donor(PARTNER)
-        self.shelf = VectorShelf(self.donor.shelf.lookup)
-        self.world.exchanges[PARTNER] = ChunkExchange(post=self.world._poster(PARTNER), lookup=self.shelf.lookup)
+        self.cache = VectorCache(self.donor.cache.lookup)
+        self.world.exchanges[PARTNER] = ChunkExchange(post=self.world._poster(PARTNER), lookup=self.cache.lookup)
         lanes = SimpleNamespace(ensure=self.world._ensure, moved=lambda peer: Moved())
         fetcher = Fetcher(lanes=lanes, chunks=self.world.exchanges[ME], scores=DonorScores())  # type: ignore[arg-type]
-        self.exchange = GossipExchange(shelf=VectorShelf(lambda ref: None), fetcher=fetcher, ask=self.world._ask)
+        self.exchange = GossipExchange(cache=VectorCache(lambda ref: None), fetcher=fetcher, ask=self.world._ask)
 
     async def fetch(self, offered: GossipVector) -> np.ndarray:
         values, chunks = await self.exchange.vector(PARTNER, offered.offer, ignore)
@@ -89,14 +89,14 @@ def in_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
 @in_trio
 async def test_a_partners_vector_comes_as_it_was_offered(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
-    pair.shelf.put(offered)
+    pair.cache.put(offered)
     np.testing.assert_array_equal(await pair.fetch(offered), decode_vector(offered.chunks, GRID, "bf16"))
 
 
 @in_trio
 async def test_a_tampered_vector_is_refused(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
-    pair.shelf.put(offered)
+    pair.cache.put(offered)
     pair.donor.spoil = lambda header, data: flipped(data, 17) if header.chunk == 1 else data
     with pytest.raises(NetworkError, match="chunk 1 of its vector is not the one it offered"):
         await pair.fetch(offered)
@@ -109,7 +109,7 @@ async def test_a_vector_that_is_none_is_refused_though_it_was_signed(tmp_path: P
     chunks[2][:2].view("<u2")[0] = 0x7F80  # infinity
     hashes = b"".join(chunk_hash(chunk.data) for chunk in chunks)
     offered = GossipVector(offer=msgspec.structs.replace(sound.offer, hashes=hashes), grid=GRID, chunks=chunks)
-    pair.shelf.put(offered)
+    pair.cache.put(offered)
     with pytest.raises(Undecodable):
         await pair.fetch(offered)
 
@@ -117,7 +117,7 @@ async def test_a_vector_that_is_none_is_refused_though_it_was_signed(tmp_path: P
 @in_trio
 async def test_a_partner_that_brings_nothing_is_given_up_after_the_stall_deadline(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
-    pair.shelf.put(offered)
+    pair.cache.put(offered)
     pair.donor.spoil = lambda header, data: None
     began = trio.current_time()
     with pytest.raises(NetworkError):
@@ -129,7 +129,7 @@ async def test_a_partner_that_brings_nothing_is_given_up_after_the_stall_deadlin
 async def test_a_vector_of_long_ago_is_not_there_any_more(tmp_path: Path) -> None:
     pair, vectors = Pair(tmp_path), [made(round) for round in range(1, VECTORS_KEPT + 2)]
     for one in vectors:
-        pair.shelf.put(one)
+        pair.cache.put(one)
     for one in vectors[1:]:
         await pair.fetch(one)
     with pytest.raises(NetworkError, match="does not hold it"):
@@ -137,13 +137,13 @@ async def test_a_vector_of_long_ago_is_not_there_any_more(tmp_path: Path) -> Non
 
 
 def test_chunks_that_there_are_not_are_not_served() -> None:
-    shelf, offered = VectorShelf(lambda ref: memoryview(b"other")), made()
-    shelf.put(offered)
+    cache, offered = VectorCache(lambda ref: memoryview(b"other")), made()
+    cache.put(offered)
     scope = offered.offer.root[:SCOPE_BYTES]
-    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 2)) == offered.chunks[2].data
-    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 3)) is None
-    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, bytes(SCOPE_BYTES), 0)) is None
-    assert shelf.lookup(ChunkRef(ChunkSpace.ANCHOR, scope, 0)) == b"other"
+    assert cache.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 2)) == offered.chunks[2].data
+    assert cache.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 3)) is None
+    assert cache.lookup(ChunkRef(ChunkSpace.VECTOR, bytes(SCOPE_BYTES), 0)) is None
+    assert cache.lookup(ChunkRef(ChunkSpace.ANCHOR, scope, 0)) == b"other"
 
 
 # --- snapshots ---
@@ -156,8 +156,8 @@ def accept_any(header: StateHeader) -> None:
 @in_trio
 async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
     pair, state = Pair(tmp_path), state_of(7, seed=3)
-    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
-    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    pair.donor.cache.put(state, pair.donor.cache.header(state))
+    standing = Standing(round=7, digest=pair.donor.cache.digest(state))
     found, header = await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
     assert (found.round, found.tokens, header.digest) == (7, state.tokens, standing.digest)
     np.testing.assert_array_equal(found.anchor, state.anchor)
@@ -167,11 +167,11 @@ async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
 @in_trio
 async def test_a_snapshot_of_another_digest_or_with_other_bytes_is_refused(tmp_path: Path) -> None:
     pair, state = Pair(tmp_path), state_of(7, seed=3)
-    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
+    pair.donor.cache.put(state, pair.donor.cache.header(state))
     with pytest.raises(RemoteError, match="not the certified one"):
         await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=NO_HASH), accept_any, ignore)
     pair.donor.spoil = lambda header, data: flipped(data)
-    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    standing = Standing(round=7, digest=pair.donor.cache.digest(state))
     with pytest.raises(NetworkError, match="is not the certified one"):
         await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
 
@@ -184,8 +184,8 @@ async def test_a_snapshot_that_is_gone_or_of_another_model_is_not_begun(tmp_path
     pair, state = Pair(tmp_path), state_of(7, seed=3)
     with pytest.raises(NetworkError, match="does not hold its state of round 7 any more"):
         await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=NO_HASH), accept_any, ignore)
-    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
-    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    pair.donor.cache.put(state, pair.donor.cache.header(state))
+    standing = Standing(round=7, digest=pair.donor.cache.digest(state))
     with pytest.raises(ConfigError, match="another model"):
         await pair.exchange.snapshot(PARTNER, standing, refuse, ignore)
     assert pair.world.chunks_from(PARTNER) == 0

@@ -22,7 +22,7 @@ from shoal.protocol.identity import Identity
 INNER: dict[str, Any] = {"lr": 0.01, "warmup_tokens": 0}
 
 
-class Desk:
+class TrainingClientStandIn:
     """A trainer's answers, given by the test."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Desk:
         self.restored.append((round, Path(path).name))
 
 
-def in_trio(test: Callable[[GossipMoments, Desk], Awaitable[None]]) -> Callable[[Path], None]:
+def in_trio(test: Callable[[GossipMoments, TrainingClientStandIn], Awaitable[None]]) -> Callable[[Path], None]:
     def run(tmp_path: Path) -> None:
-        desk = Desk()
+        training_client = TrainingClientStandIn()
 
         async def main() -> None:
-            await test(GossipMoments(tmp_path, desk), desk)  # type: ignore[arg-type]
+            await test(GossipMoments(tmp_path, training_client), training_client)  # type: ignore[arg-type]
 
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
@@ -51,9 +51,9 @@ def in_trio(test: Callable[[GossipMoments, Desk], Awaitable[None]]) -> Callable[
     return run
 
 
-def answer(desk: Desk, failure: str = "") -> Snapshotted:
+def answer(training_client: TrainingClientStandIn, failure: str = "") -> Snapshotted:
     """What the trainer says of the newest order, with the file there if it could be written."""
-    round, path = desk.wrote[-1]
+    round, path = training_client.wrote[-1]
     if not failure:
         path.write_bytes(b"moments")
     return Snapshotted(round=round, path=str(path), copy_s=0.0, write_s=0.0, size_bytes=7, failure=failure)
@@ -61,44 +61,53 @@ def answer(desk: Desk, failure: str = "") -> Snapshotted:
 
 @in_trio
 async def test_the_newest_two_are_kept_and_the_nearest_to_the_state_is_taken_up(
-    moments: GossipMoments, desk: Desk
+    moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:
     for round in (3, 4, 7):
         await moments.made(round)
-        await moments.heard(answer(desk))
-    assert sorted(path.name for path in desk.wrote[0][1].parent.iterdir()) == ["0.0-4.trainer", "0.0-7.trainer"]
+        await moments.heard(answer(training_client))
+    assert sorted(path.name for path in training_client.wrote[0][1].parent.iterdir()) == [
+        "0.0-4.trainer",
+        "0.0-7.trainer",
+    ]
     for state in (7, 5, 20):
         await moments.restore(state)
-    assert [name for _, name in desk.restored] == ["0.0-7.trainer", "0.0-4.trainer", "0.0-7.trainer"]
+    assert [name for _, name in training_client.restored] == ["0.0-7.trainer", "0.0-4.trainer", "0.0-7.trainer"]
 
 
 @in_trio
-async def test_without_files_nothing_is_taken_up(moments: GossipMoments, desk: Desk) -> None:
+async def test_without_files_nothing_is_taken_up(
+    moments: GossipMoments, training_client: TrainingClientStandIn
+) -> None:
     await moments.restore(3)
-    assert desk.restored == []
+    assert training_client.restored == []
 
 
 @in_trio
-async def test_one_is_written_at_a_time_and_a_slow_disk_rests(moments: GossipMoments, desk: Desk) -> None:
+async def test_one_is_written_at_a_time_and_a_slow_disk_rests(
+    moments: GossipMoments, training_client: TrainingClientStandIn
+) -> None:
     await moments.made(1)
     await moments.made(2)
     took = 2 * CHEAP_S
     await trio.sleep(took)
-    await moments.heard(answer(desk))
+    await moments.heard(answer(training_client))
     await moments.made(3)
     await trio.sleep(REST * took + 0.1)
     await moments.made(4)
-    assert [round for round, _ in desk.wrote] == [1, 4]
+    assert [round for round, _ in training_client.wrote] == [1, 4]
 
 
 @in_trio
-async def test_a_death_of_the_trainer_and_a_full_disk_do_not_end_it(moments: GossipMoments, desk: Desk) -> None:
+async def test_a_death_of_the_trainer_and_a_full_disk_do_not_end_it(
+    moments: GossipMoments, training_client: TrainingClientStandIn
+) -> None:
     await moments.made(1)
     moments.interrupted()
     await moments.made(2)
-    await moments.heard(answer(desk, failure="the disk is full"))
+    await moments.heard(answer(training_client, failure="the disk is full"))
     await moments.made(3)
-    assert [round for round, _ in desk.wrote] == [1, 2, 3]
+    assert [round for round, _ in training_client.wrote] == [1, 2, 3]
 
 
 def test_a_node_that_takes_up_its_moments_goes_on_to_the_bit(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.start import ASK_PERIOD_S, GossipStart
 from shoal.node.state.fetching import OnProgress
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
@@ -23,14 +23,14 @@ from tests.node.ledger import GRID, state_of
 
 A, B = PeerId("a"), PeerId("b")
 LAYOUT = b"L" * 32
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Peers:
     """Snapshots as peers have them; those in `gone` do not bring theirs."""
 
-    def __init__(self, shelf: StateShelf) -> None:
-        self.shelf = shelf
+    def __init__(self, cache: StateCache) -> None:
+        self.cache = cache
         self.states: dict[PeerId, CertifiedState] = {}
         self.gone: set[PeerId] = set()
 
@@ -40,12 +40,12 @@ class Peers:
         await on_progress(0, 1)
         if peer in self.gone:
             raise NetworkError("gone")
-        header = self.shelf.header(self.states[peer])
+        header = self.cache.header(self.states[peer])
         accepts(header)
         return self.states[peer], header
 
 
-class Desk:
+class TrainingClientStandIn:
     """A trainer that draws S(0)."""
 
     layout_hash = LAYOUT
@@ -65,16 +65,16 @@ class Beginner:
     def __init__(self, folder: Path, *, founder: bool = True) -> None:
         for part in ("state", "finals"):
             (folder / part).mkdir(exist_ok=True)
-        self.shelf = StateShelf(folder, GRID.chunk_values)
-        self.peers, self.desk = Peers(self.shelf), Desk()
+        self.cache = StateCache(folder, GRID.chunk_values)
+        self.peers, self.training_client = Peers(self.cache), TrainingClientStandIn()
         self.start = GossipStart(
-            shelf=self.shelf,
+            cache=self.cache,
             exchange=self.peers,  # type: ignore[arg-type]
-            desk=self.desk,  # type: ignore[arg-type]
+            training_client=self.training_client,  # type: ignore[arg-type]
             founder=founder,
             others=(A, B),
             accepts=self.accepts,
-            patience_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
             on_progress=lambda progress: None,
         )
 
@@ -85,7 +85,7 @@ class Beginner:
     def says(self, peer: PeerId, state: CertifiedState | None) -> None:
         if state is not None:
             self.peers.states[peer] = state
-        digest = NO_HASH if state is None else self.shelf.digest(state)
+        digest = NO_HASH if state is None else self.cache.digest(state)
         self.start.standings[peer] = Standing(round=0 if state is None else state.round, digest=digest)
 
     async def attempt(self) -> CertifiedState | None:
@@ -108,14 +108,14 @@ async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained
     one.says(B, state_of(0))
     state = await one.attempt()
     assert state is not None
-    assert (state.round, one.desk.drawn, one.shelf.newest_round()) == (0, 1, 0)
+    assert (state.round, one.training_client.drawn, one.cache.newest_round()) == (0, 1, 0)
 
 
 @in_trio
 async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_path: Path) -> None:
     one, began = Beginner(tmp_path), trio.current_time()
-    assert await one.start.attempt(began + PATIENCE_S - 0.1) is None
-    assert await one.start.attempt(began + PATIENCE_S) is not None
+    assert await one.start.attempt(began + TIMEOUT_S - 0.1) is None
+    assert await one.start.attempt(began + TIMEOUT_S) is not None
 
 
 @in_trio
@@ -125,7 +125,7 @@ async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_pat
     one.says(B, state_of(9, seed=9))
     state = await one.attempt()
     assert state is one.peers.states[B]
-    assert (one.desk.drawn, one.shelf.newest_round()) == (0, 9)
+    assert (one.training_client.drawn, one.cache.newest_round()) == (0, 9)
 
 
 @in_trio
@@ -136,7 +136,7 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     one.peers.gone = {A, B}
     assert await one.attempt() is None
     assert one.start.standings == {}
-    assert await one.start.attempt(trio.current_time() + 100 * PATIENCE_S) is None  # no founder draws nothing
+    assert await one.start.attempt(trio.current_time() + 100 * TIMEOUT_S) is None  # no founder draws nothing
     now = trio.current_time()
     assert [one.start.ask_due(now), one.start.ask_due(now), one.start.ask_due(now + ASK_PERIOD_S)] == [
         True,
@@ -153,11 +153,11 @@ async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> Non
     one = Beginner(tmp_path)
     assert await one.start.from_disk() is None
     for round in (6, 7):
-        one.shelf.save_state(state_of(round, seed=round))
+        one.cache.save_state(state_of(round, seed=round))
     found = await Beginner(tmp_path).start.from_disk()
     assert found is not None
     assert found.round == 7
-    path = one.shelf.state_file(7)
+    path = one.cache.state_file(7)
     path.write_bytes(flipped(path.read_bytes(), path.stat().st_size - 5))
     found = await Beginner(tmp_path).start.from_disk()
     assert found is not None
@@ -171,6 +171,6 @@ async def test_a_state_of_another_model_is_an_error_that_says_what_to_do(tmp_pat
     one.says(A, other)
     with pytest.raises(ConfigError, match="'w' has another shape"):
         await one.attempt()
-    one.shelf.save_state(other)
+    one.cache.save_state(other)
     with pytest.raises(ConfigError, match="install the same version"):
         await one.start.from_disk()

@@ -21,7 +21,7 @@ from shoal.node.config import Hold
 from shoal.node.holds import Holds
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds import copying, reducing
-from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Value
@@ -59,10 +59,10 @@ class FakeCatchUp:
     cancelled: bool = False
 
     async def copy_finals(
-        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal
+        self, final_format: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal
     ) -> None:
         wanted = list(chunks)
-        self.copied.append((form.plan.hash, wanted, list(peers)))
+        self.copied.append((final_format.plan.hash, wanted, list(peers)))
         try:
             await trio.lowlevel.checkpoint()
             if self.hangs is not None:
@@ -73,7 +73,7 @@ class FakeCatchUp:
         if self.error is not None:
             raise self.error
         for chunk in wanted:
-            take(form.open(chunk, self.known[form.plan.hash].chunks[chunk].payload.copy()))
+            take(final_format.open(chunk, self.known[final_format.plan.hash].chunks[chunk].payload.copy()))
 
     async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
         self.asked.append((plan_hash, tuple(peers)))
@@ -102,7 +102,7 @@ class Clock:
             self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
             looked = [lanes.looks for lanes in mesh.lanes]
             others = len(mesh.peers) - 1
-            busy = [i for i, desk in enumerate(mesh.desks) if desk._pace is not None]
+            busy = [i for i, driver in enumerate(mesh.drivers) if driver._pace is not None]
             await until(lambda: all(mesh.lanes[i].looks >= looked[i] + 6 * others for i in busy))  # noqa: B023
 
 
@@ -170,13 +170,13 @@ class Mesh:
         self.ensured: list[tuple[PeerId, PeerId]] = []
         self.lanes = [FakeLanes(self.ensurer(peer)) for peer in self.peers]
         self.holds = [Holds((holds or {}).get(n, ()), self.events) for n in range(count)]
-        self.desks = [self.desk(n) for n in range(count)]
+        self.drivers = [self.driver(n) for n in range(count)]
 
-    def desk(self, n: int) -> ReduceDesk:
+    def driver(self, n: int) -> ReductionDriver:
         def done(finals: Finals, seconds: float) -> None:
             self.done[n].append((finals, seconds))
 
-        return ReduceDesk(
+        return ReductionDriver(
             identity=self.identities[n],
             lanes=self.lanes[n],  # type: ignore[arg-type]
             traffic=self.traffics[n],
@@ -228,16 +228,16 @@ class Mesh:
     async def running(self) -> AsyncIterator[None]:
         try:
             async with trio.open_nursery() as nursery:
-                for desk in self.desks:
-                    nursery.start_soon(desk.run)
+                for driver in self.drivers:
+                    nursery.start_soon(driver.run)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
             self.events.close()
 
     def start(self, plan: Plan, *nodes: int) -> None:
-        for n in nodes or range(len(self.desks)):
-            self.desks[n].start(plan, self.contributions[n])
+        for n in nodes or range(len(self.drivers)):
+            self.drivers[n].start(plan, self.contributions[n])
 
 
 def digests(mesh: Mesh) -> list[bytes]:

@@ -29,7 +29,7 @@ from shoal.node.state.state_files import write_state
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.trainer import Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import Assignment, Command, InnerSettings, Retune, SyncSettings, Train
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.amending import AmendConsent, make_amend_consent, make_amendment, settings_of, sign_amendment
@@ -39,9 +39,9 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
-from tests.node.custody_lab import run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
+from tests.node.state_store_lab import run
 
 FEWER = ["sync.inner_steps=60", "sync.codec=bf16"]
 FEWER_SETTINGS: dict[str, Any] = {"sync.codec": "bf16", "sync.inner_steps": 60}
@@ -66,7 +66,7 @@ def manifest(authority: PeerId = AUTHORITY.peer_id) -> Manifest:
 MANIFEST = manifest()
 
 
-class Desk:
+class Bench:
     """A node of three in the round after those that the ledger certified."""
 
     def __init__(self, folder: Path, *, follows: bool = True, agreed: Manifest = MANIFEST) -> None:
@@ -76,7 +76,7 @@ class Desk:
         self.folder = folder
         self.notices: list[str] = []
         self._parts = SimpleNamespace(
-            custody=SimpleNamespace(chain=self.ledger.chain),
+            state_store=SimpleNamespace(chain=self.ledger.chain),
             config=SimpleNamespace(manifest=agreed, authority_amendments=follows),
             identity=self.me,
             store=SimpleNamespace(folder=folder),
@@ -123,65 +123,65 @@ class Desk:
 
 
 def test_order_is_said_in_every_round_and_outlives_a_restart(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.order(*FEWER)
-    assert desk.says() == [(FEWER_SETTINGS, True)]
-    assert desk.says() == []
-    desk.ledger.certify()
-    desk.begin()
-    assert desk.says() == [(FEWER_SETTINGS, True)]
-    desk.restart()
-    assert desk.says() == [(FEWER_SETTINGS, True)]
-    assert desk.notices == [
+    bench = Bench(tmp_path)
+    bench.order(*FEWER)
+    assert bench.says() == [(FEWER_SETTINGS, True)]
+    assert bench.says() == []
+    bench.ledger.certify()
+    bench.begin()
+    assert bench.says() == [(FEWER_SETTINGS, True)]
+    bench.restart()
+    assert bench.says() == [(FEWER_SETTINGS, True)]
+    assert bench.notices == [
         'still proposing to amend sync.codec = "bf16", sync.inner_steps = 60; `shoal amend --withdraw` ends that'
     ]
-    trio.run(desk.amending.withdraw)
+    trio.run(bench.amending.withdraw)
     assert not (tmp_path / NAME).exists()
-    desk.restart()
-    assert desk.says() == []
+    bench.restart()
+    assert bench.says() == []
 
 
 def test_order_that_is_carried_out_is_over(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.order(*FEWER)
-    desk.ledger.amend(FEWER_SETTINGS)
-    desk.begin()
-    assert (desk.says(), desk.notices, (tmp_path / NAME).exists()) == ([], [], False)
-    desk.restart()
-    assert (desk.says(), desk.notices) == ([], [])
+    bench = Bench(tmp_path)
+    bench.order(*FEWER)
+    bench.ledger.amend(FEWER_SETTINGS)
+    bench.begin()
+    assert (bench.says(), bench.notices, (tmp_path / NAME).exists()) == ([], [], False)
+    bench.restart()
+    assert (bench.says(), bench.notices) == ([], [])
 
 
 @pytest.mark.parametrize("how", ["amended", "rolled back"])
 def test_order_of_other_settings_than_those_in_force_is_over_and_told(tmp_path: Path, how: str) -> None:
-    desk = Desk(tmp_path)
-    desk.order(*FEWER)
+    bench = Bench(tmp_path)
+    bench.order(*FEWER)
     if how == "amended":
-        desk.ledger.amend({"inner.lr": 1e-4})
+        bench.ledger.amend({"inner.lr": 1e-4})
     else:
-        desk.ledger.go_back(1)
-    desk.begin()
-    assert desk.says() == []
-    assert [text.endswith("order it again") for text in desk.notices] == [True]
+        bench.ledger.go_back(1)
+    bench.begin()
+    assert bench.says() == []
+    assert [text.endswith("order it again") for text in bench.notices] == [True]
     assert not (tmp_path / NAME).exists()
 
 
 def test_order_that_cannot_be_is_refused_and_nothing_is_on_disk(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     for settings, words in ((["sync.codec=topk"], "belong together"), (["swarm.name=x"], "cannot be amended")):
         with pytest.raises(ConfigError, match=words):
-            desk.order(*settings)
+            bench.order(*settings)
     with pytest.raises(ConfigError, match="signed with the key of"):
-        desk.order(*FEWER, by_authority=True)
+        bench.order(*FEWER, by_authority=True)
     assert not (tmp_path / NAME).exists()
-    desk._parts.identity = identity(50)
+    bench._parts.identity = identity(50)
     with pytest.raises(ConfigError, match="no member"):
-        desk.order(*FEWER)
+        bench.order(*FEWER)
 
 
 def test_damaged_order_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / NAME).write_bytes(b"no record")
-    desk = Desk(tmp_path)
-    assert desk.says() == []
+    bench = Bench(tmp_path)
+    assert bench.says() == []
     assert "is damaged and is ignored" in caplog.text
 
 
@@ -190,46 +190,46 @@ def test_damaged_order_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 def test_authority_signs_with_its_key_and_says_so(tmp_path: Path) -> None:
     key = Identity.load_or_create(tmp_path / KEY_NAME)
-    desk = Desk(tmp_path, agreed=manifest(key.peer_id))
-    desk.order(*FEWER, by_authority=True)
-    desk.restart()
-    assert desk.says() == [(FEWER_SETTINGS, True)]
-    (consent,) = desk.machine.amend_consents().values()
-    assert consent.authority == sign_amendment(key, desk.ledger.chain.head.swarm, consent.amendment)
+    bench = Bench(tmp_path, agreed=manifest(key.peer_id))
+    bench.order(*FEWER, by_authority=True)
+    bench.restart()
+    assert bench.says() == [(FEWER_SETTINGS, True)]
+    (consent,) = bench.machine.amend_consents().values()
+    assert consent.authority == sign_amendment(key, bench.ledger.chain.head.swarm, consent.amendment)
 
 
 def test_member_follows_the_authority_and_passes_its_word_on_in_later_rounds(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.hears(FEWER_SETTINGS, signer=AUTHORITY)
-    assert desk.says() == [(FEWER_SETTINGS, False)]
-    desk.ledger.certify()
-    desk.begin()  # the others are not heard any more
-    assert desk.says() == [(FEWER_SETTINGS, False)]
-    assert all(consent.authority for consent in desk.machine.amend_consents().values())
-    desk.ledger.amend({"inner.lr": 1e-4})
-    desk.begin()
-    assert desk.says() == []
+    bench = Bench(tmp_path)
+    bench.hears(FEWER_SETTINGS, signer=AUTHORITY)
+    assert bench.says() == [(FEWER_SETTINGS, False)]
+    bench.ledger.certify()
+    bench.begin()  # the others are not heard any more
+    assert bench.says() == [(FEWER_SETTINGS, False)]
+    assert all(consent.authority for consent in bench.machine.amend_consents().values())
+    bench.ledger.amend({"inner.lr": 1e-4})
+    bench.begin()
+    assert bench.says() == []
 
 
 @pytest.mark.parametrize(("follows", "signer"), [(True, None), (True, identity(2)), (False, AUTHORITY)])
 def test_member_follows_nobody_else_and_not_against_its_users_will(
     tmp_path: Path, follows: bool, signer: Identity | None
 ) -> None:
-    desk = Desk(tmp_path, follows=follows)
-    desk.hears(FEWER_SETTINGS, signer=signer)
-    assert desk.says() == []
+    bench = Bench(tmp_path, follows=follows)
+    bench.hears(FEWER_SETTINGS, signer=signer)
+    assert bench.says() == []
 
 
 def test_all_follow_the_same_of_two_that_the_authority_signed(tmp_path: Path) -> None:
     orders = [[FEWER_SETTINGS, {"inner.lr": 1e-4}], [{"inner.lr": 1e-4}, FEWER_SETTINGS]]
     ends = []
     for number, wanted in enumerate(orders):
-        desk = Desk(tmp_path / str(number))
+        bench = Bench(tmp_path / str(number))
         (tmp_path / str(number)).mkdir()
         for one in wanted:
-            desk.hears(one, signer=AUTHORITY)
-            desk.says()
-        ends.append(settings_of(desk.machine.amend_consents()[desk.me.peer_id].amendment))
+            bench.hears(one, signer=AUTHORITY)
+            bench.says()
+        ends.append(settings_of(bench.machine.amend_consents()[bench.me.peer_id].amendment))
     assert ends[0] == ends[1]
 
 
@@ -271,11 +271,11 @@ def test_finals_in_the_codec_of_another_round_are_not_taken(tmp_path: Path) -> N
 
 def test_earlier_state_is_found_over_an_amendment(tmp_path: Path) -> None:
     ledger = amended_ledger()
-    shelf = World(tmp_path, ledger).shelf
-    earlier = EarlierStates(tmp_path / "me", chain=ledger.chain, shelf=shelf, outer=OuterSettings())
+    cache = World(tmp_path, ledger).cache
+    earlier = EarlierStates(tmp_path / "me", chain=ledger.chain, cache=cache, outer=OuterSettings())
     write_state(tmp_path / "me" / "state" / "2.safetensors", ledger.states[2])
     for round in (3, 4, 5):
-        save_finals(shelf, ledger.finals[round])
+        save_finals(cache, ledger.finals[round])
     found = trio.run(earlier.find, 5)
     assert found is not None
     assert found.anchor.tobytes() == ledger.states[5].anchor.tobytes()
@@ -286,11 +286,11 @@ def test_state_is_worked_out_by_the_settings_of_its_round(tmp_path: Path) -> Non
     told: list[bytes] = []
     for before in (2, 3, 4):
         chain = ledger.chain_to(before)
-        custody = SimpleNamespace(chain=chain, head=chain.head, state=ledger.states[before])
+        state_store = SimpleNamespace(chain=chain, head=chain.head, state=ledger.states[before])
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=MANIFEST),
-            custody=custody,
-            shelf=World(tmp_path / str(before), ledger).shelf,
+            state_store=state_store,
+            cache=World(tmp_path / str(before), ledger).cache,
             reduce=SimpleNamespace(),
             log=SimpleNamespace(reduced=lambda finals, digest, seconds: told.append(digest)),
         )
@@ -307,12 +307,14 @@ class Part:
         self.ledger = Ledger(manifest=MANIFEST)
         self.ledger.certify(2)
         self.orders: list[str | Manifest] = []
-        self.custody = SimpleNamespace(chain=self.ledger.chain, state=self.ledger.state, head=self.ledger.chain.head)
+        self.state_store = SimpleNamespace(
+            chain=self.ledger.chain, state=self.ledger.state, head=self.ledger.chain.head
+        )
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=MANIFEST),
             identity=self.ledger.founders[0],
-            custody=self.custody,
-            desk=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
+            state_store=self.state_store,
+            bench=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
@@ -326,7 +328,7 @@ class Part:
         await trio.lowlevel.checkpoint()
 
     def stand(self) -> None:
-        self.custody.state, self.custody.head = self.ledger.state, self.ledger.chain.head
+        self.state_store.state, self.state_store.head = self.ledger.state, self.ledger.chain.head
         trio.run(self.part.stand_on_head)
 
     def make(self) -> str:
@@ -362,7 +364,7 @@ def test_work_of_before_an_amendment_is_made_again_in_the_codec_of_its_round() -
     made = plain.make(3, 1, 100, vector(5), base=bytes(32))
     here = Part()
     here.ledger.amend(FEWER_SETTINGS)
-    here.custody.head = here.ledger.chain.head
+    here.state_store.head = here.ledger.chain.head
     trio.run(here.part._keep_to, 4)
     contributions = here.part._contributions
     contributions._sender = PeerId("me")
@@ -382,7 +384,7 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
     plain = Contributions(Fragments(GRID), "int8", 3, sender=me)
     work = plain.saved(plain.make(3, 1, 100, vector(5), base=chain.head.hash), chain.head.term)
     here.ledger.amend(FEWER_SETTINGS)
-    here.custody.head = chain.head
+    here.state_store.head = chain.head
     told: list[str] = []
 
     async def no_finals(round: int, peers: list[PeerId]) -> Finals:
@@ -394,7 +396,7 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
         assert here.orders == []  # what the trainer knew is of the settings before, and so is the anchor to come
         told.append("restored")
 
-    here.custody.finals = no_finals
+    here.state_store.finals = no_finals
     parts = here.part._p
     found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
     parts.resumption = SimpleNamespace(  # type: ignore[misc]
@@ -433,10 +435,10 @@ def test_trainer_gets_steps_and_settings_and_a_new_process_too() -> None:
         await send(command)
 
     trainer.send = note  # type: ignore[method-assign]
-    desk = TrainingDesk(trainer, seed=0, inner_steps=100)
-    trio.run(desk.retune, amended)
+    bench = TrainingClient(trainer, seed=0, inner_steps=100)
+    trio.run(bench.retune, amended)
     previous = Ledger().chain.head
-    trio.run(desk.train, previous, previous.members[0], 0)
+    trio.run(bench.train, previous, previous.members[0], 0)
     wanted = Retune(inner=InnerSettings.of(amended), sync=SyncSettings.of(amended))
     assert sent[0] == wanted
     assert isinstance(sent[1], Train)

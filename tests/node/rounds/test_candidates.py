@@ -23,23 +23,23 @@ from shoal.collectives.state import StateHeader, header_of
 from shoal.node.rounds.candidates import Candidates
 from shoal.node.state.finals_file import FinalsWriter
 from shoal.node.state.state_saver import StateSaver
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.errors import LocalError, StorageError
-from tests.node.folders import shelf_folder
+from tests.node.folders import cache_folder
 from tests.node.ledger import GRID, OUTER, Ledger, finals_of, plan_of, state_of
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> StateShelf:
-    return shelf_in(tmp_path)
+def cache(tmp_path: Path) -> StateCache:
+    return cache_in(tmp_path)
 
 
-def shelf_in(folder: Path) -> StateShelf:
-    return StateShelf(shelf_folder(folder), GRID.chunk_values)
+def cache_in(folder: Path) -> StateCache:
+    return StateCache(cache_folder(folder), GRID.chunk_values)
 
 
-def candidates_of(shelf: StateShelf) -> Candidates:
-    return Candidates(shelf=shelf, outer=OUTER)
+def candidates_of(cache: StateCache) -> Candidates:
+    return Candidates(cache=cache, outer=OUTER)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -54,11 +54,11 @@ def two_plans(ledger: Ledger) -> tuple[Finals, Finals]:
     return first, Finals(plan=repaired, chunks=(*first.chunks[:-1], other.chunks[-1]))
 
 
-def test_candidate_is_the_state_that_the_finals_lead_to(shelf: StateShelf) -> None:
+def test_candidate_is_the_state_that_the_finals_lead_to(cache: StateCache) -> None:
     async def main() -> None:
         ledger = Ledger()
         ledger.certify()
-        candidates, value = candidates_of(shelf), ledger.chain.value(1)
+        candidates, value = candidates_of(cache), ledger.chain.value(1)
         candidate = await candidates.work_out(ledger.states[0], ledger.finals[1], 0.5)
         assert candidate.report(ledger.chain.value(0)).digest == value.digest
         assert candidates.of(value) is candidate is candidates.get(value.plan)
@@ -71,11 +71,11 @@ def test_candidate_is_the_state_that_the_finals_lead_to(shelf: StateShelf) -> No
 
 
 @pytest.mark.parametrize("certified", [0, 1])
-def test_any_plan_of_the_round_may_be_the_certified_one(shelf: StateShelf, certified: int) -> None:
+def test_any_plan_of_the_round_may_be_the_certified_one(cache: StateCache, certified: int) -> None:
     async def main() -> None:
         ledger = Ledger()
         plans = two_plans(ledger)
-        candidates = candidates_of(shelf)
+        candidates = candidates_of(cache)
         made = [await candidates.work_out(ledger.state, finals, 0.5) for finals in plans]
         assert made[0].digest != made[1].digest
         state = await candidates.take(made[certified])
@@ -86,28 +86,28 @@ def test_any_plan_of_the_round_may_be_the_certified_one(shelf: StateShelf, certi
     run(main)
 
 
-def test_finals_are_on_disk_when_the_candidate_is_there(shelf: StateShelf, tmp_path: Path) -> None:
+def test_finals_are_on_disk_when_the_candidate_is_there(cache: StateCache, tmp_path: Path) -> None:
     async def main() -> None:
         ledger = Ledger()
         plan = plan_of(ledger.founders, ledger.chain.head)
-        candidates = candidates_of(shelf)
+        candidates = candidates_of(cache)
         for attempt in (0, 1):
             finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
             await candidates.work_out(ledger.state, finals, 0.5)
-            after = StateShelf(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+            after = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
             assert after is not None
             assert after.concatenated() == finals.concatenated()
-            assert shelf.held_finals(finals.plan.hash) is finals
+            assert cache.held_finals(finals.plan.hash) is finals
 
     run(main)
 
 
-def test_finals_that_cannot_be_kept_make_no_candidate(shelf: StateShelf, tmp_path: Path) -> None:
+def test_finals_that_cannot_be_kept_make_no_candidate(cache: StateCache, tmp_path: Path) -> None:
     async def main() -> None:
         ledger = Ledger()
         finals, _ = two_plans(ledger)
         (tmp_path / "finals").rmdir()
-        candidates = candidates_of(shelf)
+        candidates = candidates_of(cache)
         with pytest.raises(StorageError):
             await candidates.work_out(ledger.state, finals, 0.5)
         assert candidates.get(finals.plan.hash) is None
@@ -115,12 +115,12 @@ def test_finals_that_cannot_be_kept_make_no_candidate(shelf: StateShelf, tmp_pat
     run(main)
 
 
-def test_finals_are_applied_over_the_state_that_is_given(shelf: StateShelf) -> None:
+def test_finals_are_applied_over_the_state_that_is_given(cache: StateCache) -> None:
     """S(0) is replaced in the middle of round 1 where the first founder's is another."""
 
     async def main() -> None:
         finals, _ = two_plans(Ledger())
-        candidates = candidates_of(shelf)
+        candidates = candidates_of(cache)
         for state in (state_of(0), state_of(0, seed=5)):
             candidate = await candidates.work_out(state, finals, 0.5)
             assert candidate.header == advance(state, finals, OUTER)[1]
@@ -128,10 +128,10 @@ def test_finals_are_applied_over_the_state_that_is_given(shelf: StateShelf) -> N
     run(main)
 
 
-def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(shelf: StateShelf, tmp_path: Path) -> None:
+def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(cache: StateCache, tmp_path: Path) -> None:
     async def main() -> None:
         finals, _ = two_plans(Ledger())
-        candidates, before = candidates_of(shelf), set(threading.enumerate())
+        candidates, before = candidates_of(cache), set(threading.enumerate())
         with pytest.raises(LocalError, match="do not follow"):
             await candidates.work_out(state_of(3), finals, 0.5)
         for thread in set(threading.enumerate()) - before:
@@ -172,21 +172,21 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
     """Two on the shelf and one in the making; finals aside, which are int8 and a byte per value."""
     mapped = Mapped(monkeypatch)
     ledger, grid = Ledger(), Grid(NUMEL, 1 << 18)
-    shelf, last = StateShelf(shelf_folder(tmp_path), grid.chunk_values), state_of(0, grid=grid)
+    cache, last = StateCache(cache_folder(tmp_path), grid.chunk_values), state_of(0, grid=grid)
     plan = plan_of(ledger.founders, ledger.chain.head, grid=grid)
     finals = finals_of(plan, ledger.founders, seed=1)
     peaks: list[int] = []
 
     async def main() -> None:
         state = last
-        candidates, saver = candidates_of(shelf), StateSaver(shelf)
+        candidates, saver = candidates_of(cache), StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             for round in range(1, 9):
                 here = Finals(plan=msgspec.structs.replace(plan, round=round), chunks=finals.chunks)
                 candidate = await candidates.work_out(state, here, 0.5)
                 state = await candidates.take(candidate)
-                shelf.put(state, candidate.header)
+                cache.put(state, candidate.header)
                 await saver.save_soon(state)
                 candidates.begin_round(OUTER)
                 peaks.append(tracemalloc.get_traced_memory()[1])
@@ -207,10 +207,10 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
 class Writers:
     """Finals that a writer was made for, and chunks that were made of a state."""
 
-    def __init__(self, shelf: StateShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, cache: StateCache, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[Finals] = []
         self.made: list[int] = []
-        writer, make = shelf.finals_writer, NextState._make
+        writer, make = cache.finals_writer, NextState._make
 
         def begin(finals: Finals) -> FinalsWriter:
             self.begun.append(finals)
@@ -220,7 +220,7 @@ class Writers:
             self.made.append(chunk)
             return make(after, chunk, *rest)
 
-        monkeypatch.setattr(shelf, "finals_writer", begin)
+        monkeypatch.setattr(cache, "finals_writer", begin)
         monkeypatch.setattr(NextState, "_make", count)
 
 
@@ -233,11 +233,11 @@ def settled(folder: Path, before: set[threading.Thread]) -> list[str]:
 
 
 def test_work_that_was_begun_before_the_check_is_taken_up(
-    shelf: StateShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: StateCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        (finals, _), writers = two_plans(Ledger()), Writers(shelf, monkeypatch)
-        candidates, state = candidates_of(shelf), state_of(0)
+        (finals, _), writers = two_plans(Ledger()), Writers(cache, monkeypatch)
+        candidates, state = candidates_of(cache), state_of(0)
         apply = candidates.begin(state, finals)
         assert apply is not None
         for chunk in finals.chunks[:-1]:
@@ -246,7 +246,7 @@ def test_work_that_was_begun_before_the_check_is_taken_up(
         assert writers.begun == [finals]
         assert writers.made == list(range(GRID.chunks))
         assert candidate.header == advance(state, finals, OUTER)[1]
-        on_disk = StateShelf(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+        on_disk = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
         assert on_disk is not None
         assert on_disk.concatenated() == finals.concatenated()
         assert candidates.begin(state, finals) is None
@@ -255,17 +255,17 @@ def test_work_that_was_begun_before_the_check_is_taken_up(
 
 
 def test_work_that_was_begun_for_other_finals_leaves_nothing(
-    shelf: StateShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: StateCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A final was unsound and came again; another round began; a repaired plan came after all."""
 
     async def main() -> None:
         (finals, repaired), writers, before = (
             two_plans(Ledger()),
-            Writers(shelf, monkeypatch),
+            Writers(cache, monkeypatch),
             set(threading.enumerate()),
         )
-        candidates, state = candidates_of(shelf), state_of(0)
+        candidates, state = candidates_of(cache), state_of(0)
         again = Finals.open(finals.plan, [chunk.payload.tobytes() for chunk in finals.chunks])
         apply = candidates.begin(state, finals)
         assert apply is not None
@@ -283,11 +283,11 @@ def test_work_that_was_begun_for_other_finals_leaves_nothing(
 
 
 def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
-    shelf: StateShelf, monkeypatch: pytest.MonkeyPatch
+    cache: StateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         finals, repaired = two_plans(Ledger())
-        candidates, state = candidates_of(shelf), state_of(0)
+        candidates, state = candidates_of(cache), state_of(0)
         candidate = await candidates.work_out(state, finals, 0.5)
         complete = NextState.complete
 

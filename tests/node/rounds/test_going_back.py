@@ -29,16 +29,16 @@ from shoal.protocol.messages import Consent, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent
-from tests.node.custody_lab import run
 from tests.node.donors import World
 from tests.node.ledger import GRID, OUTER, Ledger, state_of
+from tests.node.state_store_lab import run
 
 SETTINGS = RoundSettings(
     numel=GRID.numel, chunk_values=GRID.chunk_values, codec="int8", grace_s=3, reduce_deadline_s=30, weight_cap=4
 )
 
 
-class Desk:
+class Bench:
     """A node of three in the round after those that the ledger certified; those in `saved` are on its disk."""
 
     def __init__(self, folder: Path, *, policy: RollbackPolicy = "spike", saved: Sequence[int] = ()) -> None:
@@ -50,19 +50,19 @@ class Desk:
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for round in saved:
             self.save(self.ledger.states[round])
-        self.shelf = world.shelf
+        self.cache = world.cache
         self.notices: list[Progress] = []
         self.given: list[Own] = []
         self._arrived = trio.Event()
         self.fetched: list[int] = []
-        self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, shelf=world.shelf, outer=OUTER)
-        custody = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
+        self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, cache=world.cache, outer=OUTER)
+        state_store = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
         self._parts = SimpleNamespace(
-            custody=custody,
+            state_store=state_store,
             config=SimpleNamespace(rollback=policy),
             identity=self.me,
             store=SimpleNamespace(folder=self.folder),
-            shelf=world.shelf,
+            cache=world.cache,
             links=SimpleNamespace(linked=lambda: frozenset({self.other.peer_id})),
             on_progress=self.notices.append,
         )
@@ -115,10 +115,10 @@ class Desk:
         self.going_back.held(event, self.machine)
 
 
-def at_work(desk: Desk, main: Callable[[], Awaitable[None]]) -> None:
+def at_work(bench: Bench, main: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.going_back.run)
+            nursery.start_soon(bench.going_back.run)
             await main()
             nursery.cancel_scope.cancel()
 
@@ -131,27 +131,27 @@ def consents(effects: Sequence[Effect]) -> list[tuple[int, bool]]:
 
 
 def test_order_is_said_in_every_round_once_the_state_is_on_disk(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[3, 6])
+    bench = Bench(tmp_path, policy="never", saved=[3, 6])
 
     async def main() -> None:
-        await desk.going_back.order(3)
-        assert consents(desk.advise()) == []
-        await desk.settled()
-        assert (desk.folder / "rollback" / "3.safetensors").exists()
-        assert desk.machine.agreement.digest_of(desk.target(3)) == desk.ledger.chain.value(3).digest
-        assert consents(desk.advise()) == [(3, True)]
-        assert desk.advise() == []
-        await desk.going_back.begin_round()
-        desk.ledger.certify()
-        desk.machine = desk.new_machine()
-        await desk.going_back.begin_round()
-        assert consents(desk.advise()) == [(3, True)]
-        assert (desk.folder / "rollback" / "3.safetensors").exists()
-        await desk.going_back.withdraw()
-        desk.machine = desk.new_machine()
-        assert desk.advise() == []
+        await bench.going_back.order(3)
+        assert consents(bench.advise()) == []
+        await bench.settled()
+        assert (bench.folder / "rollback" / "3.safetensors").exists()
+        assert bench.machine.agreement.digest_of(bench.target(3)) == bench.ledger.chain.value(3).digest
+        assert consents(bench.advise()) == [(3, True)]
+        assert bench.advise() == []
+        await bench.going_back.begin_round()
+        bench.ledger.certify()
+        bench.machine = bench.new_machine()
+        await bench.going_back.begin_round()
+        assert consents(bench.advise()) == [(3, True)]
+        assert (bench.folder / "rollback" / "3.safetensors").exists()
+        await bench.going_back.withdraw()
+        bench.machine = bench.new_machine()
+        assert bench.advise() == []
 
-    at_work(desk, main)
+    at_work(bench, main)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_order_is_said_in_every_round_once_the_state_is_on_disk(tmp_path: Path) 
     ],
 )
 def test_order_that_cannot_be_is_refused_in_one_line(tmp_path: Path, round: int, words: list[str]) -> None:
-    desk = Desk(tmp_path, saved=[2, 3, 6])
+    bench = Bench(tmp_path, saved=[2, 3, 6])
     with pytest.raises(ConfigError) as caught:
-        run(partial(desk.going_back.order, round))
+        run(partial(bench.going_back.order, round))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -191,18 +191,18 @@ def test_order_that_cannot_be_is_refused_in_one_line(tmp_path: Path, round: int,
 def test_policy_decides_whether_others_are_followed(
     tmp_path: Path, policy: RollbackPolicy, losses: dict[int, float], agrees: bool
 ) -> None:
-    desk = Desk(tmp_path, policy=policy, saved=[3])
+    bench = Bench(tmp_path, policy=policy, saved=[3])
     for round, loss in losses.items():
-        desk.going_back.note(Evaluated(round=round, value=loss))
+        bench.going_back.note(Evaluated(round=round, value=loss))
 
     async def main() -> None:
-        desk.hears(3)
-        assert desk.advise() == []
+        bench.hears(3)
+        assert bench.advise() == []
         if agrees:
-            await desk.settled()
-        assert consents(desk.advise()) == ([(3, False)] if agrees else [])
+            await bench.settled()
+        assert consents(bench.advise()) == ([(3, False)] if agrees else [])
 
-    at_work(desk, main)
+    at_work(bench, main)
 
 
 def test_losses_of_an_earlier_life_count_and_those_of_abandoned_rounds_do_not(tmp_path: Path) -> None:
@@ -213,71 +213,71 @@ def test_losses_of_an_earlier_life_count_and_those_of_abandoned_rounds_do_not(tm
     folder.mkdir()
     told = [evaluated(3, 9.0), evaluated(3, 1.0), evaluated(4, None), "{", '{"event": "left"}', evaluated(8, 9.0)]
     (folder / "events.jsonl").write_text("\n".join(told) + "\n" + evaluated(6, 1.2)[:-3])
-    desk = Desk(tmp_path, saved=[3])
-    assert desk.going_back._losses == {3: 1.0, 8: 9.0}
-    run(desk.going_back.begin_round)  # the newest round is 6
-    assert desk.going_back._losses == {3: 1.0}
+    bench = Bench(tmp_path, saved=[3])
+    assert bench.going_back._losses == {3: 1.0, 8: 9.0}
+    run(bench.going_back.begin_round)  # the newest round is 6
+    assert bench.going_back._losses == {3: 1.0}
     assert past_losses(tmp_path / "none") == {}
 
 
 def test_policy_follows_what_a_user_ordered_and_no_other_policy(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="always", saved=[3])
-    desk.hears(3, asked=False)
-    desk.advise()
-    assert desk.given == []
-    assert desk.going_back._jobs.statistics().current_buffer_used == 0
+    bench = Bench(tmp_path, policy="always", saved=[3])
+    bench.hears(3, asked=False)
+    bench.advise()
+    assert bench.given == []
+    assert bench.going_back._jobs.statistics().current_buffer_used == 0
 
 
 def test_state_for_a_vote_comes_from_peers_and_is_tried_again(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never")
-    rollback = Desk(tmp_path / "another", policy="never").ledger.go_back(2).value
+    bench = Bench(tmp_path, policy="never")
+    rollback = Bench(tmp_path / "another", policy="never").ledger.go_back(2).value
 
     async def main() -> None:
-        desk.going_back.need(rollback)
-        assert desk.advise() == []
+        bench.going_back.need(rollback)
+        assert bench.advise() == []
         began = trio.current_time()
-        await desk.settled()
+        await bench.settled()
         assert trio.current_time() - began == pytest.approx(RETRY_S, abs=0.1)
-        assert desk.machine.agreement.digest_of(desk.target(2)) is None
-        desk.peers_have.add(2)
-        assert desk.advise() == []
-        await desk.settled()
-        assert desk.fetched == [2, 2]
-        assert desk.machine.agreement.digest_of(desk.target(2)) == rollback.digest
-        assert consents(desk.advise()) == []  # it votes, but does not want it
-        desk.going_back.need(rollback)  # said again as soon as it is asked for again
-        assert [type(event) for event in desk.given] == [StateHeld]
+        assert bench.machine.agreement.digest_of(bench.target(2)) is None
+        bench.peers_have.add(2)
+        assert bench.advise() == []
+        await bench.settled()
+        assert bench.fetched == [2, 2]
+        assert bench.machine.agreement.digest_of(bench.target(2)) == rollback.digest
+        assert consents(bench.advise()) == []  # it votes, but does not want it
+        bench.going_back.need(rollback)  # said again as soon as it is asked for again
+        assert [type(event) for event in bench.given] == [StateHeld]
 
-    at_work(desk, main)
+    at_work(bench, main)
 
 
 def test_what_was_kept_goes_when_it_can_no_longer_be_gone_back_to(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[3])
+    bench = Bench(tmp_path, policy="never", saved=[3])
 
     async def main() -> None:
-        await desk.going_back.begin_round()
-        await desk.going_back.order(3)
-        desk.advise()
-        await desk.settled()
-        desk.ledger.go_back(3)
-        desk.machine = desk.new_machine()
-        await desk.going_back.begin_round()
-        assert not (desk.folder / "rollback" / "3.safetensors").exists()
-        assert desk.advise() == []  # the order is carried out
+        await bench.going_back.begin_round()
+        await bench.going_back.order(3)
+        bench.advise()
+        await bench.settled()
+        bench.ledger.go_back(3)
+        bench.machine = bench.new_machine()
+        await bench.going_back.begin_round()
+        assert not (bench.folder / "rollback" / "3.safetensors").exists()
+        assert bench.advise() == []  # the order is carried out
 
-    at_work(desk, main)
+    at_work(bench, main)
 
 
 def test_state_that_is_another_than_was_certified_is_not_shown(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, saved=[3])
-    certified = desk.ledger.chain.value(3).digest
+    bench = Bench(tmp_path, saved=[3])
+    certified = bench.ledger.chain.value(3).digest
 
     async def main() -> None:
         for digest in (None, bytes(32)):
-            assert desk.going_back.held(StateHeld(desk.target(3), digest), desk.machine) == ()
-            assert desk.machine.agreement.digest_of(desk.target(3)) is None
-        desk.going_back.held(StateHeld(desk.target(3), certified), desk.machine)
-        assert desk.machine.agreement.digest_of(desk.target(3)) == certified
+            assert bench.going_back.held(StateHeld(bench.target(3), digest), bench.machine) == ()
+            assert bench.machine.agreement.digest_of(bench.target(3)) is None
+        bench.going_back.held(StateHeld(bench.target(3), certified), bench.machine)
+        assert bench.machine.agreement.digest_of(bench.target(3)) == certified
 
     run(main)
 
@@ -286,53 +286,53 @@ def test_state_that_is_another_than_was_certified_is_not_shown(tmp_path: Path) -
 
 
 def test_order_outlives_a_restart_until_it_is_carried_out(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[3])
+    bench = Bench(tmp_path, policy="never", saved=[3])
 
     async def ordered() -> None:
-        await desk.going_back.order(3)
+        await bench.going_back.order(3)
 
     async def goes_on() -> None:
-        await desk.going_back.begin_round()
-        assert [type(notice) for notice in desk.notices] == [Notice]
-        assert "still proposing to go back to round 3; `shoal rollback --withdraw`" in str(desk.notices)
-        assert desk.advise() == []
-        await desk.settled()
-        assert consents(desk.advise()) == [(3, True)]
-        desk.ledger.certify()
-        desk.machine = desk.new_machine()
-        await desk.going_back.begin_round()
-        assert len(desk.notices) == 1
-        assert consents(desk.advise()) == [(3, True)]
+        await bench.going_back.begin_round()
+        assert [type(notice) for notice in bench.notices] == [Notice]
+        assert "still proposing to go back to round 3; `shoal rollback --withdraw`" in str(bench.notices)
+        assert bench.advise() == []
+        await bench.settled()
+        assert consents(bench.advise()) == [(3, True)]
+        bench.ledger.certify()
+        bench.machine = bench.new_machine()
+        await bench.going_back.begin_round()
+        assert len(bench.notices) == 1
+        assert consents(bench.advise()) == [(3, True)]
 
     async def carried_out() -> None:
-        desk.ledger.go_back(3)
-        await desk.going_back.begin_round()
+        bench.ledger.go_back(3)
+        await bench.going_back.begin_round()
 
     run(ordered)
-    desk.restart()
-    at_work(desk, goes_on)
-    desk.restart()  # in the middle of the next round
+    bench.restart()
+    at_work(bench, goes_on)
+    bench.restart()  # in the middle of the next round
     run(carried_out)
-    assert not (desk.folder / NAME).exists()
-    desk.notices.clear()
-    desk.restart()
-    run(desk.going_back.begin_round)
-    assert desk.notices == []
-    assert desk.advise() == []
+    assert not (bench.folder / NAME).exists()
+    bench.notices.clear()
+    bench.restart()
+    run(bench.going_back.begin_round)
+    assert bench.notices == []
+    assert bench.advise() == []
 
 
 def test_order_that_was_withdrawn_stays_withdrawn(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[2, 3])
+    bench = Bench(tmp_path, policy="never", saved=[2, 3])
 
     async def main() -> None:
-        await desk.going_back.order(2)
-        await desk.going_back.order(3)  # in place of the first
-        desk.restart()
-        assert desk.going_back._asked == desk.target(3)
-        await desk.going_back.withdraw()
-        desk.restart()
-        assert desk.going_back._asked is None
-        await desk.going_back.withdraw()
+        await bench.going_back.order(2)
+        await bench.going_back.order(3)  # in place of the first
+        bench.restart()
+        assert bench.going_back._asked == bench.target(3)
+        await bench.going_back.withdraw()
+        bench.restart()
+        assert bench.going_back._asked is None
+        await bench.going_back.withdraw()
 
     run(main)
 
@@ -341,58 +341,58 @@ def test_order_that_was_withdrawn_stays_withdrawn(tmp_path: Path) -> None:
 def test_damaged_order_is_told_and_nothing_else_of_it(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[3])
-    run(partial(desk.going_back.order, 3))
-    path = desk.folder / NAME
+    bench = Bench(tmp_path, policy="never", saved=[3])
+    run(partial(bench.going_back.order, 3))
+    path = bench.folder / NAME
     path.write_bytes(path.read_bytes()[:-1] if content is None else content)
     with caplog.at_level(logging.WARNING):
-        desk.restart()
+        bench.restart()
     assert f"{path} is damaged and is ignored; order again with `shoal rollback --to`" in caplog.text
-    assert desk.advise() == []
+    assert bench.advise() == []
 
 
 # -- the initial state ---------------------------------------------------------------------------------------
 
 
 def test_initial_state_can_be_gone_back_to_where_it_is_kept(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, policy="never", saved=[0, 6])
-    initial = header_of(desk.ledger.states[0], GRID).digest
+    bench = Bench(tmp_path, policy="never", saved=[0, 6])
+    initial = header_of(bench.ledger.states[0], GRID).digest
 
     async def main() -> None:
-        await desk.going_back.order(0)
-        assert desk.advise() == []
-        await desk.settled()
-        assert desk.fetched == []
-        assert desk.machine.agreement.digest_of(desk.target(0)) == initial
-        assert consents(desk.advise()) == [(0, True)]
+        await bench.going_back.order(0)
+        assert bench.advise() == []
+        await bench.settled()
+        assert bench.fetched == []
+        assert bench.machine.agreement.digest_of(bench.target(0)) == initial
+        assert consents(bench.advise()) == [(0, True)]
 
-    at_work(desk, main)
+    at_work(bench, main)
 
 
 def test_another_initial_state_than_was_proposed_is_replaced_for_the_vote(tmp_path: Path) -> None:
     """This founder drew other bits than the swarm began with: it votes for the S(0) that was proposed, or for none."""
-    desk = Desk(tmp_path, policy="never")
-    desk.save(state_of(0, seed=7))
-    other = Desk(tmp_path / "another", policy="never")
+    bench = Bench(tmp_path, policy="never")
+    bench.save(state_of(0, seed=7))
+    other = Bench(tmp_path / "another", policy="never")
     rollback = other.ledger.go_back(0).value
 
     async def main() -> None:
-        await desk.going_back.order(0)
-        desk.advise()
-        await desk.settled()
-        assert desk.machine.agreement.digest_of(desk.target(0)) == header_of(state_of(0, seed=7), GRID).digest
-        desk.going_back.need(rollback)
-        assert desk.given == []
-        desk.advise()
-        await desk.settled()  # no peer has it
-        desk.peers_have.add(0)
-        desk.advise()
-        await desk.settled()
-        assert desk.fetched == [0, 0]
-        assert desk.machine.agreement.digest_of(desk.target(0)) == rollback.digest
-        kept = read_state(desk.folder / "rollback" / "0.safetensors")
+        await bench.going_back.order(0)
+        bench.advise()
+        await bench.settled()
+        assert bench.machine.agreement.digest_of(bench.target(0)) == header_of(state_of(0, seed=7), GRID).digest
+        bench.going_back.need(rollback)
+        assert bench.given == []
+        bench.advise()
+        await bench.settled()  # no peer has it
+        bench.peers_have.add(0)
+        bench.advise()
+        await bench.settled()
+        assert bench.fetched == [0, 0]
+        assert bench.machine.agreement.digest_of(bench.target(0)) == rollback.digest
+        kept = read_state(bench.folder / "rollback" / "0.safetensors")
         assert header_of(kept, GRID).digest == rollback.digest
-        desk.going_back.need(rollback)
-        assert desk.given == [StateHeld(desk.target(0), rollback.digest)]
+        bench.going_back.need(rollback)
+        assert bench.given == [StateHeld(bench.target(0), rollback.digest)]
 
-    at_work(desk, main)
+    at_work(bench, main)

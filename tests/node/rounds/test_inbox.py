@@ -12,7 +12,7 @@ import trio.testing
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, TICK_S, Inbox, ToHandle
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.inputs import Heard, Linked, SetPaused, Tick
+from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
 from tests.node.ledger import Ledger
@@ -21,8 +21,8 @@ PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
 READY = absent_ready(OBSERVER, Ledger().chain.head, NO_HASH)
 
 
-def heard(round: int) -> Heard:
-    return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
+def heard(round: int) -> Received:
+    return Received(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
 
 
 def drained(inbox: Inbox, count: int) -> list[ToHandle]:
@@ -54,8 +54,8 @@ def test_inbox_ticks_in_time_however_much_peers_say() -> None:
     assert sum(isinstance(event, Tick) for event in given) == 10
 
 
-def ready(peer: PeerId, round: int) -> Heard:
-    return Heard(peer, msgspec.structs.replace(READY, round=round))
+def ready(peer: PeerId, round: int) -> Received:
+    return Received(peer, msgspec.structs.replace(READY, round=round))
 
 
 def test_neighbours_are_waited_for_until_they_announce_themselves_in_the_round() -> None:
@@ -63,7 +63,7 @@ def test_neighbours_are_waited_for_until_they_announce_themselves_in_the_round()
         inbox, began = Inbox(), trio.current_time()
 
         async def say() -> None:
-            for one in (ready(OTHER, 1), Heard(OTHER, heard(2).message), ready(OTHER, 2)):
+            for one in (ready(OTHER, 1), Received(OTHER, heard(2).message), ready(OTHER, 2)):
                 await trio.sleep(0.01)
                 inbox.hear(one)
 

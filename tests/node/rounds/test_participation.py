@@ -11,7 +11,7 @@ import trio
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.participation import Participation
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
 from shoal.protocol.terms import make_rebase
@@ -29,7 +29,7 @@ class Part:
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
         manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
-        self.custody = SimpleNamespace(
+        self.state_store = SimpleNamespace(
             chain=self.ledger.chain,
             head=self.ledger.chain.head,
             state=self.ledger.state,
@@ -39,8 +39,8 @@ class Part:
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=manifest),
             identity=me,
-            custody=self.custody,
-            desk=SimpleNamespace(stand_on=self._stand_on),
+            state_store=self.state_store,
+            training_client=SimpleNamespace(stand_on=self._stand_on),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class Part:
         return self.ledger.finals[round]
 
     def stand(self) -> None:
-        self.custody.state = self.ledger.state
+        self.state_store.state = self.ledger.state
         trio.run(self.part.stand_on_head)
 
     def make(self) -> None:
@@ -155,16 +155,16 @@ def test_work_that_certified_rounds_counted_is_dropped_when_a_rebase_abandons_th
 
 
 def test_another_term_trains_on_other_data() -> None:
-    desk = TrainingDesk(SimpleNamespace(), seed=7, inner_steps=1)  # type: ignore[arg-type]
+    training_client = TrainingClient(SimpleNamespace(), seed=7, inner_steps=1)  # type: ignore[arg-type]
     ledger = Ledger()
     ledger.certify(4)
     before: Value = ledger.chain.value(2)
     ledger.go_back(2)
     after = ledger.chain.head
     assert (before.next_round, after.next_round, after.next_term) == (3, 3, Term(0, 1))
-    seeds = {desk.assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
+    seeds = {training_client.assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
     assert len(seeds) == 2 * len(ledger.peers)
-    assert desk.assignment(before, ledger.peers[0]).seed == 7
+    assert training_client.assignment(before, ledger.peers[0]).seed == 7
 
 
 @pytest.mark.parametrize(("missed", "kept"), [(0, True), (2, True), (3, False), (40, False)])

@@ -35,7 +35,7 @@ def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
                 assert 0 <= seconds < 15
             pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
             assert set(mesh.ensured) == pairs
-            assert [desk.stalled() for desk in mesh.desks] == [None] * 3
+            assert [driver.stalled() for driver in mesh.drivers] == [None] * 3
 
     run(main)
 
@@ -52,7 +52,7 @@ def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
         async with mesh.running():
             mesh.start(mesh.plan())
             await until(lambda: mesh.done[1] and mesh.done[2])
-            reduction = mesh.desks[0]._reduction
+            reduction = mesh.drivers[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.final_chunks == reduction.plan.chunks)
             with trio.move_on_after(0.1):
@@ -88,7 +88,7 @@ def test_finals_are_told_of_before_their_check_and_each_after_it(tmp_path: Path)
             begun.append(finals)
             return lambda final: used.append((final.chunk, final.sound))
 
-        mesh.desks[1].begin = begin
+        mesh.drivers[1].begin = begin
         async with mesh.running():
             mesh.start(mesh.plan())
             await until(lambda: all(mesh.done))
@@ -104,8 +104,8 @@ def test_neighbours_are_peers_with_a_lane_within_the_machine(tmp_path: Path) -> 
     mesh = Mesh(tmp_path, 4)
     mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane()
     mesh.lanes[0].neighbours[mesh.peers[2]] = FakeLane(is_local=False)
-    assert mesh.desks[0].neighbours(mesh.peers) == {mesh.peers[1]}
-    assert mesh.desks[0].neighbours(mesh.peers[2:]) == frozenset()
+    assert mesh.drivers[0].neighbours(mesh.peers) == {mesh.peers[1]}
+    assert mesh.drivers[0].neighbours(mesh.peers[2:]) == frozenset()
     mesh.events.close()
 
 
@@ -117,9 +117,9 @@ def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> 
         async with mesh.running():
             mesh.start(mesh.plan())
             await until(lambda: all(mesh.done))
-            reductions = [weakref.ref(desk._reduction) for desk in mesh.desks if desk._reduction is not None]
-            for desk in mesh.desks:
-                desk.stop()
+            reductions = [weakref.ref(driver._reduction) for driver in mesh.drivers if driver._reduction is not None]
+            for driver in mesh.drivers:
+                driver.stop()
             await until(lambda: not any(ref() for ref in reductions))
             assert len(reductions) == 3
 
@@ -168,9 +168,9 @@ def test_stopped_reduction_reports_nothing(tmp_path: Path) -> None:
         async with mesh.running():
             mesh.start(mesh.plan())
             await until(lambda: mesh.done[1] and "holding" in (tmp_path / "events.jsonl").read_text())
-            reduction = mesh.desks[0]._reduction
+            reduction = mesh.drivers[0]._reduction
             assert reduction is not None
-            mesh.desks[0].stop()
+            mesh.drivers[0].stop()
             mesh.holds[0].release()
             await trio.to_thread.run_sync(reduction._gate.acquire)  # it has said all that it will say
             for _ in range(20):
@@ -236,7 +236,7 @@ def test_plans_full_of_relays_that_come_one_after_the_other_are_followed(tmp_pat
                 seats = (*plan.participants, *strangers)
                 me = plan.number(mesh.peers[1])
                 relays = tuple(Relay(*sorted((n, me)), via=1 - me) for n in range(2, len(seats)))
-                mesh.desks[1].start(
+                mesh.drivers[1].start(
                     msgspec.structs.replace(plan, participants=seats, relays=relays), mesh.contributions[1]
                 )
                 for _ in range(4):

@@ -11,7 +11,7 @@ import trio
 from shoal.collectives.progress import Waiting
 from shoal.node.rounds.copying import COPY_RETRY_S
 from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_S
-from shoal.node.rounds.reducing import FETCH_PATIENCE_S
+from shoal.node.rounds.reducing import FETCH_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameKind
@@ -33,7 +33,7 @@ async def lacking_finals_of_the_third(mesh: Mesh) -> Plan:
     plan = mesh.plan()
     mesh.start(plan)
     await until(lambda: all(mesh.done[1:]))
-    reduction = mesh.desks[0]._reduction
+    reduction = mesh.drivers[0]._reduction
     assert reduction is not None
     await until(lambda: reduction.waiting_for() == Waiting(contributions=NOBODY, finals=frozenset({owner})))
     mesh.catchups[0].known[plan.hash] = mesh.done[1][0][0]
@@ -66,7 +66,7 @@ def while_finals_are_lacking(nodes: int) -> Callable[[Check], Test]:
 async def test_finals_that_do_not_come_are_copied_from_those_who_have_them_all(
     mesh: Mesh, plan: Plan, clock: Clock
 ) -> None:
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     await clock.pass_time(mesh, SHORT_S)
     assert mesh.catchups[0].copied == []
     await clock.pass_time(mesh, LONG_S - SHORT_S)
@@ -74,7 +74,7 @@ async def test_finals_that_do_not_come_are_copied_from_those_who_have_them_all(
     assert mesh.catchups[0].copied == [(plan.hash, owned_by_the_third(plan), [mesh.peers[1]])]
     assert len(set(digests(mesh))) == 1
     assert len(mesh.done[0]) == 1
-    assert mesh.desks[0].stalled() is None
+    assert mesh.drivers[0].stalled() is None
 
 
 @while_finals_are_lacking(nodes=3)
@@ -86,7 +86,7 @@ async def test_nothing_is_copied_while_nobody_has_it_all(mesh: Mesh, plan: Plan,
 
 @while_finals_are_lacking(nodes=3)
 async def test_nothing_is_copied_while_its_owner_sends(mesh: Mesh, plan: Plan, clock: Clock) -> None:
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     for _ in range(4):
         mesh.lanes[0].received[mesh.peers[2]] += 1
         await clock.pass_time(mesh, SHORT_S)
@@ -96,10 +96,10 @@ async def test_nothing_is_copied_while_its_owner_sends(mesh: Mesh, plan: Plan, c
 @while_finals_are_lacking(nodes=3)
 async def test_owner_that_does_not_send_is_not_asked_for_copies_of_it(mesh: Mesh, plan: Plan, clock: Clock) -> None:
     """Be it the first to say that it has all finals."""
-    mesh.desks[0].complete_at([mesh.peers[2]])
+    mesh.drivers[0].complete_at([mesh.peers[2]])
     await clock.pass_time(mesh, 2 * LONG_S)
     assert mesh.catchups[0].copied == []
-    mesh.desks[0].complete_at([mesh.peers[2], mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[2], mesh.peers[1]])
     await until(lambda: mesh.done[0])
     assert [peers for _, _, peers in mesh.catchups[0].copied] == [[mesh.peers[1]]]
 
@@ -111,10 +111,10 @@ async def test_copying_that_lasts_begins_again_with_those_who_have_it_all_by_the
     """Who was the first to say so may have died, or lie."""
     catchup = mesh.catchups[0]
     catchup.hangs = trio.Event()
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     while not catchup.copied:
         await clock.pass_time(mesh, STEP_S)
-    mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+    mesh.drivers[0].complete_at([mesh.peers[1], mesh.peers[3]])
     await clock.pass_time(mesh, SHORT_S)
     assert len(catchup.copied) == 1
     catchup.hangs = None
@@ -129,7 +129,7 @@ async def test_copying_that_lasts_begins_again_with_those_who_have_it_all_by_the
 async def test_what_came_from_its_owner_after_all_is_not_copied_on(mesh: Mesh, plan: Plan, clock: Clock) -> None:
     catchup = mesh.catchups[0]
     catchup.hangs = trio.Event()
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     await clock.pass_time(mesh, LONG_S)
     assert len(catchup.copied) == 1
     mesh.lose_final = lambda sender, to: False
@@ -143,23 +143,23 @@ async def test_finals_of_the_evicted_are_not_copied(mesh: Mesh, plan: Plan, cloc
     """They would not be taken, and the transfer would begin again and again."""
     catchup = mesh.catchups[0]
     catchup.hangs = trio.Event()
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     await clock.pass_time(mesh, LONG_S)
     assert len(catchup.copied) == 1
-    await mesh.desks[0].close_off(plan.lineage, frozenset({mesh.peers[2]}))
+    await mesh.drivers[0].close_off(plan.lineage, frozenset({mesh.peers[2]}))
     await until(lambda: catchup.cancelled)
-    mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+    mesh.drivers[0].complete_at([mesh.peers[1], mesh.peers[3]])
     await clock.pass_time(mesh, 2 * LONG_S)
     assert len(catchup.copied) == 1
 
 
 @while_finals_are_lacking(nodes=4)
 async def test_nothing_is_copied_from_the_evicted(mesh: Mesh, plan: Plan, clock: Clock) -> None:
-    await mesh.desks[0].close_off(plan.lineage, frozenset({mesh.peers[1]}))
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    await mesh.drivers[0].close_off(plan.lineage, frozenset({mesh.peers[1]}))
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     await clock.pass_time(mesh, LONG_S)
     assert mesh.catchups[0].copied == []
-    mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+    mesh.drivers[0].complete_at([mesh.peers[1], mesh.peers[3]])
     await until(lambda: mesh.done[0])
     assert [peers for _, _, peers in mesh.catchups[0].copied] == [[mesh.peers[3]]]
 
@@ -172,17 +172,17 @@ def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
             plan = await lacking_finals_of_the_third(mesh)
-            catchup, desk = mesh.catchups[0], mesh.desks[0]
+            catchup, driver = mesh.catchups[0], mesh.drivers[0]
             catchup.hangs = trio.Event()
-            desk.complete_at([mesh.peers[1]])
+            driver.complete_at([mesh.peers[1]])
             await clock.pass_time(mesh, STALL_S + LATE_S + 2 * STEP_S)
-            desk.fetch(value_with(plan.hash), mesh.peers[1:])
+            driver.fetch(value_with(plan.hash), mesh.peers[1:])
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
             assert (len(catchup.copied), catchup.asked) == (1, [])
             if hangs:
-                await clock.pass_time(mesh, FETCH_PATIENCE_S)
-                desk.fetch(value_with(plan.hash), mesh.peers[1:])
+                await clock.pass_time(mesh, FETCH_TIMEOUT_S)
+                driver.fetch(value_with(plan.hash), mesh.peers[1:])
                 await until(lambda: catchup.cancelled and mesh.done[0])
                 await clock.pass_time(mesh, LONG_S)
                 assert (len(catchup.copied), len(catchup.asked)) == (1, 1)
@@ -199,7 +199,7 @@ def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
 async def test_copying_that_fails_is_tried_again_after_a_while(mesh: Mesh, plan: Plan, clock: Clock) -> None:
     catchup = mesh.catchups[0]
     catchup.error = NetworkError("nobody has them after all")
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     while not catchup.copied:
         await clock.pass_time(mesh, STEP_S)
     await clock.pass_time(mesh, COPY_RETRY_S - STEP_S)
@@ -216,7 +216,7 @@ async def test_copying_ends_with_its_reduction(mesh: Mesh, plan: Plan, clock: Cl
     """And another plan begins with nobody known to have anything."""
     catchup = mesh.catchups[0]
     catchup.hangs = trio.Event()
-    mesh.desks[0].complete_at([mesh.peers[1]])
+    mesh.drivers[0].complete_at([mesh.peers[1]])
     await clock.pass_time(mesh, LONG_S)
     assert len(catchup.copied) == 1
     mesh.start(mesh.plan(attempt=1))

@@ -14,11 +14,11 @@ from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
 from shoal.collectives.progress import Waiting
 from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
-from shoal.node.rounds.reducing import DETOUR_LIMIT_S, DETOUR_S, FETCH_PATIENCE_S, UNREACHABLE_LIMIT
+from shoal.node.rounds.reducing import FETCH_TIMEOUT_S, RELAYED_PATH_LIMIT_S, RELAYED_PATH_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
-from shoal.protocol.planning import PlanSeat
+from shoal.protocol.planning import PlanOrder
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.ledger import Ledger, finals_of, plan_of
@@ -49,13 +49,13 @@ async def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId
             base=plan.base,
             lineage=plan.lineage,
             evicted=tuple(sorted(evicted)),
-            chunks=await mesh.desks[n].close_off(plan.lineage, evicted),
+            chunks=await mesh.drivers[n].close_off(plan.lineage, evicted),
         )
         for n, peer in enumerate(mesh.peers)
         if peer not in evicted
     }
-    seat = PlanSeat(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
-    return revise_plan(plan, seat, helds, deal), helds
+    plan_order = PlanOrder(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
+    return revise_plan(plan, plan_order, helds, deal), helds
 
 
 def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> None:
@@ -72,18 +72,18 @@ def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> N
         async with mesh.running():
             plan = mesh.plan()
             mesh.start(plan)
-            reduction, others = mesh.desks[0]._reduction, mesh.desks[1]._reduction
+            reduction, others = mesh.drivers[0]._reduction, mesh.drivers[1]._reduction
             assert reduction is not None
             assert others is not None
             await until(lambda: reduction.waiting_for().contributions == others.waiting_for().contributions == {mute})
             again, helds = await revised(mesh, plan, 2)
             assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
-            mesh.desks[0]._stall = Stall(frozenset({mute}), NOBODY)
+            mesh.drivers[0]._stall = Stall(frozenset({mute}), NOBODY)
             for n in (0, 1):
-                mesh.desks[n].repair(again, mesh.contributions[n], helds)
-            assert mesh.desks[0].stalled() is None, "that was under another plan"
+                mesh.drivers[n].repair(again, mesh.contributions[n], helds)
+            assert mesh.drivers[0].stalled() is None, "that was under another plan"
             await until(lambda: mesh.done[0] and mesh.done[1])
-            assert mesh.desks[0]._reduction is reduction, "the same reduction goes on"
+            assert mesh.drivers[0]._reduction is reduction, "the same reduction goes on"
             assert [mesh.done[n][0][0].plan for n in (0, 1)] == [again, again]
             assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
             assert mesh.done[0][0][0].bitmaps == (b"\x03",) * 3
@@ -103,7 +103,7 @@ def test_repair_of_a_reduction_that_is_not_under_way_starts_it(tmp_path: Path) -
             mesh.start(plan, 0)
             again, helds = await revised(mesh, plan, 2)
             for n in (0, 1):
-                mesh.desks[n].repair(again, mesh.contributions[n], helds)
+                mesh.drivers[n].repair(again, mesh.contributions[n], helds)
             await until(lambda: mesh.done[0] and mesh.done[1])
             assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
 
@@ -121,18 +121,18 @@ def test_reduction_that_begins_again_signs_nothing_anew(tmp_path: Path) -> None:
             await until(lambda: all(mesh.done))
             before = mesh.done[0][0][0]
             again, _ = await revised(mesh, plan, 2)
-            mesh.desks[0].start(mesh.plan(attempt=1), mesh.contributions[0])
+            mesh.drivers[0].start(mesh.plan(attempt=1), mesh.contributions[0])
             mesh.lose = lambda sender, header: sender == mesh.peers[2]  # its contributions are in what was signed
             for n in (0, 1):
-                mesh.desks[n].repair(again, mesh.contributions[n], {})
+                mesh.drivers[n].repair(again, mesh.contributions[n], {})
             await until(lambda: all(len(mesh.done[n]) == 2 for n in (0, 1)))
             mine = [c.chunk for c in before.chunks if c.owner == mesh.peers[0]]
             for n in (0, 1):
                 after = mesh.done[n][1][0]
                 assert mine
                 assert all(bytes(after.chunks[c].payload) == bytes(before.chunks[c].payload) for c in mine)
-            mesh.desks[0].forget()
-            assert not mesh.desks[0]._kept, "the next round has other lineages"
+            mesh.drivers[0].forget()
+            assert not mesh.drivers[0]._kept, "the next round has other lineages"
 
     run(main)
 
@@ -152,9 +152,9 @@ def test_eviction_that_is_heard_before_its_plan_binds(tmp_path: Path) -> None:
         mesh.deliver = noted  # type: ignore[method-assign]
         async with mesh.running():
             plan = mesh.plan()
-            assert await mesh.desks[0].close_off(plan.lineage, frozenset({gone})) == ()
+            assert await mesh.drivers[0].close_off(plan.lineage, frozenset({gone})) == ()
             mesh.start(plan)
-            reduction = mesh.desks[0]._reduction
+            reduction = mesh.drivers[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {gone})
             await until(lambda: FrameKind.CONTRIBUTION in delivered)
@@ -181,13 +181,13 @@ def test_pair_over_whose_lane_nothing_moves_is_known_to_be_apart(tmp_path: Path,
         async with mesh.running():
             plan = mesh.plan()
             mesh.start(plan)
-            await until(lambda: all(desk._reduction.waiting_for().contributions for desk in mesh.desks[:2]))  # type: ignore[union-attr]
-            for n, desk in enumerate(mesh.desks):
-                desk.repair(relayed(plan, attempt=1), mesh.contributions[n], {})
+            await until(lambda: all(driver._reduction.waiting_for().contributions for driver in mesh.drivers[:2]))  # type: ignore[union-attr]
+            for n, driver in enumerate(mesh.drivers):
+                driver.repair(relayed(plan, attempt=1), mesh.contributions[n], {})
             await until(lambda: all(mesh.done))
             assert len(set(digests(mesh))) == 1
             assert mesh.done[0][0][0].bitmaps == (b"\x07",) * 3, "all contributions are in all chunks"
-            assert [desk.unreachable for desk in mesh.desks] == [{other}, {one}, set()]
+            assert [driver.unreachable for driver in mesh.drivers] == [{other}, {one}, set()]
             assert [lanes.dropped for lanes in mesh.lanes] == [[other], [one], []]
 
     run(main)
@@ -197,28 +197,28 @@ def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clo
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         one, other, third = mesh.peers
-        desk = mesh.desks[0]
+        driver = mesh.drivers[0]
 
         async def dials_in(round: int) -> int:
             """How often the desk dials the other in a round whose plan relays the two from the start."""
             before, dialled = mesh.ensured.count((one, other)), mesh.ensured.count((one, third))
-            desk.start(relayed(mesh.plan(), attempt=0, round=round), mesh.contributions[0])
+            driver.start(relayed(mesh.plan(), attempt=0, round=round), mesh.contributions[0])
             await until(lambda: mesh.ensured.count((one, third)) > dialled)  # which is done after the other
             return mesh.ensured.count((one, other)) - before
 
         async with mesh.running():
             mesh.unreachable = {other}
-            desk._give_up_on(other)
+            driver._give_up_on(other)
             assert await dials_in(2) == 0
-            clock.ahead_s += DETOUR_S
+            clock.ahead_s += RELAYED_PATH_S
             assert await dials_in(3) == 1
-            assert desk.unreachable == {other}, "it failed"
-            clock.ahead_s += DETOUR_S
+            assert driver.unreachable == {other}, "it failed"
+            clock.ahead_s += RELAYED_PATH_S
             assert await dials_in(4) == 0, "twice as long this time"
-            clock.ahead_s += DETOUR_S
+            clock.ahead_s += RELAYED_PATH_S
             mesh.unreachable = set()
             assert await dials_in(5) == 1
-            assert desk.unreachable == set(), "the next plan may do without the relay"
+            assert driver.unreachable == set(), "the next plan may do without the relay"
 
     run(main)
 
@@ -227,20 +227,20 @@ def test_who_is_out_of_reach_is_not_remembered_for_ever(tmp_path: Path, clock: C
     """An open swarm meets peers without end."""
     mesh = Mesh(tmp_path, 2)
     mesh.events.close()
-    desk = mesh.desks[0]
+    driver = mesh.drivers[0]
     for number in range(UNREACHABLE_LIMIT + 1):
-        desk._give_up_on(PeerId(f"peer {number}"))
+        driver._give_up_on(PeerId(f"peer {number}"))
         if number in (0, UNREACHABLE_LIMIT - 1):
-            desk.forget()
-            assert len(desk.unreachable) == len(desk._detours) == number + 1
-    desk.forget()
-    assert (desk.unreachable, len(desk._detours)) == (set(), UNREACHABLE_LIMIT + 1)
-    clock.ahead_s += DETOUR_S + DETOUR_LIMIT_S - 1
-    desk.forget()
-    assert len(desk._detours) == UNREACHABLE_LIMIT + 1
+            driver.forget()
+            assert len(driver.unreachable) == len(driver._relayed_paths) == number + 1
+    driver.forget()
+    assert (driver.unreachable, len(driver._relayed_paths)) == (set(), UNREACHABLE_LIMIT + 1)
+    clock.ahead_s += RELAYED_PATH_S + RELAYED_PATH_LIMIT_S - 1
+    driver.forget()
+    assert len(driver._relayed_paths) == UNREACHABLE_LIMIT + 1
     clock.ahead_s += 2
-    desk.forget()
-    assert desk._detours == {}
+    driver.forget()
+    assert driver._relayed_paths == {}
 
 
 # -- finals that are fetched ---------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ def test_fetched_finals_are_handed_over_once(tmp_path: Path) -> None:
         mesh.catchups[0].known[finals.plan.hash] = finals
         async with mesh.running():
             for _ in range(3):
-                mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+                mesh.drivers[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
             await until(lambda: mesh.done[0])
-            mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
             assert [finals for finals, _ in mesh.done[0]] == [finals]
@@ -278,7 +278,7 @@ def test_fetched_finals_of_another_round_are_dropped(tmp_path: Path, field: str)
         mesh = Mesh(tmp_path, 2)
         mesh.catchups[0].known[strange.plan.hash] = strange
         async with mesh.running():
-            mesh.desks[0].fetch(value_with(strange.plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(strange.plan.hash), mesh.peers[1:])
             await until(lambda: mesh.catchups[0].asked)
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
@@ -295,7 +295,7 @@ def test_fetch_that_fails_may_be_tried_again(tmp_path: Path, error: Exception) -
         catchup.error = error
         async with mesh.running():
             for count in (1, 2, 3):
-                mesh.desks[0].fetch(value_with(bytes(32)), [])
+                mesh.drivers[0].fetch(value_with(bytes(32)), [])
                 await until(lambda n=count: len(catchup.asked) == n)  # type: ignore[misc]
                 for _ in range(5):
                     await trio.lowlevel.checkpoint()
@@ -313,12 +313,12 @@ def test_finals_of_the_reduction_under_way_are_not_fetched(tmp_path: Path) -> No
         async with mesh.running():
             plan = mesh.plan()
             mesh.start(plan)
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
             assert mesh.catchups[0].asked == []
-            mesh.desks[0].forget()
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            mesh.drivers[0].forget()
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             await until(lambda: mesh.catchups[0].asked)
 
     run(main)
@@ -331,7 +331,7 @@ async def lacking_finals_of_the_second(mesh: Mesh) -> Plan:
     plan = mesh.plan()
     mesh.start(plan)
     await until(lambda: mesh.done[1])
-    reduction = mesh.desks[0]._reduction
+    reduction = mesh.drivers[0]._reduction
     assert reduction is not None
     await until(lambda: reduction.waiting_for() == Waiting(contributions=NOBODY, finals=frozenset({owner})))
     return plan
@@ -345,13 +345,13 @@ def test_finals_that_nobody_sends_any_more_are_fetched(tmp_path: Path, clock: Cl
         async with mesh.running():
             plan = await lacking_finals_of_the_second(mesh)
             mesh.catchups[0].known[plan.hash] = mesh.done[1][0][0]
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             await clock.pass_time(mesh, STALL_S)
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             assert mesh.catchups[0].asked == []
             await clock.pass_time(mesh, LATE_S + 0.5)
             for _ in range(2):
-                mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+                mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             await until(lambda: mesh.done[0])
             assert mesh.catchups[0].asked == [(plan.hash, tuple(mesh.peers[1:]))]
             assert mesh.done[0][0][0] is mesh.done[1][0][0]
@@ -364,13 +364,13 @@ def test_finals_that_a_reduction_keeps_waiting_for_are_fetched_in_the_end(tmp_pa
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
             plan = await lacking_finals_of_the_second(mesh)
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
-            for _ in range(int(FETCH_PATIENCE_S)):
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            for _ in range(int(FETCH_TIMEOUT_S)):
                 mesh.lanes[0].received[mesh.peers[1]] += 1  # something else comes over its lanes
-                mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+                mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
                 assert mesh.catchups[0].asked == []
                 await clock.pass_time(mesh, 1.0)
-            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            mesh.drivers[0].fetch(value_with(plan.hash), mesh.peers[1:])
             await until(lambda: mesh.catchups[0].asked)
 
     run(main)
@@ -384,8 +384,8 @@ def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path
         mesh = Mesh(tmp_path, 2)
         async with mesh.running():
             await lacking_finals_of_the_second(mesh)
-            desk, owner, finals = mesh.desks[0], mesh.peers[1], mesh.done[1][0][0]
-            reduction = desk._reduction
+            driver, owner, finals = mesh.drivers[0], mesh.peers[1], mesh.done[1][0][0]
+            reduction = driver._reduction
             assert reduction is not None
             lacking = [final for final in finals.chunks if final.owner == owner]
             coming = [bytes(31), bytes(32), b""]  # what takes the place of the end of its signature
@@ -411,14 +411,14 @@ def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path
                     assert checked.wait(30)
                 return unsound
 
-            conclude, concluded = desk._conclude, []
+            conclude, concluded = driver._conclude, []
 
             async def conclude_and_count(*arguments: Any) -> None:
                 await conclude(*arguments)
                 concluded.append(arguments)
 
             reduction.verify = verify_and_send  # type: ignore[method-assign]
-            desk._conclude = conclude_and_count  # type: ignore[method-assign]
+            driver._conclude = conclude_and_count  # type: ignore[method-assign]
             await trio.to_thread.run_sync(send)
             await until(lambda: len(concluded) == 3)
             assert coming == []
@@ -434,10 +434,10 @@ def test_cancelled_run_closes_the_reduction(tmp_path: Path) -> None:
         mesh.lose = lambda sender, header: True
         async with mesh.running():
             mesh.start(mesh.plan())
-            reduction = mesh.desks[0]._reduction
+            reduction = mesh.drivers[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().finals)
         assert reduction.waiting_for().finals == frozenset()
-        assert mesh.desks[0]._reduction is None
+        assert mesh.drivers[0]._reduction is None
 
     run(main)

@@ -37,23 +37,23 @@ def test_who_owes_a_contribution_and_is_silent_is_accused(tmp_path: Path, clock:
         mesh.lose = lambda sender, header: sender == mute
         async with mesh.running():
             mesh.start(mesh.plan())
-            desk = mesh.desks[0]
-            reduction = desk._reduction
+            driver = mesh.drivers[0]
+            reduction = driver._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {mute})
-            assert desk.stalled() is None
+            assert driver.stalled() is None
             await clock.pass_time(mesh, STALL_S - 0.5)
-            assert desk.stalled() is None
+            assert driver.stalled() is None
             await clock.pass_time(mesh, 1.0)
             # The other's finals are missing too, since it waits for the mute one itself; they are late only later.
-            assert desk.stalled() == Stall(frozenset({mute}), NOBODY)
-            assert desk.stalled() is None  # not told again at once
+            assert driver.stalled() == Stall(frozenset({mute}), NOBODY)
+            assert driver.stalled() is None  # not told again at once
             await clock.pass_time(mesh, LATE_S)
-            assert desk.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
+            assert driver.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
             await clock.pass_time(mesh, STALL_S)
-            assert desk.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
-            desk.stop()
-            assert desk.stalled() is None
+            assert driver.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
+            driver.stop()
+            assert driver.stalled() is None
 
     run(main)
 
@@ -67,7 +67,7 @@ def test_who_takes_nothing_of_what_is_queued_is_accused(tmp_path: Path, clock: C
             mesh.start(mesh.plan(weightless=(2,)))  # it owes no contribution
             mesh.lanes[0].queued[deaf] = 1
             await clock.pass_time(mesh, STALL_S + 0.5)
-            stall = mesh.desks[0].stalled()
+            stall = mesh.drivers[0].stalled()
             assert stall is not None
             assert stall.peers == {deaf}
 
@@ -81,15 +81,15 @@ def test_who_owes_only_finals_gets_longer(tmp_path: Path, clock: Clock) -> None:
         mesh.lose = lambda sender, header: sender == owner and header.kind is FrameKind.FINAL
         async with mesh.running():
             mesh.start(mesh.plan())
-            desk = mesh.desks[0]
-            reduction = desk._reduction
+            driver = mesh.drivers[0]
+            reduction = driver._reduction
             assert reduction is not None
             await until(lambda: reduction.final_chunks == 2)
             assert reduction.waiting_for().finals == {owner}
             await clock.pass_time(mesh, STALL_S + LATE_S - 0.5)
-            assert desk.stalled() is None
+            assert driver.stalled() is None
             await clock.pass_time(mesh, 1.0)
-            assert desk.stalled() == Stall(NOBODY, frozenset({owner}))
+            assert driver.stalled() == Stall(NOBODY, frozenset({owner}))
 
     run(main)
 
@@ -98,13 +98,13 @@ def test_plans_of_other_leads_double_the_stall_deadline_until_the_round_is_over(
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         mesh.lose = lambda sender, header: sender == mesh.peers[2]
-        desk, mute = mesh.desks[0], {mesh.peers[2]}
+        driver, mute = mesh.drivers[0], {mesh.peers[2]}
 
         async def accuses_after(plan: Plan) -> float:
             mesh.start(plan)
-            await until(lambda: desk._reduction is not None and desk._reduction.waiting_for().contributions == mute)
+            await until(lambda: driver._reduction is not None and driver._reduction.waiting_for().contributions == mute)
             began = clock.ahead_s
-            while not desk._stall.peers:
+            while not driver._stall.peers:
                 await clock.pass_time(mesh, STEP_S)
             return clock.ahead_s - began
 
@@ -112,7 +112,7 @@ def test_plans_of_other_leads_double_the_stall_deadline_until_the_round_is_over(
             assert await accuses_after(mesh.plan()) < STALL_S + 0.5
             second = msgspec.structs.replace(mesh.plan(), view=1)
             assert 2 * STALL_S - 0.5 < await accuses_after(second) < 2 * STALL_S + 0.5
-            for one in mesh.desks:
+            for one in mesh.drivers:
                 one.forget()
             assert await accuses_after(msgspec.structs.replace(mesh.plan(), round=2)) < STALL_S + 0.5
 
@@ -123,11 +123,11 @@ def test_finished_reduction_accuses_nobody(tmp_path: Path, clock: Clock) -> None
     async def main() -> None:
         mesh = Mesh(tmp_path, 2)
         async with mesh.running():
-            assert mesh.desks[0].stalled() is None
+            assert mesh.drivers[0].stalled() is None
             mesh.start(mesh.plan())
             await until(lambda: all(mesh.done))
             await clock.pass_time(mesh, STALL_S + LATE_S + 1)
-            assert [desk.stalled() for desk in mesh.desks] == [None, None]
+            assert [driver.stalled() for driver in mesh.drivers] == [None, None]
 
     run(main)
 
@@ -139,12 +139,12 @@ def test_peer_without_a_lane_stalls_and_others_go_on(tmp_path: Path, clock: Cloc
         mesh.lose = lambda sender, header: sender == mesh.peers[2]
         async with mesh.running():
             mesh.start(mesh.plan())
-            reduction = mesh.desks[0]._reduction
+            reduction = mesh.drivers[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {mesh.peers[2]})
-            assert mesh.desks[0].unreachable == {mesh.peers[2]}
+            assert mesh.drivers[0].unreachable == {mesh.peers[2]}
             await clock.pass_time(mesh, STALL_S + 0.5)
-            assert mesh.desks[0].stalled() == Stall(frozenset({mesh.peers[2]}), NOBODY)
+            assert mesh.drivers[0].stalled() == Stall(frozenset({mesh.peers[2]}), NOBODY)
 
     run(main)
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import trio
 
-from shoal.collectives import passing
+from shoal.collectives import frame_relay
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
@@ -152,7 +152,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "WINDOW_LIMIT_BYTES", WINDOW)
+    monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", WINDOW)
 
 
 def test_relay_holds_one_window_for_each_of_two_of_which_one_is_slow() -> None:

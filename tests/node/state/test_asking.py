@@ -18,11 +18,11 @@ def asked(answers: Mapping[str, tuple[float, float | None]]) -> tuple[dict[str, 
     at, answered = dict[str, float](), list[str]()
 
     async def ask(peer: PeerId) -> float | None:
-        after_s, patience_s = answers[peer]
+        after_s, timeout_s = answers[peer]
         at[peer] = trio.current_time()
         await trio.sleep(after_s)
         answered.append(peer)
-        return patience_s
+        return timeout_s
 
     async def main() -> float:
         began = trio.current_time()

@@ -12,7 +12,7 @@ import trio
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import header_of
-from shoal.node.state import librarian as librarian_module
+from shoal.node.state import state_server as state_server_module
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.transfer import STALL_S
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -92,8 +92,8 @@ def test_corrupt_donor_alone_brings_nothing(tmp_path: Path, spoil: str) -> None:
         with pytest.raises(NetworkError, match="no peer has the state of round 2"):
             await advance(world, None, [BAD])
         assert trio.current_time() - began <= 2 * STALL_S
-        assert world.shelf.newest_round() is None
-        assert world.shelf.saved_rounds() == []
+        assert world.cache.newest_round() is None
+        assert world.cache.saved_rounds() == []
 
     run(main)
 
@@ -205,7 +205,7 @@ def test_few_missed_rounds_are_replayed_to_the_same_digest(tmp_path: Path, misse
         assert [type(request) for request in donor.asked] == [GetFinals] * missed
         # What was fetched is kept: it says whether a contribution was counted, and others may ask for it.
         for finals in ledger.finals.values():
-            held = world.shelf.held_finals(finals.plan.hash)
+            held = world.cache.held_finals(finals.plan.hash)
             assert held is not None
             assert held.concatenated() == finals.concatenated()
 
@@ -228,7 +228,7 @@ def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> None:
         ledger = ledger_of(2)
         world = World(tmp_path, ledger)
         for finals in ledger.finals.values():
-            save_finals(world.shelf, finals)
+            save_finals(world.cache, finals)
         assert_state(await advance(world, ledger.states[0], []), ledger, 2)
 
     run(main)
@@ -242,7 +242,7 @@ def test_replay_that_leads_elsewhere_is_not_taken(tmp_path: Path) -> None:
         world = World(tmp_path, ledger)
         donor = world.donor(BAD)
         other = finals_of(ledger.finals[1].plan, ledger.founders, seed=999)
-        donor.shelf.put_finals(other)
+        donor.cache.put_finals(other)
         state = await advance(world, ledger.states[0], [BAD])
         assert_state(state, ledger, 1)  # from the state's chunks, after the replay was given up
         assert [type(request) for request in donor.asked] == [GetFinals, GetHeader]
@@ -274,7 +274,7 @@ def test_corrupt_finals_are_left_for_those_of_the_next(tmp_path: Path, spoil: st
         world.donor(BAD).spoil = SPOILS[spoil]
         with pytest.raises(NetworkError, match="no peer has the finals"):
             await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
-        assert world.shelf.held_finals(ledger.finals[1].plan.hash) is None
+        assert world.cache.held_finals(ledger.finals[1].plan.hash) is None
         world.donor(GOOD)
         finals = await world.catchup.finals(ledger.finals[1].plan.hash, [BAD, GOOD])
         assert finals.concatenated() == ledger.finals[1].concatenated()
@@ -345,7 +345,7 @@ def test_finals_signed_by_another_than_the_owner_are_not_taken(tmp_path: Path) -
         donor = world.donor(BAD)
         donor.answer = lambda request: FinalsAnswer(plan=plan)
         swapped = Finals(plan=plan, chunks=other.chunks)
-        donor.shelf.put_finals(swapped)
+        donor.cache.put_finals(swapped)
         with pytest.raises(NetworkError, match="no peer has the finals"):
             await world.catchup.finals(plan.hash, [BAD])
 
@@ -372,7 +372,7 @@ def test_certificates_come_in_parts(tmp_path: Path) -> None:
 def test_librarian_answers_no_more_certificates_than_a_message_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(librarian_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
+    monkeypatch.setattr(state_server_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
     ledger = ledger_of(6)
     world = World(tmp_path, ledger)
     donor = world.donor(GOOD)

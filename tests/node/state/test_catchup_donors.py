@@ -9,7 +9,7 @@ import trio
 
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.state import StateAssembly
-from shoal.node.state.catchup import HEADER_PATIENCE_S
+from shoal.node.state.catchup import HEADER_TIMEOUT_S
 from shoal.node.state.transfer import BAN_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -100,7 +100,7 @@ def test_donor_that_lies_in_the_middle_is_dropped_and_not_asked_the_next_time(tm
         assert world.catchup.donated.get(PEERS[1], 0) <= 10 * 4000
         assert sum(world.catchup.donated.values()) == STATE_BYTES
         asked = len(world.donors[PEERS[1]].asked)
-        world.shelf = world._shelf("another")
+        world.cache = world._cache("another")
         assert_fine(await advance(world, None, PEERS), world, 2)
         assert len(world.donors[PEERS[1]].asked) == asked
         with pytest.raises(NetworkError, match="no peer has the state"):
@@ -126,7 +126,7 @@ def test_donor_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path) -> None
         world.catchup._ask = hang
         began = trio.current_time()
         assert_fine(await advance(world, None, PEERS), world, 2)
-        assert trio.current_time() - began <= HEADER_PATIENCE_S
+        assert trio.current_time() - began <= HEADER_TIMEOUT_S
 
     run(main)
 

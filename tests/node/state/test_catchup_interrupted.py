@@ -52,7 +52,7 @@ async def interrupted(world: World, peers: Sequence[PeerId], *, after: int) -> N
                 await trio.sleep(2 * KEEP_AFTER_S)  # what is here gets to the disk
                 unfinished = world.catchup._unfinished
                 assert unfinished is not None
-                while unfinished.keeper.behind:  # what is here gets to the disk, in a thread
+                while unfinished.partial_download.behind:  # what is here gets to the disk, in a thread
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
                 await trio.lowlevel.checkpoint()

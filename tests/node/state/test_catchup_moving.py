@@ -106,12 +106,12 @@ def test_donors_let_go_of_a_state_when_nobody_asks_for_it(tmp_path: Path) -> Non
         world = fine_world(tmp_path, 3, grid=COARSE, codec="int4")
         await join(world, bytes_per_s=STATE_BYTES / 4, period_s=1.0, limit_s=100)
         for donor in world.donors.values():
-            assert 3 in donor.shelf.held_rounds()
+            assert 3 in donor.cache.held_rounds()
         await trio.sleep(PIN_S)
         world.certify()
         newest = world.ledger.chain.head.round
         for donor in world.donors.values():
-            assert donor.shelf.held_rounds() == [newest - 1, newest]
+            assert donor.cache.held_rounds() == [newest - 1, newest]
 
     run(main)
 
@@ -146,13 +146,13 @@ def test_rounds_whose_finals_are_only_on_the_donors_disk_are_replayed(tmp_path: 
         world = World(tmp_path, ledger)
         donor = world.donor(GOOD)
         for finals in ledger.finals.values():
-            save_finals(donor.shelf, finals)
-        donor.shelf._finals.clear()
+            save_finals(donor.cache, finals)
+        donor.cache._finals.clear()
         assert_state(await advance(world, ledger.states[0], [GOOD]), ledger, 4)
         assert [type(request) for request in donor.asked] == [GetFinals] * 4
-        path = next(path for round, _, path in donor.shelf._finals_files() if round == 4)
+        path = next(path for round, _, path in donor.cache._finals_files() if round == 4)
         data = path.read_bytes()
-        donor.shelf._files.clear()
+        donor.cache._files.clear()
         path.write_bytes(data[:-2000] + bytes(2000))  # bit rot in the last chunk: it is not passed on
         world.restart()
         with pytest.raises(NetworkError, match="does not hold it"):
@@ -201,7 +201,7 @@ def test_ten_who_join_all_arrive_while_rounds_go_on(tmp_path: Path, apart_s: flo
                 await trio.sleep(1.0)
                 worlds[0].certify()
                 for donor in worlds[0].donors.values():
-                    most_held = max(most_held, len(donor.shelf.held_rounds()))
+                    most_held = max(most_held, len(donor.cache.held_rounds()))
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
@@ -232,11 +232,11 @@ def test_joiner_that_leaves_in_mid_transfer_leaves_nothing_behind(tmp_path: Path
             assert not world.exchanges[ME]._fetches
             await trio.sleep(10)  # what was on its way is dropped
             nursery.cancel_scope.cancel()
-        assert world.shelf.newest_round() is None
+        assert world.cache.newest_round() is None
         for _ in range(3):
             world.certify()
         await trio.sleep(PIN_S)
         world.certify()
-        assert all(donor.shelf.held_rounds() == [5, 6] for donor in world.donors.values())
+        assert all(donor.cache.held_rounds() == [5, 6] for donor in world.donors.values())
 
     run(main)

@@ -12,23 +12,23 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import write_state
 from shoal.protocol.messages import Term
 from shoal.protocol.terms import make_rebase
-from tests.node.custody_lab import GOOD, home, ledger_of, run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, OUTER, Ledger, save_finals, state_of
+from tests.node.state_store_lab import GOOD, home, ledger_of, run
 
 
 def on_disk(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.safetensors"))
 
 
-class Shelfful:
+class CacheFull:
     """A data folder in which some rounds of a ledger are on disk."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self.ledger = ledger
         world = World(folder, ledger)
-        self.folder, self.shelf = folder / "me", world.shelf
-        self.earlier = EarlierStates(self.folder, chain=ledger.chain, shelf=world.shelf, outer=OUTER)
+        self.folder, self.cache = folder / "me", world.cache
+        self.earlier = EarlierStates(self.folder, chain=ledger.chain, cache=world.cache, outer=OUTER)
 
     def save(self, round: int, where: str) -> Path:
         path = self.folder / where
@@ -45,14 +45,14 @@ class Shelfful:
 
 
 def test_states_are_found_in_checkpoints_saved_and_by_the_finals_that_follow(tmp_path: Path) -> None:
-    here = Shelfful(tmp_path, ledger_of(8))
+    here = CacheFull(tmp_path, ledger_of(8))
     assert here.earlier.rounds() == []
     assert here.find(3) is None
     here.save(2, "checkpoints/0.0-2/state.safetensors")
     here.save(5, "state/5.safetensors")
     here.save(8, "state/8.safetensors")
     for round in (6, 8):  # not those of round 7
-        save_finals(here.shelf, here.ledger.finals[round])
+        save_finals(here.cache, here.ledger.finals[round])
     here.save(4, "checkpoints/0.1-4/state.safetensors")  # of a term that was abandoned
     assert here.earlier.rounds() == [2, 5, 6]  # the newest is no earlier one
     assert {round for round in range(1, 9) if here.find(round) == here.truth(round)} == {2, 5, 6, 8}
@@ -60,7 +60,7 @@ def test_states_are_found_in_checkpoints_saved_and_by_the_finals_that_follow(tmp
 
 
 def test_a_state_that_is_not_the_certified_one_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here = Shelfful(tmp_path, ledger_of(5))
+    here = CacheFull(tmp_path, ledger_of(5))
     write_state(here.folder / "state" / "3.safetensors", state_of(3, seed=7))
     damaged = here.save(2, "checkpoints/0.0-2/state.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-50])
@@ -73,11 +73,11 @@ def test_a_state_that_is_not_the_certified_one_is_not_taken(tmp_path: Path, capl
 
 
 def test_a_state_is_kept_until_it_is_forgotten_and_a_damaged_copy_is_written_again(tmp_path: Path) -> None:
-    here = Shelfful(tmp_path, ledger_of(5))
+    here = CacheFull(tmp_path, ledger_of(5))
     for round in (2, 3):
         assert trio.run(here.earlier.keep, here.ledger.states[round]) == here.ledger.chain.value(round).digest
     assert on_disk(here.folder) == ["rollback/2.safetensors", "rollback/3.safetensors"]
-    header = here.shelf.begin_serving(3)
+    header = here.cache.begin_serving(3)
     assert header is not None  # peers may ask for it
     assert header.digest == here.ledger.chain.value(3).digest
     (here.folder / "rollback" / "3.safetensors").write_bytes(b"torn")
@@ -96,21 +96,21 @@ def test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept(tmp_p
         third = ledger.states[3]
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[5])
-            await node.custody.adopt(ledger.states[6])
-            await node.custody.earlier.keep(third)
-            assert await node.custody.append(ledger.go_back(3))
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.standing.digest == ledger.chain.head.digest
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[5])
+            await node.state_store.adopt(ledger.states[6])
+            await node.state_store.earlier.keep(third)
+            assert await node.state_store.append(ledger.go_back(3))
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.standing.digest == ledger.chain.head.digest
             assert on_disk(node.store.folder) == ["rollback/3.safetensors", "state/3.safetensors"]
             ledger.certify()
             assert ledger.state.term == Term(0, 1)
         async with home(world) as node:  # the power went before anything of the next term was there
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.state is not None
-            assert (node.custody.state.term, node.custody.state.round) == (Term(), 3)
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.state is not None
+            assert (node.state_store.state.term, node.state_store.state.round) == (Term(), 3)
 
     run(main)
 
@@ -121,14 +121,14 @@ def test_power_that_goes_between_the_decision_and_the_state_loses_nothing(tmp_pa
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
-            await node.custody.earlier.keep(ledger.states[3])
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
+            await node.state_store.earlier.keep(ledger.states[3])
             node.store.append_certificate(ledger.go_back(3))  # and nothing more
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
-            assert node.custody.digest == ledger.chain.standing.digest
+            await node.state_store.load()
+            assert node.state_store.current
+            assert node.state_store.digest == ledger.chain.standing.digest
 
     run(main)
 
@@ -139,18 +139,18 @@ def test_node_that_slept_through_a_rollback_fetches_the_state_of_the_next_term(t
         world = World(tmp_path, ledger)
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
             ledger.go_back(3)
             ledger.certify(2)
             world.donor(GOOD)
             peers = await node.catch_up()
-            assert node.custody.head == ledger.chain.head
-            assert not node.custody.current
-            state = await node.custody.fetch(peers)
+            assert node.state_store.head == ledger.chain.head
+            assert not node.state_store.current
+            state = await node.state_store.fetch(peers)
             assert state is not None
-            await node.custody.adopt(state)
-            assert node.custody.current
+            await node.state_store.adopt(state)
+            assert node.state_store.current
             assert (state.term, state.round) == (Term(0, 1), 5)
             assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
 
@@ -163,12 +163,12 @@ def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) 
         world = World(tmp_path, ledger)
         donor = world.donor(GOOD)
         third = ledger.states[3]
-        donor.shelf.put(third, donor.shelf.header(third))
+        donor.cache.put(third, donor.cache.header(third))
         async with home(world) as node:
             await node.catch_up()
-            state = await node.custody.fetch_earlier(ledger.chain.value(3), [GOOD])
+            state = await node.state_store.fetch_earlier(ledger.chain.value(3), [GOOD])
             assert state.anchor.tobytes() == third.anchor.tobytes()
-            assert node.custody.head.round == 6
+            assert node.state_store.head.round == 6
 
     run(main)
 
@@ -181,16 +181,16 @@ def test_rebase_keeps_the_state_that_it_stands_on_and_lets_go_of_later_ones(tmp_
         rebase = make_rebase(AUTHORITY, fourth, ledger.peers[:1])
         async with home(world) as node:
             for entry in ledger.chain.after(0, 4):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[4])
-            assert await node.custody.append(rebase)
-            assert not await node.custody.append(rebase)
-            assert node.custody.current
-            assert node.custody.digest == fourth.digest
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[4])
+            assert await node.state_store.append(rebase)
+            assert not await node.state_store.append(rebase)
+            assert node.state_store.current
+            assert node.state_store.digest == fourth.digest
         async with home(world) as node:
-            assert node.custody.chain.head == rebase.value
-            await node.custody.load()
-            assert node.custody.current
+            assert node.state_store.chain.head == rebase.value
+            await node.state_store.load()
+            assert node.state_store.current
 
     run(main)
 
@@ -202,14 +202,14 @@ def test_certified_rounds_that_a_rebase_abandons_go_with_their_states(tmp_path: 
         rebase = make_rebase(AUTHORITY, ledger.chain.value(4), ledger.peers[:1])
         async with home(world) as node:
             for entry in ledger.chain.after(0, 6):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.states[6])
-            assert await node.custody.append(rebase)
-            assert node.custody.state is None
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[6])
+            assert await node.state_store.append(rebase)
+            assert node.state_store.state is None
             assert on_disk(node.store.folder) == []
-            assert node.custody.chain.standing == ledger.chain.value(4)
+            assert node.state_store.chain.standing == ledger.chain.value(4)
         async with home(world) as node:
-            assert node.custody.chain.head == rebase.value
+            assert node.state_store.chain.head == rebase.value
 
     run(main)
 
@@ -224,14 +224,14 @@ def test_states_of_an_abandoned_term_do_not_crowd_out_those_of_the_next(tmp_path
         ledger.go_back(2)
         ledger.certify()
         async with home(world) as node:  # its chain was lost, so that it does not know of what these states are
-            await node.custody.load()
-            assert not node.custody.current
+            await node.state_store.load()
+            assert not node.state_store.current
             for entry in ledger.chain.after(0, 99):
-                await node.custody.append(entry)
-            await node.custody.adopt(ledger.state)
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.state)
             assert on_disk(folder) == ["state/3.safetensors"]
         async with home(world) as node:
-            await node.custody.load()
-            assert node.custody.current
+            await node.state_store.load()
+            assert node.state_store.current
 
     run(main)

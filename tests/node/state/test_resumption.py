@@ -22,7 +22,7 @@ from tests.node.checkpoint_lab import CheckpointLedger, new_ledger
 
 
 @dataclass
-class Desk:
+class Bench:
     """A node's resumption, and a trainer that writes its part when it is told to."""
 
     folder: Path
@@ -77,40 +77,40 @@ def ledger() -> CheckpointLedger:
 
 
 def test_certificate_waits_for_both_files_of_its_round(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     certified: list[int] = []
 
     async def certify() -> None:
-        await desk.resumption.written(Term(), 1)
+        await bench.resumption.written(Term(), 1)
         certified.append(1)
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
-        await desk.resumption.written(Term(), 1)  # nothing is under way
-        await desk.resumption.made(ledger.work(1))
-        assert desk.rounds == [1]
+        nursery.start_soon(bench.resumption.run)
+        await bench.resumption.written(Term(), 1)  # nothing is under way
+        await bench.resumption.made(ledger.work(1))
+        assert bench.rounds == [1]
         nursery.start_soon(certify)
         await until((tmp_path / "resume" / "0.0-1.work").exists)
         await wait_all_tasks_blocked(0.01)
         assert certified == []
-        await desk.resumption.written(Term(), 2)  # another round does not wait
-        desk.answer()
+        await bench.resumption.written(Term(), 2)  # another round does not wait
+        bench.answer()
         await until(lambda: bool(certified))
-        assert desk.on_disk == [1]
+        assert bench.on_disk == [1]
 
     run(test)
 
 
 def test_certificate_waits_for_a_slow_disk_only_so_long(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
-        await desk.resumption.made(ledger.work(1))
+        nursery.start_soon(bench.resumption.run)
+        await bench.resumption.made(ledger.work(1))
         began = trio.current_time()
-        await desk.resumption.written(Term(), 1)
+        await bench.resumption.written(Term(), 1)
         assert trio.current_time() - began == pytest.approx(WAIT_MIN_S)
-        assert desk.on_disk == []
+        assert bench.on_disk == []
 
     run(test, MockClock(autojump_threshold=0.05))
 
@@ -118,43 +118,43 @@ def test_certificate_waits_for_a_slow_disk_only_so_long(tmp_path: Path, ledger: 
 def test_write_is_followed_by_a_rest_unless_it_was_quick_or_its_round_always_counts(
     tmp_path: Path, ledger: CheckpointLedger
 ) -> None:
-    desk, clock = Desk(tmp_path, always=lambda round: round == 3), MockClock()
+    bench, clock = Bench(tmp_path, always=lambda round: round == 3), MockClock()
 
     async def write(round: int, seconds: float, *, alone: bool = False) -> None:
-        await desk.resumption.made(ledger.work(round), alone=alone)
-        if desk.rounds[-1] == round:
+        await bench.resumption.made(ledger.work(round), alone=alone)
+        if bench.rounds[-1] == round:
             await wait_all_tasks_blocked()
             clock.jump(seconds)
-            desk.answer()
-            await until(lambda: not desk.resumption.writing)
+            bench.answer()
+            await until(lambda: not bench.resumption.writing)
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
+        nursery.start_soon(bench.resumption.run)
         await write(1, 2.0)
         clock.jump(2.0 * REST - 0.1)
         await write(2, 2.0)
-        assert desk.rounds == [1]
+        assert bench.rounds == [1]
         await write(3, 0.2)
-        assert desk.rounds == [1, 3]
+        assert bench.rounds == [1, 3]
         await write(4, 2.0)  # the one before was quick
-        assert desk.rounds == [1, 3, 4]
+        assert bench.rounds == [1, 3, 4]
         await write(5, 0.2)
-        assert desk.rounds == [1, 3, 4]
+        assert bench.rounds == [1, 3, 4]
         await write(5, 0.2, alone=True)
-        assert desk.rounds == [1, 3, 4, 5]
-        assert desk.on_disk == [5, 4]
+        assert bench.rounds == [1, 3, 4, 5]
+        assert bench.on_disk == [5, 4]
 
     run(test, clock)
 
 
 def test_nothing_is_ordered_while_one_is_written(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
+        nursery.start_soon(bench.resumption.run)
         for round in (1, 2):
-            await desk.resumption.made(ledger.work(round))
-        assert desk.rounds == [1]
+            await bench.resumption.made(ledger.work(round))
+        assert bench.rounds == [1]
 
     run(test)
 
@@ -163,77 +163,77 @@ def test_nothing_is_ordered_while_one_is_written(tmp_path: Path, ledger: Checkpo
 def test_snapshot_that_fails_leaves_the_one_before_and_is_told_once(
     tmp_path: Path, ledger: CheckpointLedger, how: str
 ) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
+        nursery.start_soon(bench.resumption.run)
         for round in (1, 2, 3):
-            await desk.resumption.made(ledger.work(round))
+            await bench.resumption.made(ledger.work(round))
             if round == 1:
-                desk.answer()
+                bench.answer()
             elif how == "full":
-                desk.answer(failure="0.0-2.trainer was not written: the disk is full; free some space")
+                bench.answer(failure="0.0-2.trainer was not written: the disk is full; free some space")
             else:
-                desk.resumption.heard(Restarted(cause="killed by SIGKILL", round=1))
-            await desk.resumption.written(Term(), round)
-        assert desk.on_disk == [1]
-        assert len(desk.told) == 1
-        assert isinstance(desk.told[0], Notice)
-        assert ("is full; free some space" if how == "full" else "died") in desk.told[0].text
+                bench.resumption.heard(Restarted(cause="killed by SIGKILL", round=1))
+            await bench.resumption.written(Term(), round)
+        assert bench.on_disk == [1]
+        assert len(bench.told) == 1
+        assert isinstance(bench.told[0], Notice)
+        assert ("is full; free some space" if how == "full" else "died") in bench.told[0].text
 
     run(test, MockClock())  # whose time stands: a slow disk is given a rest
 
 
 def test_folder_that_cannot_be_made_is_told_and_training_goes_on(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     (tmp_path / "resume").write_text("a file is in the way")
 
     async def test(nursery: trio.Nursery) -> None:
-        nursery.start_soon(desk.resumption.run)
-        await desk.resumption.made(ledger.work(1))
-        await desk.resumption.written(Term(), 1)
-        assert desk.rounds == []
-        assert "check the disk" in str(desk.told[0])
+        nursery.start_soon(bench.resumption.run)
+        await bench.resumption.made(ledger.work(1))
+        await bench.resumption.written(Term(), 1)
+        assert bench.rounds == []
+        assert "check the disk" in str(bench.told[0])
 
     run(test)
 
 
-def found_rounds(desk: Desk, ledger: CheckpointLedger, head: int, *, countable: bool = True) -> object:
-    found = desk.resumption.find(ledger.chain_to(head), countable=countable)
+def found_rounds(bench: Bench, ledger: CheckpointLedger, head: int, *, countable: bool = True) -> object:
+    found = bench.resumption.find(ledger.chain_to(head), countable=countable)
     return None if found is None else (found.files.position[1], found.exact, found.work is not None)
 
 
 def test_newest_files_that_fit_the_head_are_found(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
-    assert found_rounds(desk, ledger, 0) is None
+    bench = Bench(tmp_path)
+    assert found_rounds(bench, ledger, 0) is None
     for round in (2, 3):
         ledger.resume_files(tmp_path, round)
-    assert found_rounds(desk, ledger, 1) == (2, True, True)  # of the round under way
-    assert found_rounds(desk, ledger, 2) == (3, True, True)
-    assert found_rounds(desk, ledger, 3) == (3, True, True)  # of the round at the head
-    assert found_rounds(desk, ledger, 3, countable=False) == (3, True, False)
-    assert found_rounds(desk, ledger, 2, countable=False) == (3, True, True)
-    assert found_rounds(desk, ledger, 4) == (3, False, False)  # for the moments
+    assert found_rounds(bench, ledger, 1) == (2, True, True)  # of the round under way
+    assert found_rounds(bench, ledger, 2) == (3, True, True)
+    assert found_rounds(bench, ledger, 3) == (3, True, True)  # of the round at the head
+    assert found_rounds(bench, ledger, 3, countable=False) == (3, True, False)
+    assert found_rounds(bench, ledger, 2, countable=False) == (3, True, True)
+    assert found_rounds(bench, ledger, 4) == (3, False, False)  # for the moments
 
 
 def test_files_of_another_history_are_good_for_moments_only(tmp_path: Path, ledger: CheckpointLedger) -> None:
     other = CheckpointLedger(manifest=ledger.manifest, codec="fp32")
     other.certify(4)
     other.resume_files(tmp_path, 3)  # follows another C(2)
-    assert found_rounds(Desk(tmp_path), ledger, 3) == (3, False, False)
-    assert found_rounds(Desk(tmp_path), ledger, 2) == (3, False, False)
+    assert found_rounds(Bench(tmp_path), ledger, 3) == (3, False, False)
+    assert found_rounds(Bench(tmp_path), ledger, 2) == (3, False, False)
 
 
 @pytest.mark.parametrize("at", [-1, 20])
 def test_damaged_work_is_named_and_the_one_before_it_taken(tmp_path: Path, ledger: CheckpointLedger, at: int) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     ledger.resume_files(tmp_path, 2)
     damaged = ledger.resume_files(tmp_path, 3).work
     data = bytearray(damaged.read_bytes())
     data[at] ^= 0x80
     damaged.write_bytes(data)
-    assert found_rounds(desk, ledger, 2) == (2, True, True)
-    (notice,) = desk.told
+    assert found_rounds(bench, ledger, 2) == (2, True, True)
+    (notice,) = bench.told
     assert isinstance(notice, Notice)
     assert "0.0-3.work is damaged" in notice.text
     assert "remove it" in notice.text
@@ -242,32 +242,32 @@ def test_damaged_work_is_named_and_the_one_before_it_taken(tmp_path: Path, ledge
 def test_work_without_its_trainers_part_is_not_found(tmp_path: Path, ledger: CheckpointLedger) -> None:
     ledger.resume_files(tmp_path, 3).trainer.unlink()
     (tmp_path / "resume" / "0.0-9.work.partial").write_bytes(b"half")
-    assert found_rounds(Desk(tmp_path), ledger, 3) is None
+    assert found_rounds(Bench(tmp_path), ledger, 3) is None
 
 
 def test_trainer_is_told_which_part_fits(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     path = str(ledger.resume_files(tmp_path, 3).trainer)
 
     async def test(nursery: trio.Nursery) -> None:
         for head, exact in ((3, True), (4, False)):
-            found = desk.resumption.find(ledger.chain_to(head), countable=True)
+            found = bench.resumption.find(ledger.chain_to(head), countable=True)
             assert found is not None
-            await desk.resumption.restore_trainer(found)
-            assert desk.ordered[-1] == Restore(path=path, round=3, exact=exact)
-        desk.resumption.heard(Restored(round=3, path=path, exact=True, refused=f"{path} is damaged; remove it"))
-        assert isinstance(desk.told[0], Notice)
-        assert f"{path} is damaged; remove it" in desk.told[0].text
+            await bench.resumption.restore_trainer(found)
+            assert bench.ordered[-1] == Restore(path=path, round=3, exact=exact)
+        bench.resumption.heard(Restored(round=3, path=path, exact=True, refused=f"{path} is damaged; remove it"))
+        assert isinstance(bench.told[0], Notice)
+        assert f"{path} is damaged; remove it" in bench.told[0].text
 
     run(test)
 
 
 def test_only_the_newest_rounds_stay(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    desk = Desk(tmp_path)
+    bench = Bench(tmp_path)
     for round in (1, 2, 3, 4):
         ledger.resume_files(tmp_path, round)
     (tmp_path / "resume" / "0.0-2.trainer.partial").write_bytes(b"half")
-    desk.resumption.forget_old((Term(), 3))  # 4 is of a round that was gone back on
+    bench.resumption.forget_old((Term(), 3))  # 4 is of a round that was gone back on
     assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
         "0.0-2.trainer",
         "0.0-2.work",

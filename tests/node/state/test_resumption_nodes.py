@@ -13,7 +13,7 @@ import pytest
 
 from shoal.node.state.checkpoint_check import check_checkpoint
 from shoal.node.state.store import Store
-from shoal.protocol.patience import VOTE_PATIENCE_S
+from shoal.protocol.timeouts import VOTE_TIMEOUT_S
 from tests.node.lab import ROUND_TOKENS, Node, Swarm, eventually, lose_newest_certificate, shoal
 
 ROUNDS = 6
@@ -99,7 +99,7 @@ def test_work_of_a_node_alone_is_counted_once_when_it_is_killed_between_vote_and
             file.unlink()
         node.start(holds=["5:train"])
         began, over = (node.wait("round_started", round=round)["at"] for round in (3, 4))
-        assert over - began < VOTE_PATIENCE_S / 2
+        assert over - began < VOTE_TIMEOUT_S / 2
         assert node.wait("contributed", round=4)["tokens"] == ROUND_TOKENS
         node.hold("5:train")
         assert not node.events("contributed", round=3)

@@ -14,17 +14,17 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shoal.collectives.state import CertifiedState
 from shoal.node.state import state_saver
 from shoal.node.state.state_saver import LAG_LIMIT_ROUNDS, REST, StateSaver
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.protocol.errors import StorageError
-from tests.node.folders import shelf_folder
+from tests.node.folders import cache_folder
 from tests.node.ledger import GRID, state_of
 
 
-class SlowShelf(StateShelf):
+class SlowCache(StateCache):
     """A shelf whose disk writes when it is let, and says what it wrote."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(shelf_folder(folder), GRID.chunk_values)
+        super().__init__(cache_folder(folder), GRID.chunk_values)
         self.began: list[int] = []
         self.wrote: list[int] = []
         self.let = threading.Semaphore(0)
@@ -52,34 +52,34 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_writes_are_one_at_a_time_and_the_newest_is_next(tmp_path: Path) -> None:
-    shelf = SlowShelf(tmp_path)
+    cache = SlowCache(tmp_path)
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
-            await until(lambda: shelf.began == [1])
+            await until(lambda: cache.began == [1])
             for round in (2, 3, 4):
                 await saver.save_soon(state_of(round))
             assert saver.lag_rounds == 4
-            shelf.let.release()
-            await until(lambda: shelf.began == [1, 4])
-            shelf.let.release()
+            cache.let.release()
+            await until(lambda: cache.began == [1, 4])
+            cache.let.release()
             await until(lambda: saver.lag_rounds == 0)
             nursery.cancel_scope.cancel()
-        assert shelf.wrote == [1, 4]
+        assert cache.wrote == [1, 4]
 
     run(main)
 
 
 def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = SlowShelf(tmp_path)
-    shelf.let.release(9)
+    cache = SlowCache(tmp_path)
+    cache.let.release(9)
     monkeypatch.setattr(state_saver, "REST", 1e30)
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
@@ -87,82 +87,82 @@ def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(tmp_path: Path, m
             for round in (2, 3):
                 await saver.save_soon(state_of(round))
                 await wait_all_tasks_blocked()
-            assert shelf.wrote == [1]
+            assert cache.wrote == [1]
             nursery.cancel_scope.cancel()
-        assert shelf.wrote == [1, 3]
-        assert shelf.saved_rounds() == [3, 1]
+        assert cache.wrote == [1, 3]
+        assert cache.saved_rounds() == [3, 1]
 
     run(main)
 
 
 def test_rest_is_a_multiple_of_the_write_and_ends_early_when_far_behind(tmp_path: Path) -> None:
-    shelf, clock = SlowShelf(tmp_path), MockClock()  # stands still unless it is told to jump
+    cache, clock = SlowCache(tmp_path), MockClock()  # stands still unless it is told to jump
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
-            await until(lambda: shelf.began == [1])
+            await until(lambda: cache.began == [1])
             clock.jump(2)  # the time that the write took
-            shelf.let.release()
+            cache.let.release()
             await until(lambda: saver.lag_rounds == 0)
             await saver.save_soon(state_of(2))
             clock.jump(2 * REST - 0.1)
             await wait_all_tasks_blocked()
-            assert shelf.began == [1]
+            assert cache.began == [1]
             clock.jump(0.2)  # state 2 came in the rest: one that comes after it would be rather written
             await wait_all_tasks_blocked()
-            assert shelf.began == [1]
+            assert cache.began == [1]
             await saver.save_soon(state_of(3))
-            await until(lambda: shelf.began == [1, 3])
+            await until(lambda: cache.began == [1, 3])
             clock.jump(2)
-            shelf.let.release()
+            cache.let.release()
             await until(lambda: saver.lag_rounds == 0)
             await saver.save_soon(state_of(2 + LAG_LIMIT_ROUNDS // 2))
             await wait_all_tasks_blocked()
-            assert shelf.began == [1, 3]
+            assert cache.began == [1, 3]
             await saver.save_soon(state_of(3 + LAG_LIMIT_ROUNDS // 2))
-            await until(lambda: shelf.began == [1, 3, 3 + LAG_LIMIT_ROUNDS // 2])
-            shelf.let.release()
+            await until(lambda: cache.began == [1, 3, 3 + LAG_LIMIT_ROUNDS // 2])
+            cache.let.release()
             nursery.cancel_scope.cancel()
 
     run(main, clock)
 
 
 def test_if_no_state_comes_for_another_rest_the_newest_is_saved(tmp_path: Path) -> None:
-    shelf, clock = SlowShelf(tmp_path), MockClock()
+    cache, clock = SlowCache(tmp_path), MockClock()
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
-            await until(lambda: shelf.began == [1])
+            await until(lambda: cache.began == [1])
             clock.jump(2)
-            shelf.let.release()
+            cache.let.release()
             await until(lambda: saver.lag_rounds == 0)
             await saver.save_soon(state_of(2))
             clock.jump(4 * REST - 0.1)
             await wait_all_tasks_blocked()
-            assert shelf.began == [1]
+            assert cache.began == [1]
             clock.jump(0.2)
-            await until(lambda: shelf.began == [1, 2])
-            shelf.let.release()
+            await until(lambda: cache.began == [1, 2])
+            cache.let.release()
             nursery.cancel_scope.cancel()
 
     run(main, clock)
 
 
 def test_rounds_wait_for_a_disk_that_is_far_behind(tmp_path: Path) -> None:
-    shelf = SlowShelf(tmp_path)
+    cache = SlowCache(tmp_path)
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
-            await until(lambda: shelf.began == [1])
+            await until(lambda: cache.began == [1])
             for round in range(2, LAG_LIMIT_ROUNDS + 1):
                 await saver.save_soon(state_of(round))
             over = trio.Event()
@@ -174,7 +174,7 @@ def test_rounds_wait_for_a_disk_that_is_far_behind(tmp_path: Path) -> None:
             nursery.start_soon(one_more)
             await wait_all_tasks_blocked()
             assert not over.is_set()
-            shelf.let.release(2)
+            cache.let.release(2)
             with trio.fail_after(20):
                 await over.wait()
             nursery.cancel_scope.cancel()
@@ -183,35 +183,35 @@ def test_rounds_wait_for_a_disk_that_is_far_behind(tmp_path: Path) -> None:
 
 
 def test_state_from_elsewhere_waits_for_its_turn_and_is_on_disk_then(tmp_path: Path) -> None:
-    shelf = SlowShelf(tmp_path)
+    cache = SlowCache(tmp_path)
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             await saver.save_soon(state_of(1))
-            await until(lambda: shelf.began == [1])
+            await until(lambda: cache.began == [1])
             await saver.save_soon(state_of(2))
-            shelf.let.release(2)
+            cache.let.release(2)
             await saver.save_now(state_of(7))
-            assert 7 in shelf.saved_rounds()
+            assert 7 in cache.saved_rounds()
             assert saver.lag_rounds == 0
             nursery.cancel_scope.cancel()
-        assert shelf.wrote[-1] == 7  # what is older is not written any more
+        assert cache.wrote[-1] == 7  # what is older is not written any more
 
     run(main)
 
 
 def test_full_disk_ends_the_saver(tmp_path: Path) -> None:
-    shelf = SlowShelf(tmp_path)
-    shelf.failure = StorageError("full")
-    shelf.let.release(9)
+    cache = SlowCache(tmp_path)
+    cache.failure = StorageError("full")
+    cache.let.release(9)
 
     async def main() -> None:
-        saver = StateSaver(shelf)
+        saver = StateSaver(cache)
         await saver.save_soon(state_of(1))
         with pytest.raises(StorageError, match="full"):
             await saver.run()
-        assert shelf.began == [1]
+        assert cache.began == [1]
 
     run(main)

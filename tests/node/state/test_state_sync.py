@@ -18,9 +18,9 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Message, Term
 from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
-from tests.node.custody_lab import GOOD, Home, home, ledger_of, liar, run
 from tests.node.donors import Donor, World
 from tests.node.ledger import forged, identity, state_of
+from tests.node.state_store_lab import GOOD, Home, home, ledger_of, liar, run
 
 GRACE_S = 4.0
 NEWCOMER = identity(50)
@@ -43,7 +43,7 @@ class Here:
     def __init__(self, world: World, donor: Donor, node: Home, me: Identity) -> None:
         self.world = world
         self.donor = donor
-        self.custody = node.custody
+        self.state_store = node.state_store
         self.said: list[Message] = []
         self._honest = donor.answer
         self.inputs: trio.MemorySendChannel[Own]
@@ -55,11 +55,11 @@ class Here:
         self.sync = StateSync(
             SimpleNamespace(
                 identity=me,
-                custody=node.custody,
+                state_store=node.state_store,
                 links=SimpleNamespace(broadcast=self.said.append, linked=lambda: frozenset(world.donors)),
                 config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
-                desk=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
-                shelf=world.shelf,
+                training_client=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
+                cache=world.cache,
                 store=node.store,
             ),  # type: ignore[arg-type]
             put=self.inputs.send_nowait,
@@ -107,12 +107,12 @@ class Here:
         async def dawdle(done: int, total: int) -> None:
             await trio.sleep(after_s)
 
-        self.custody._on_chunk = dawdle  # type: ignore[method-assign]
+        self.state_store._on_chunk = dawdle  # type: ignore[method-assign]
 
     async def obtain(self) -> None:
         """Start, and try until the state is here."""
         await self.sync.load()
-        while not self.custody.current:
+        while not self.state_store.current:
             await self.catch_up()
 
     async def catch_up(self) -> None:
@@ -124,9 +124,9 @@ class Here:
 
     def assert_at_head(self) -> None:
         ledger = self.world.ledger
-        assert self.custody.state is not None
-        assert self.custody.state.round == ledger.state.round
-        assert self.custody.state.anchor.tobytes() == ledger.state.anchor.tobytes()
+        assert self.state_store.state is not None
+        assert self.state_store.state.round == ledger.state.round
+        assert self.state_store.state.anchor.tobytes() == ledger.state.anchor.tobytes()
 
 
 @asynccontextmanager
@@ -180,7 +180,7 @@ def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
             )
             await node.catch_up()
             assert len(node.donor.asked) - asked <= 6
-            assert not node.custody.current
+            assert not node.state_store.current
             assert not node.begins()
 
     run(main)
@@ -239,8 +239,8 @@ def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_p
             node.sync.ahead(GOOD, (Term(), 6))
             await look(node)
             assert node.ended == 1
-            assert node.custody.head == node.world.ledger.chain.head
-            assert not node.custody.current  # the state is fetched once no round is under way
+            assert node.state_store.head == node.world.ledger.chain.head
+            assert not node.state_store.current  # the state is fetched once no round is under way
             assert all(isinstance(request, GetChain) for request in node.donor.asked[asked:])
             await node.catch_up()
             node.assert_at_head()
@@ -265,8 +265,8 @@ def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
             node.sync.ahead(GOOD, (Term(), 6))
             await look(node)
             assert node.ended == 0
-            assert node.custody.head.round == 4
-            assert node.custody.scores.resting(GOOD, trio.current_time() - 1.5)
+            assert node.state_store.head.round == 4
+            assert node.state_store.scores.resting(GOOD, trio.current_time() - 1.5)
 
     run(main)
 
@@ -307,6 +307,6 @@ def test_first_founders_state_is_fetched_once_at_a_time_and_held(tmp_path: Path)
             node.sync.fetch_genesis(founder)
             await trio.sleep(1.0)
             assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
-            assert node.custody.digest == ledger.header(0).digest
+            assert node.state_store.digest == ledger.header(0).digest
 
     run(main)

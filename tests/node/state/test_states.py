@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.node.state import states as states_module
-from shoal.node.state.states import FINALS_DISK_MIN, FINALS_KEPT, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateShelf
+from shoal.node.state.states import FINALS_DISK_MIN, FINALS_KEPT, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateCache
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
@@ -28,8 +28,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shelf_in(folder: Path) -> StateShelf:
-    return StateShelf(folder, GRID.chunk_values)
+def cache_in(folder: Path) -> StateCache:
+    return StateCache(folder, GRID.chunk_values)
 
 
 def same_bits(first: CertifiedState, second: CertifiedState) -> bool:
@@ -55,8 +55,8 @@ def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
         anchor=frozen(odd),
         momentum=frozen(odd[::-1].copy()),
     )
-    shelf_in(folder).save_state(before)
-    after = shelf_in(folder).load_state(41)
+    cache_in(folder).save_state(before)
+    after = cache_in(folder).load_state(41)
     assert after is not None
     assert same_bits(before, after)
     assert header_of(after, Grid(800, 128)).digest == header_of(before, Grid(800, 128)).digest
@@ -64,47 +64,47 @@ def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
 
 
 def test_states_kept_are_the_newest(folder: Path) -> None:
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for round in (8, 9, 10, 11):
-        shelf.save_state(state_of(round, seed=round))
+        cache.save_state(state_of(round, seed=round))
     assert sorted(path.name for path in (folder / "state").iterdir()) == ["10.safetensors", "11.safetensors"]
-    assert shelf.saved_rounds() == [11, 10]
+    assert cache.saved_rounds() == [11, 10]
     assert STATES_KEPT == 2
 
 
 def test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it(folder: Path) -> None:
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for round in (1, 2, 3):
         state = state_of(round, seed=round)
-        shelf.put(state, shelf.header(state))
-        shelf.save_state(state)
-    shelf.go_back(2)
-    assert shelf.held_rounds() == shelf.saved_rounds() == [2]
+        cache.put(state, cache.header(state))
+        cache.save_state(state)
+    cache.go_back(2)
+    assert cache.held_rounds() == cache.saved_rounds() == [2]
 
 
 def test_initial_state_is_kept_beside_the_newest(folder: Path) -> None:
     """Nobody could draw it while the trainer trains, and no finals lead to it."""
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for round in range(5):
-        shelf.save_state(state_of(round, seed=round))
-    assert shelf.saved_rounds() == [4, 3, 0]
+        cache.save_state(state_of(round, seed=round))
+    assert cache.saved_rounds() == [4, 3, 0]
 
 
 @pytest.mark.parametrize("at", [0, 3, 8, 9, 40, 120, 200, -1])
 def test_damaged_state_is_ignored_with_a_warning_or_is_another_state(
     folder: Path, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     good, bad = state_of(1), state_of(2)
-    shelf.save_state(good)
-    shelf.save_state(bad)
+    cache.save_state(good)
+    cache.save_state(bad)
     path = folder / "state" / "2.safetensors"
     data = path.read_bytes()
     for mask in (0x01, 0x80, 0xFF):
         changed = bytearray(data)
         changed[at] ^= mask
         path.write_bytes(changed)
-        changed_state, older = shelf.load_state(2), shelf.load_state(1)
+        changed_state, older = cache.load_state(2), cache.load_state(1)
         if changed_state is not None:  # it can be read, so its digest will tell, unless only its hashes were changed
             in_its_hashes = data.index(b'_hashes":"') <= at < data.index(b'"anchor":{')
             assert (header_of(changed_state, GRID).digest == header_of(bad, GRID).digest) == in_its_hashes
@@ -116,20 +116,20 @@ def test_damaged_state_is_ignored_with_a_warning_or_is_another_state(
 
 @pytest.mark.parametrize("size", [0, 7, 8, 100, 1000, 79_999])
 def test_state_cut_short_is_ignored_with_a_warning(folder: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = shelf_in(folder)
-    shelf.save_state(state_of(1))
-    shelf.save_state(state_of(2))
+    cache = cache_in(folder)
+    cache.save_state(state_of(1))
+    cache.save_state(state_of(2))
     path = folder / "state" / "2.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with caplog.at_level(logging.WARNING):
-        assert shelf.load_state(2) is None
-        assert shelf.load_state(1) is not None
+        assert cache.load_state(2) is None
+        assert cache.load_state(1) is not None
     assert f"{path} is not readable" in caplog.text
 
 
 def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = shelf_in(folder)
-    shelf.save_state(state_of(5))
+    cache = cache_in(folder)
+    cache.save_state(state_of(5))
     good = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
     vector = np.zeros(4, np.float32)
     strange = {
@@ -147,21 +147,21 @@ def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCa
         caplog.clear()
         path = folder / "state" / "6.safetensors"
         path.write_bytes(data)
-        assert shelf.load_state(6) is None, name
+        assert cache.load_state(6) is None, name
         assert f"{path} is not readable" in caplog.text, name
     path.unlink()
     (folder / "state" / "7.safetensors").mkdir()
     (folder / "state" / "8.safetensors.partial").write_bytes(b"half")
-    assert shelf.saved_rounds() == [7, 5]
-    assert shelf.load_state(7) is None
-    assert shelf.load_state(5) is not None
+    assert cache.saved_rounds() == [7, 5]
+    assert cache.load_state(7) is None
+    assert cache.load_state(5) is not None
 
 
 def test_empty_state_is_ignored(folder: Path) -> None:
     metadata = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
     none = np.zeros(0, np.float32)
     (folder / "state" / "6.safetensors").write_bytes(save({"anchor": none, "momentum": none}, metadata))
-    assert shelf_in(folder).load_state(6) is None
+    assert cache_in(folder).load_state(6) is None
 
 
 # -- finals on disk ------------------------------------------------------------------------------------------
@@ -171,38 +171,38 @@ def test_finals_come_back_from_disk_to_the_bit(folder: Path) -> None:
     ledger = Ledger()
     ledger.certify()
     finals = ledger.finals[1]
-    save_finals(shelf_in(folder), finals)
-    after = shelf_in(folder).finals(finals.plan.hash)
+    save_finals(cache_in(folder), finals)
+    after = cache_in(folder).finals(finals.plan.hash)
     assert after is not None
     assert after.plan == finals.plan
     assert after.decoded().tobytes() == finals.decoded().tobytes()
     assert after.bitmaps_root == finals.bitmaps_root
     assert [c.payload.tobytes() for c in after.chunks] == [c.payload.tobytes() for c in finals.chunks]
-    assert shelf_in(folder).finals(bytes(32)) is None
+    assert cache_in(folder).finals(bytes(32)) is None
 
 
 def held_on_disk(folder: Path, ledger: Ledger) -> list[int]:
-    fresh = shelf_in(folder)
+    fresh = cache_in(folder)
     return [round for round, finals in ledger.finals.items() if fresh.finals(finals.plan.hash) is not None]
 
 
 def test_finals_since_the_newest_state_and_the_last_before_it_are_kept_on_disk(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(FINALS_KEPT + 9)
     for finals in ledger.finals.values():
-        save_finals(shelf, finals)
+        save_finals(cache, finals)
     assert held_on_disk(folder, ledger) == list(range(1, FINALS_KEPT + 10))
-    shelf.save_state(ledger.states[2])
+    cache.save_state(ledger.states[2])
     assert held_on_disk(folder, ledger) == list(range(1, FINALS_KEPT + 10))
-    shelf.save_state(ledger.states[FINALS_KEPT + 3])
+    cache.save_state(ledger.states[FINALS_KEPT + 3])
     assert held_on_disk(folder, ledger) == list(range(4, FINALS_KEPT + 10))
 
 
 def test_damaged_finals_are_ignored_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify()
     finals = ledger.finals[1]
-    save_finals(shelf, finals)
+    save_finals(cache, finals)
     path = folder / "finals" / f"1-{finals.plan.hash.hex()}"
     whole = path.read_bytes()
     plan_bytes = 4 + int.from_bytes(whole[:4], "little")
@@ -220,86 +220,86 @@ def test_damaged_finals_are_ignored_with_a_warning(folder: Path, caplog: pytest.
     ):
         caplog.clear()
         path.write_bytes(data)
-        assert shelf.finals(finals.plan.hash) is None
+        assert cache.finals(finals.plan.hash) is None
         assert f"{path} is damaged" in caplog.text
 
 
 def test_finals_under_the_name_of_another_plan_are_not_taken(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(2)
     one, two = (ledger.finals[round].plan.hash for round in (1, 2))
-    save_finals(shelf, ledger.finals[1])
+    save_finals(cache, ledger.finals[1])
     (folder / "finals" / f"1-{one.hex()}").rename(folder / "finals" / f"2-{two.hex()}")
-    assert shelf.finals(two) is None
+    assert cache.finals(two) is None
 
 
 # -- lookup --------------------------------------------------------------------------------------------------
 
 
 def test_lookup_finds_every_chunk_of_state_and_finals_and_nothing_else(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify()
     state, finals = ledger.state, ledger.finals[1]
-    shelf.put(state, shelf.header(state))
-    shelf.put_finals(finals)
-    scope, plan_scope = shelf.header(state).digest[:SCOPE_BYTES], finals.plan.hash[:SCOPE_BYTES]
+    cache.put(state, cache.header(state))
+    cache.put_finals(finals)
+    scope, plan_scope = cache.header(state).digest[:SCOPE_BYTES], finals.plan.hash[:SCOPE_BYTES]
     for space, vector in ((ChunkSpace.ANCHOR, state.anchor), (ChunkSpace.MOMENTUM, state.momentum)):
-        chunks = [shelf.lookup(ChunkRef(space, scope, chunk)) for chunk in range(GRID.chunks)]
+        chunks = [cache.lookup(ChunkRef(space, scope, chunk)) for chunk in range(GRID.chunks)]
         assert b"".join(bytes(chunk) for chunk in chunks if chunk is not None) == vector.tobytes()
         assert all(chunk is not None and chunk.readonly for chunk in chunks)
-        assert shelf.lookup(ChunkRef(space, plan_scope, 0)) is None
+        assert cache.lookup(ChunkRef(space, plan_scope, 0)) is None
     for chunk in range(GRID.chunks):
-        found = shelf.lookup(ChunkRef(ChunkSpace.FINAL, plan_scope, chunk))
+        found = cache.lookup(ChunkRef(ChunkSpace.FINAL, plan_scope, chunk))
         assert found is not None
         assert found.tobytes() == finals.chunks[chunk].payload.tobytes()
-    assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, scope, 0)) is None
+    assert cache.lookup(ChunkRef(ChunkSpace.FINAL, scope, 0)) is None
     for space in ChunkSpace:
         for chunk in (GRID.chunks, GRID.chunks + 1, 2**32 - 1):
             for where in (scope, plan_scope, bytes(SCOPE_BYTES)):
-                assert shelf.lookup(ChunkRef(space, where, chunk)) is None
+                assert cache.lookup(ChunkRef(space, where, chunk)) is None
 
 
 def test_lookup_serves_the_last_states_and_forgets_older_ones(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(3)
-    assert shelf.newest_round() is None
+    assert cache.newest_round() is None
     for state in ledger.states:
-        shelf.put(state, shelf.header(state))
-    held = [shelf.state(round) is not None for round in range(4)]
+        cache.put(state, cache.header(state))
+    held = [cache.state(round) is not None for round in range(4)]
     assert held == [False, False, True, True]
-    assert shelf.newest_round() == 3
+    assert cache.newest_round() == 3
     for state in ledger.states:
         ref = ChunkRef(ChunkSpace.ANCHOR, header_of(state, GRID).digest[:SCOPE_BYTES], 0)
-        assert (shelf.lookup(ref) is not None) == (state.round >= 2)
+        assert (cache.lookup(ref) is not None) == (state.round >= 2)
 
 
 def test_lookup_serves_the_last_finals_and_forgets_older_ones(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(FINALS_KEPT + 2)
     for finals in ledger.finals.values():
-        shelf.put_finals(finals)
+        cache.put_finals(finals)
     served = [
         round
         for round, finals in ledger.finals.items()
-        if shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
+        if cache.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
     ]
     assert served == list(range(3, FINALS_KEPT + 3))
 
 
 def test_header_is_computed_once_for_a_state_that_is_kept(folder: Path) -> None:
-    shelf, state = shelf_in(folder), state_of(1)
-    header = shelf.header(state)
+    cache, state = cache_in(folder), state_of(1)
+    header = cache.header(state)
     assert header == header_of(state, GRID)
-    assert shelf.header(state) is not header
-    shelf.put(state, header)
-    assert shelf.header(state) is header
+    assert cache.header(state) is not header
+    cache.put(state, header)
+    assert cache.header(state) is header
     other = state_of(1, seed=9)  # of the same round, but another
-    assert shelf.header(other).digest == header_of(other, GRID).digest != header.digest
+    assert cache.header(other).digest == header_of(other, GRID).digest != header.digest
 
 
 def test_plan_that_cannot_be_followed_is_a_damaged_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Only its hash vouches for a plan; one that some other version wrote must not end the node."""
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     plan = plan_of([identity(1)], ledger.chain.head)
     for strange in (
         msgspec.structs.replace(plan, codec="fp3"),
@@ -310,7 +310,7 @@ def test_plan_that_cannot_be_followed_is_a_damaged_file(folder: Path, caplog: py
         caplog.clear()
         data = canonical(strange)
         (folder / "finals" / f"1-{strange.hash.hex()}").write_bytes(len(data).to_bytes(4, "little") + data)
-        assert shelf.finals(strange.hash) is None
+        assert cache.finals(strange.hash) is None
         assert "is damaged" in caplog.text
 
 
@@ -320,16 +320,16 @@ def test_finals_on_disk_are_taken_into_memory_and_other_files_left_alone(
     ledger = Ledger()
     ledger.certify(3)
     for finals in ledger.finals.values():
-        save_finals(shelf_in(folder), finals)
+        save_finals(cache_in(folder), finals)
     for name in ("README", "1-" + "x" * 64, "1-" + "0" * 64, "0" * 64, "one-" + "0" * 64, "1-" + "0" * 64 + ".partial"):
         (folder / "finals" / name).write_bytes(b"something else")
-    shelf = shelf_in(folder)
-    shelf.load_finals()
+    cache = cache_in(folder)
+    cache.load_finals()
     for finals in ledger.finals.values():
-        held = shelf.held_finals(finals.plan.hash)
+        held = cache.held_finals(finals.plan.hash)
         assert held is not None
         assert held.concatenated() == finals.concatenated()
-        assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
+        assert cache.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
     assert (folder / "finals" / "README").exists()
 
 
@@ -339,34 +339,34 @@ def test_finals_that_a_saver_removes_while_they_are_loaded_are_done_without(
     ledger = Ledger()
     ledger.certify(3)
     for finals in ledger.finals.values():
-        save_finals(shelf_in(folder), finals)
-    shelf = shelf_in(folder)
-    found = shelf._finals_files()
-    monkeypatch.setattr(shelf, "_finals_files", lambda: found)
+        save_finals(cache_in(folder), finals)
+    cache = cache_in(folder)
+    found = cache._finals_files()
+    monkeypatch.setattr(cache, "_finals_files", lambda: found)
     found[0][2].unlink()
-    shelf.load_finals()
-    held = [round for round, finals in ledger.finals.items() if shelf.held_finals(finals.plan.hash) is not None]
+    cache.load_finals()
+    held = [round for round, finals in ledger.finals.items() if cache.held_finals(finals.plan.hash) is not None]
     assert held == [2, 3]
 
 
 def test_what_a_crash_left_unfinished_is_removed(folder: Path) -> None:
     for name in ("state/3.safetensors.partial", f"finals/3-{'0' * 64}.partial"):
         (folder / name).write_bytes(b"half")
-    shelf = shelf_in(folder)
-    shelf.save_state(state_of(2))
-    shelf.tidy()
+    cache = cache_in(folder)
+    cache.save_state(state_of(2))
+    cache.tidy()
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["2.safetensors"]
 
 
 def test_finals_in_memory_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(6)
     size = sum(chunk.payload.nbytes for chunk in ledger.finals[1].chunks)
     for limit, kept in ((4 * size, [3, 4, 5, 6]), (4 * size - 1, [4, 5, 6]), (0, [5, 6])):
         monkeypatch.setattr(states_module, "FINALS_MEMORY_BYTES", limit)
         for finals in ledger.finals.values():
-            shelf.put_finals(finals)
-        held = [round for round, finals in ledger.finals.items() if shelf.held_finals(finals.plan.hash) is not None]
+            cache.put_finals(finals)
+        held = [round for round, finals in ledger.finals.items() if cache.held_finals(finals.plan.hash) is not None]
         assert held == kept
 
 
@@ -383,51 +383,51 @@ class Clock:
         return self.now
 
 
-def shelf_with(folder: Path, clock: Clock, rounds: int) -> StateShelf:
-    shelf = StateShelf(folder, GRID.chunk_values, clock=clock)
+def cache_with(folder: Path, clock: Clock, rounds: int) -> StateCache:
+    cache = StateCache(folder, GRID.chunk_values, clock=clock)
     for round in range(1, rounds + 1):
-        put(shelf, round)
-    return shelf
+        put(cache, round)
+    return cache
 
 
-def put(shelf: StateShelf, round: int) -> None:
+def put(cache: StateCache, round: int) -> None:
     state = state_of(round, seed=round)
-    shelf.put(state, shelf.header(state))
+    cache.put(state, cache.header(state))
 
 
-def chunk_of(shelf_or_header: bytes, chunk: int = 0) -> ChunkRef:
-    return ChunkRef(ChunkSpace.ANCHOR, shelf_or_header[:SCOPE_BYTES], chunk)
+def chunk_of(cache_or_header: bytes, chunk: int = 0) -> ChunkRef:
+    return ChunkRef(ChunkSpace.ANCHOR, cache_or_header[:SCOPE_BYTES], chunk)
 
 
 def test_state_is_held_while_somebody_fetches_it_and_let_go_afterwards(folder: Path) -> None:
     clock = Clock()
-    shelf = shelf_with(folder, clock, 3)
-    header = shelf.begin_serving(3)
+    cache = cache_with(folder, clock, 3)
+    header = cache.begin_serving(3)
     assert header is not None
     want = state_of(3, seed=3).anchor[: GRID.chunk_values].tobytes()
     for round in range(4, 12):
         clock.now += PIN_S - 1
-        put(shelf, round)
-        found = shelf.lookup(chunk_of(header.digest))
+        put(cache, round)
+        found = cache.lookup(chunk_of(header.digest))
         assert found is not None
         assert found.tobytes() == want  # the same, whatever rounds pass
-        assert shelf.held_rounds() == sorted({3, round - 1, round})
+        assert cache.held_rounds() == sorted({3, round - 1, round})
     clock.now += PIN_S + 1
-    put(shelf, 12)
-    assert shelf.held_rounds() == [11, 12]
-    assert shelf.lookup(chunk_of(header.digest)) is None
-    assert shelf.begin_serving(3) is None
+    put(cache, 12)
+    assert cache.held_rounds() == [11, 12]
+    assert cache.lookup(chunk_of(header.digest)) is None
+    assert cache.begin_serving(3) is None
 
 
 def test_who_asks_for_something_else_pins_nothing(folder: Path) -> None:
     clock = Clock()
-    shelf = shelf_with(folder, clock, 3)
-    assert shelf.state(3) is not None  # this node's own question
-    assert shelf.begin_serving(1) is None
-    shelf.lookup(ChunkRef(ChunkSpace.FINAL, state_digest(3), 0))
+    cache = cache_with(folder, clock, 3)
+    assert cache.state(3) is not None  # this node's own question
+    assert cache.begin_serving(1) is None
+    cache.lookup(ChunkRef(ChunkSpace.FINAL, state_digest(3), 0))
     for round in (4, 5):
-        put(shelf, round)
-    assert shelf.held_rounds() == [4, 5]
+        put(cache, round)
+    assert cache.held_rounds() == [4, 5]
 
 
 def state_digest(round: int) -> bytes:
@@ -436,33 +436,33 @@ def state_digest(round: int) -> bytes:
 
 def test_pinned_states_are_bounded_and_the_last_asked_for_stay(folder: Path) -> None:
     clock = Clock()
-    shelf = shelf_with(folder, clock, 1)
+    cache = cache_with(folder, clock, 1)
     for round in range(1, 10):
         clock.now += 0.1
-        assert shelf.begin_serving(round) is not None
-        put(shelf, round + 1)
+        assert cache.begin_serving(round) is not None
+        put(cache, round + 1)
     kept = list(range(9 - PINS_LIMIT_STATES, 9))
-    assert shelf.held_rounds() == [*kept, 9, 10]
+    assert cache.held_rounds() == [*kept, 9, 10]
 
 
 def test_pinned_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states_module, "PINS_LIMIT_BYTES", 2 * 8 * GRID.numel)
     clock = Clock()
-    shelf = shelf_with(folder, clock, 1)
+    cache = cache_with(folder, clock, 1)
     for round in range(1, 6):
         clock.now += 0.1
-        shelf.begin_serving(round)
-        put(shelf, round + 1)
-    assert shelf.held_rounds() == [3, 4, 5, 6]
+        cache.begin_serving(round)
+        put(cache, round + 1)
+    assert cache.held_rounds() == [3, 4, 5, 6]
 
 
 def test_state_that_the_swarm_went_back_to_is_among_the_newest(folder: Path) -> None:
     """Rounds are not the order in which states come: a rollback puts an older one on the shelf."""
-    shelf = shelf_with(folder, Clock(), 5)
-    put(shelf, 2)
-    assert shelf.held_rounds() == [2, 5]
-    put(shelf, 3)
-    assert shelf.held_rounds() == [2, 3]
+    cache = cache_with(folder, Clock(), 5)
+    put(cache, 2)
+    assert cache.held_rounds() == [2, 5]
+    put(cache, 3)
+    assert cache.held_rounds() == [2, 3]
 
 
 # -- finals on disk, served ----------------------------------------------------------------------------------
@@ -471,31 +471,31 @@ def test_state_that_the_swarm_went_back_to_is_among_the_newest(folder: Path) -> 
 def test_finals_that_are_only_on_disk_are_served_chunk_by_chunk(folder: Path) -> None:
     ledger = Ledger()
     ledger.certify(3)
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for finals in ledger.finals.values():
-        save_finals(shelf, finals)
+        save_finals(cache, finals)
     plan = ledger.finals[2].plan
     scope = plan.hash[:SCOPE_BYTES]
-    assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, scope, 0)) is None  # nobody has asked for the plan
-    assert shelf.served_plan(plan.hash) == plan
+    assert cache.lookup(ChunkRef(ChunkSpace.FINAL, scope, 0)) is None  # nobody has asked for the plan
+    assert cache.served_plan(plan.hash) == plan
     for chunk, final in enumerate(ledger.finals[2].chunks):
-        found = shelf.lookup(ChunkRef(ChunkSpace.FINAL, scope, chunk))
+        found = cache.lookup(ChunkRef(ChunkSpace.FINAL, scope, chunk))
         assert found is not None
         assert found.tobytes() == final.payload.tobytes()
-    assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, scope, GRID.chunks)) is None
-    assert shelf.held_finals(plan.hash) is None  # and nothing was loaded
-    assert shelf.served_plan(bytes(32)) is None
+    assert cache.lookup(ChunkRef(ChunkSpace.FINAL, scope, GRID.chunks)) is None
+    assert cache.held_finals(plan.hash) is None  # and nothing was loaded
+    assert cache.served_plan(bytes(32)) is None
 
 
 def test_finals_removed_while_they_are_served_are_served_to_the_end(folder: Path) -> None:
     ledger = Ledger()
     ledger.certify(1)
-    shelf, plan = shelf_in(folder), ledger.finals[1].plan
-    save_finals(shelf, ledger.finals[1])
-    shelf.served_plan(plan.hash)
+    cache, plan = cache_in(folder), ledger.finals[1].plan
+    save_finals(cache, ledger.finals[1])
+    cache.served_plan(plan.hash)
     for path in (folder / "finals").iterdir():
         path.unlink()
-    found = shelf.lookup(ChunkRef(ChunkSpace.FINAL, plan.hash[:SCOPE_BYTES], 1))
+    found = cache.lookup(ChunkRef(ChunkSpace.FINAL, plan.hash[:SCOPE_BYTES], 1))
     assert found is not None
     assert found.tobytes() == ledger.finals[1].chunks[1].payload.tobytes()
 
@@ -504,8 +504,8 @@ def test_finals_removed_while_they_are_served_are_served_to_the_end(folder: Path
 def test_damaged_finals_are_not_served(folder: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger()
     ledger.certify(2)
-    shelf, plan = shelf_in(folder), ledger.finals[1].plan
-    save_finals(shelf, ledger.finals[1])
+    cache, plan = cache_in(folder), ledger.finals[1].plan
+    save_finals(cache, ledger.finals[1])
     (path,) = (folder / "finals").iterdir()
     data = path.read_bytes()
     other = canonical(ledger.finals[2].plan)
@@ -518,7 +518,7 @@ def test_damaged_finals_are_not_served(folder: Path, damage: str, caplog: pytest
             "another plan": len(other).to_bytes(4, "little") + other + data[-sum_of(ledger, 1) :],
         }[damage]
     )
-    assert shelf.served_plan(plan.hash) is None
+    assert cache.served_plan(plan.hash) is None
     assert damage == "another plan" or "is not served" in caplog.text
 
 
@@ -530,12 +530,12 @@ def test_plans_served_from_disk_at_once_are_bounded(folder: Path, monkeypatch: p
     monkeypatch.setattr(states_module, "FINALS_OPEN_LIMIT", 2)
     ledger = Ledger()
     ledger.certify(3)
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for finals in ledger.finals.values():
-        save_finals(shelf, finals)
-        assert shelf.served_plan(finals.plan.hash) is not None
+        save_finals(cache, finals)
+        assert cache.served_plan(finals.plan.hash) is not None
     served = [
-        shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
+        cache.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
         for finals in ledger.finals.values()
     ]
     assert served == [False, True, True]
@@ -545,8 +545,8 @@ def test_finals_on_disk_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.M
     ledger = Ledger()
     ledger.certify(14)
     monkeypatch.setattr(states_module, "FINALS_DISK_BYTES", 0)
-    shelf = shelf_in(folder)
+    cache = cache_in(folder)
     for finals in ledger.finals.values():
-        save_finals(shelf, finals)
-    shelf.save_state(ledger.states[12])
+        save_finals(cache, finals)
+    cache.save_state(ledger.states[12])
     assert held_on_disk(folder, ledger) == list(range(13 - FINALS_DISK_MIN, 15))

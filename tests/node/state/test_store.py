@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from shoal.node.state import store as store_module
 from shoal.node.state.record_frames import Fault, frame_batch, read_frames
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.store import RecordLog, Store, write_atomically
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
@@ -528,12 +528,12 @@ def test_full_disk_keeps_what_is_replaced_as_it_was(tiny_disk: Path) -> None:
 
 def test_full_disk_keeps_the_older_state(tiny_disk: Path) -> None:
     (tiny_disk / "state").mkdir()
-    shelf = StateShelf(tiny_disk, GRID.chunk_values)
+    cache = StateCache(tiny_disk, GRID.chunk_values)
     first = state_of(1)
     with pytest.raises(StorageError) as caught:
-        shelf.save_state(first)  # 80 kB
+        cache.save_state(first)  # 80 kB
     assert_one_line(caught.value, "is full")
-    assert shelf.saved_rounds() == []
+    assert cache.saved_rounds() == []
     assert list((tiny_disk / "state").iterdir()) == []
 
 

@@ -54,14 +54,14 @@ def test_a_swarm_runs_rounds_by_a_strategy_that_the_table_alone_knows(
     async def course(box: Box) -> None:
         box.start_all()
         await box.until_round(3)
-        anchors = [box.node(number).custody.state for number in range(3)]
+        anchors = [box.node(number).state_store.state for number in range(3)]
         assert all(state is not None and state.round >= 3 for state in anchors)
 
     box.run(course)  # which computes every certified state again, by the outer step of the manifest's strategy
     assert box.counted.sum() == 3 * len(box.values) == 9
 
     begun = box.initial_state().anchor
-    after = box.node(0).custody.state
+    after = box.node(0).state_store.state
     assert after is not None
     moved = begun - after.anchor
     assert np.isclose(moved.sum(), 0.5 * len(box.values), atol=1e-3)  # of each round's three stretches the mean is 1/3

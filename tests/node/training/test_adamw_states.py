@@ -18,7 +18,7 @@ from shoal.node.rounds.candidates import Candidates
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.checkpoint_check import check_checkpoint
 from shoal.node.state.state_files import kinds_in, read_state, write_state
-from shoal.node.state.states import StateShelf
+from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
 from shoal.node.state.transfer_files import TransferFolder
 from shoal.protocol.errors import NetworkError
@@ -30,7 +30,7 @@ from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger
 from tests.node.donors import World, flipped
-from tests.node.folders import shelf_folder
+from tests.node.folders import cache_folder
 from tests.node.ledger import GRID, Ledger, state_of
 
 OUTER = OuterSettings(adamw=InnerSection(lr=0.01))
@@ -159,33 +159,33 @@ def test_a_state_of_three_vectors_pays_for_more_rounds() -> None:
 # -- holding and saving --------------------------------------------------------------------------------------
 
 
-def shelf_in(folder: Path) -> StateShelf:
-    return StateShelf(shelf_folder(folder), GRID.chunk_values, kinds=ADAMW_KINDS)
+def cache_in(folder: Path) -> StateCache:
+    return StateCache(cache_folder(folder), GRID.chunk_values, kinds=ADAMW_KINDS)
 
 
 def test_shelf_serves_saves_and_loads_the_second_moment(tmp_path: Path) -> None:
-    shelf, ledger = shelf_in(tmp_path), ledger_of(1)
+    cache, ledger = cache_in(tmp_path), ledger_of(1)
     state, header = ledger.states[1], ledger.header(1)
     assert state.second_moment is not None
-    shelf.put(state, header)
+    cache.put(state, header)
     scope = header.digest[:8]
     for chunk in range(GRID.chunks):
-        data = shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, chunk))
+        data = cache.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, chunk))
         assert data == state.second_moment[slice(*GRID.span(chunk))].tobytes()
-    assert shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, GRID.chunks)) is None
-    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 0)) is None
-    shelf.save_state(state)
-    loaded = shelf.load_state(1)
+    assert cache.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, GRID.chunks)) is None
+    assert cache.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 0)) is None
+    cache.save_state(state)
+    loaded = cache.load_state(1)
     assert loaded is not None
     assert_same(loaded, ledger, 1)
     assert header_of(loaded, GRID).digest == ledger.chain.value(1).digest
 
 
 def test_shelf_of_two_vectors_has_no_second_moment_to_serve(tmp_path: Path) -> None:
-    shelf, state = StateShelf(shelf_folder(tmp_path), GRID.chunk_values), state_of(1)
-    shelf.put(state, header := header_of(state, GRID))
-    assert shelf.lookup(ChunkRef(ChunkSpace.MOMENTUM, header.digest[:8], 0)) is not None
-    assert shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, header.digest[:8], 0)) is None
+    cache, state = StateCache(cache_folder(tmp_path), GRID.chunk_values), state_of(1)
+    cache.put(state, header := header_of(state, GRID))
+    assert cache.lookup(ChunkRef(ChunkSpace.MOMENTUM, header.digest[:8], 0)) is not None
+    assert cache.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, header.digest[:8], 0)) is None
 
 
 def test_file_names_its_vectors(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_file_names_its_vectors(tmp_path: Path) -> None:
 
 def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
     async def main() -> None:
-        shelf, ledger = shelf_in(tmp_path), ledger_of(3)
-        candidates, state = Candidates(shelf=shelf, outer=OUTER), ledger.states[0]
+        cache, ledger = cache_in(tmp_path), ledger_of(3)
+        candidates, state = Candidates(cache=cache, outer=OUTER), ledger.states[0]
         for round in (1, 2, 3):
             candidate = await candidates.work_out(state, ledger.finals[round], 0.0)
             assert candidate.digest == ledger.chain.value(round).digest

@@ -10,7 +10,7 @@ import trio
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.training.trainer_messages import Applied, Apply, Command, Evaluate, Evaluated
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 
 
 class Evaluating:
@@ -20,15 +20,15 @@ class Evaluating:
         self.anchor = np.zeros(8, np.float32)
         self.applied: list[int] = []
         self.evaluated: list[int] = []
-        self.desk: TrainingDesk
+        self.training_client: TrainingClient
 
     async def send(self, command: Command) -> None:
         if isinstance(command, Apply):
             self.applied.append(command.round)
-            self.desk.heard(Applied(round=command.round))
+            self.training_client.heard(Applied(round=command.round))
         elif isinstance(command, Evaluate):
             self.evaluated.append(command.round)
-            self.desk.heard(Evaluated(round=command.round, value=float(command.round)))
+            self.training_client.heard(Evaluated(round=command.round, value=float(command.round)))
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_anchor_is_evaluated_every_so_many_rounds_and_at_the_end(
     every: int, rounds: range, meanwhile: list[int]
 ) -> None:
     trainer = Evaluating()
-    trainer.desk = TrainingDesk(trainer, seed=0, inner_steps=1, evaluate_every=every)  # type: ignore[arg-type]
+    trainer.training_client = TrainingClient(trainer, seed=0, inner_steps=1, evaluate_every=every)  # type: ignore[arg-type]
     state = CertifiedState.initial(np.zeros(8, np.float32), bytes(32))
 
     async def play() -> None:
         for round in rounds:
-            await trainer.desk.stand_on(dataclasses.replace(state, round=round), taken=0)
+            await trainer.training_client.stand_on(dataclasses.replace(state, round=round), taken=0)
         assert trainer.applied == list(rounds)
         assert trainer.evaluated == meanwhile
         for _ in range(2):
-            await trainer.desk.evaluate_last(1.0)
+            await trainer.training_client.evaluate_last(1.0)
             assert trainer.evaluated == sorted({*meanwhile, rounds[-1]})
-            assert trainer.desk.metric == rounds[-1]
+            assert trainer.training_client.metric == rounds[-1]
 
     trio.run(play)

@@ -12,7 +12,7 @@ import trio
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import Command, Contribution, Progress, Train, Trained
-from shoal.node.training.training import TrainingDesk
+from shoal.node.training.training import TrainingClient
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import SwarmId
@@ -122,12 +122,12 @@ class Orders:
 def steps_ordered(told: dict[PeerId, float] | None, mine: float, *, contribute: bool = True) -> int:
     trainer = Orders()
     speeds = None if told is None else lambda peers: [told[peer] for peer in peers if peer in told]
-    desk = TrainingDesk(trainer, seed=0, inner_steps=H, speeds=speeds)  # type: ignore[arg-type]
+    training_client = TrainingClient(trainer, seed=0, inner_steps=H, speeds=speeds)  # type: ignore[arg-type]
     made = Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=mine)
-    desk.heard(made)
-    assert desk.speed_is_news
+    training_client.heard(made)
+    assert training_client.speed_is_news
     head = genesis(SwarmId(bytes(32)), PEERS)
-    trio.run(lambda: desk.train(head, PEERS[0], 0, contribute=contribute))
+    trio.run(lambda: training_client.train(head, PEERS[0], 0, contribute=contribute))
     (order,) = trainer.trains
     return order.steps
 
@@ -143,7 +143,7 @@ def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() 
 
 def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
     trainer = Orders()
-    desk = TrainingDesk(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
+    training_client = TrainingClient(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
     head = genesis(SwarmId(bytes(32)), PEERS)
     endings: list[Contribution | Trained | Restarted] = [
         Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=9.0),
@@ -151,10 +151,10 @@ def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
         Restarted(cause="SIGKILL", round=0),
     ]
     for ending in endings:
-        assert desk.resting
-        trio.run(lambda: desk.train(head, PEERS[0], 0))
-        desk.heard(Progress(round=1, step=1, loss=1.0, tokens_per_s=9.0))
-        assert not desk.resting
-        desk.heard(ending)
-    assert desk.resting
+        assert training_client.resting
+        trio.run(lambda: training_client.train(head, PEERS[0], 0))
+        training_client.heard(Progress(round=1, step=1, loss=1.0, tokens_per_s=9.0))
+        assert not training_client.resting
+        training_client.heard(ending)
+    assert training_client.resting
     assert len(trainer.trains) == len(endings)

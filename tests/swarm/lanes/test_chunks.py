@@ -652,7 +652,7 @@ def test_answer_after_the_end_of_the_trio_run_is_dropped() -> None:
 
 
 @dataclass
-class Shelf:
+class Memories:
     """Lends the place of each chunk to one at a time, and remembers how it came back."""
 
     memory: dict[ChunkRef, bytearray] = field(default_factory=dict)
@@ -679,7 +679,7 @@ def frames_of(net: Net, peer: PeerId) -> list[Frame]:
 
 def test_chunk_is_decrypted_where_it_belongs() -> None:
     async def main() -> None:
-        places, seen, net = Shelf(), list[memoryview](), Net()
+        places, seen, net = Memories(), list[memoryview](), Net()
         here = net.add(HERE)
         net.add(THERE, held(0, size=TWO_FRAMES))
         with here.fetch(lambda peer, chunk, data, digest: seen.append(data), places) as fetch:
@@ -695,7 +695,7 @@ def test_chunk_is_decrypted_where_it_belongs() -> None:
 
 def test_place_has_one_writer_and_the_second_donors_copy_comes_in_a_buffer() -> None:
     async def main() -> None:
-        places, taker, net = Shelf(), Taker(), Net(on_frame=requests_only)
+        places, taker, net = Memories(), Taker(), Net(on_frame=requests_only)
         here = net.add(HERE)
         for peer in (THERE, ELSEWHERE):
             net.add(peer, held(0, size=TWO_FRAMES))
@@ -716,7 +716,7 @@ def test_place_has_one_writer_and_the_second_donors_copy_comes_in_a_buffer() -> 
 @pytest.mark.parametrize("writing", [False, True])
 def test_place_of_a_request_that_is_given_up_is_returned_with_word_of_who_may_write(writing: bool) -> None:
     async def main() -> None:
-        places, net = Shelf(), Net(on_frame=requests_only)
+        places, net = Memories(), Net(on_frame=requests_only)
         here = net.add(HERE)
         net.add(THERE, held(0, size=TWO_FRAMES))
         with here.fetch(Taker(), places) as fetch:
@@ -738,7 +738,7 @@ def test_place_of_a_request_that_is_given_up_is_returned_with_word_of_who_may_wr
 
 def test_place_is_returned_when_the_chunk_is_wrong_or_refused_in_the_middle() -> None:
     async def main() -> None:
-        places, net = Shelf(), Net(on_frame=requests_only)
+        places, net = Memories(), Net(on_frame=requests_only)
         taker = Taker(refuse=lambda peer, chunk, data: True)
         here = net.add(HERE)
         net.add(THERE, held(0, 1, size=TWO_FRAMES))

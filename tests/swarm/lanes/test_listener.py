@@ -24,7 +24,7 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
 )
 from shoal.swarm.limits import LANE_ADDRESS_CONNECTIONS_BURST, LANE_CONNECTIONS_BURST, Reason
-from shoal.swarm.reaching.knocking import Expected, Knocks, knock_of
+from shoal.swarm.reaching.dial_back_probes import DialBackProbes, Expected, probe_of
 from tests.swarm.lane_net import (
     ALICE,
     BOB,
@@ -84,15 +84,15 @@ def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for()
         async with alice_and_bob() as (_, _, bob):
             _, answer, _ = await agree(bob)
             door, expected = bob._listener, Expected(ports=(4001,))
-            door.desks, door.knocks = (OneTicket(),), Knocks()
-            door.knocks.expect(expected)
+            door.handlers, door.dial_back_probes = (OneTicket(),), DialBackProbes()
+            door.dial_back_probes.expect(expected)
             before = door.refusals.counts()
-            for welcome in (answer.lane_id, b"a desk's ticket.", knock_of(expected.secret, 4001), b"", bytes(15)):
+            for welcome in (answer.lane_id, b"a desk's ticket.", probe_of(expected.secret, 4001), b"", bytes(15)):
                 assert not door._is_noise(welcome)
             assert door.refusals.counts() == before
             assert door._is_noise(bytes(16))
-            door.knocks.forget(expected)
-            assert door._is_noise(knock_of(expected.secret, 4001))
+            door.dial_back_probes.forget(expected)
+            assert door._is_noise(probe_of(expected.secret, 4001))
             assert door.refusals.counts()[Reason.LANE_HELLO.value] == 2
 
     run(main)

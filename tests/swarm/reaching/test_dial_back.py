@@ -19,15 +19,15 @@ from shoal.swarm.reaching import dial_back, networks
 from shoal.swarm.reaching.circuit_address import format_circuit
 from shoal.swarm.reaching.dial_back import (
     DIAL_BACK_PROTOCOL,
-    PEER_BURST_KNOCKS,
+    PEER_BURST_PROBES,
     AskDialBack,
-    DialBackDesk,
+    DialBackServer,
     DialedBack,
     Evidence,
     Finding,
     ask_dial_back,
 )
-from shoal.swarm.reaching.knocking import EXPECTED_LIMIT, Expected, Knocks, knock
+from shoal.swarm.reaching.dial_back_probes import EXPECTED_LIMIT, DialBackProbes, Expected, probe
 from shoal.swarm.reaching.networks import in_dialling_order, is_private
 from shoal.swarm.streams import MessageStream
 
@@ -56,7 +56,7 @@ async def asker_and_checker(
     async with trio.open_nursery() as nursery:
         for host in made:
             await nursery.start(host.run)
-        DialBackDesk(made[1], admits)
+        DialBackServer(made[1], admits)
         for host in made[1:]:
             await made[0].dial(host.addresses[0], deadline_s=WAIT_S)
         yield made
@@ -97,7 +97,7 @@ def test_port_at_which_this_node_listens_is_reached_and_another_is_not() -> None
             )
             assert [len(data) for data in heard] == [16], "a stranger is sent a knock and nothing else"
             assert checker.peer_id in asker.connected(), "a knock is no connection"
-            assert await knock("127.0.0.1", mine, bytes(32)) is False, "a knock that nobody expects has no answer"
+            assert await probe("127.0.0.1", mine, bytes(32)) is False, "a knock that nobody expects has no answer"
 
     run(main)
 
@@ -146,14 +146,14 @@ def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
     async def main() -> None:
         async with asker_and_checker(more=1) as (asker, _, inside):
 
-            async def knock_from_inside(stream: MessageStream) -> None:
+            async def probe_from_inside(stream: MessageStream) -> None:
                 asked = await stream.receive(deadline_s=WAIT_S)
                 secret = dial_back.decode(asked, AskDialBack).secret
-                assert await knock("127.0.0.1", port_of(asker), secret)
+                assert await probe("127.0.0.1", port_of(asker), secret)
                 answer = DialedBack(host="192.0.2.7", reached=(port_of(asker),))
                 await stream.send(canonical(answer), deadline_s=WAIT_S)
 
-            inside.serve(DIAL_BACK_PROTOCOL, knock_from_inside)
+            inside.serve(DIAL_BACK_PROTOCOL, probe_from_inside)
             finding = await ask_dial_back(asker, inside.peer_id, (port_of(asker),))
             assert finding.reached == frozenset()
 
@@ -169,11 +169,11 @@ def test_strangers_and_the_impatient_are_refused() -> None:
                 await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
         async with asker_and_checker() as (asker, checker), bystander() as (stranger, heard):
             ports = (stranger, port_of(asker))
-            for _ in range(PEER_BURST_KNOCKS // 2):
+            for _ in range(PEER_BURST_PROBES // 2):
                 await ask_dial_back(asker, checker.peer_id, ports)
             with pytest.raises(NetworkError, match="too many knocks"):
                 await ask_dial_back(asker, checker.peer_id, (stranger, *range(1, 4)))
-            assert len(heard) == PEER_BURST_KNOCKS // 2
+            assert len(heard) == PEER_BURST_PROBES // 2
 
     run(main)
 
@@ -182,14 +182,14 @@ def test_knocks_end_with_the_question() -> None:
     async def main() -> None:
         async with asker_and_checker() as (asker, checker):
             await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
-            assert asker.knocks._expected == {}
+            assert asker.dial_back_probes._expected == {}
 
     run(main)
-    knocks = Knocks()
+    dial_back_probes = DialBackProbes()
     for _ in range(EXPECTED_LIMIT // 2):
-        knocks.expect(Expected(ports=(1, 2)))
+        dial_back_probes.expect(Expected(ports=(1, 2)))
     with pytest.raises(NetworkError):
-        knocks.expect(Expected(ports=(1, 2)))
+        dial_back_probes.expect(Expected(ports=(1, 2)))
 
 
 MEMBERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(5)]

@@ -29,11 +29,17 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
     format_address,
 )
-from shoal.swarm.reaching import punching, sightings
+from shoal.swarm.reaching import observed_addresses, punching
+from shoal.swarm.reaching.observed_addresses import (
+    OBSERVED_ADDRESS_PROTOCOL,
+    PEER_OBSERVED_BURST,
+    AskSighting,
+    ask_seen,
+    sight,
+)
 from shoal.swarm.reaching.punching import ALONE_PUNCHES_BURST, PUNCHES_BURST, Puncher, PunchPort
-from shoal.swarm.reaching.sightings import PEER_SIGHTINGS_BURST, SIGHTING_PROTOCOL, AskSighting, ask_seen, sight
 from tests.swarm.lane_net import WAIT_S, lanes_of
-from tests.swarm.reaching.test_passages import LANE, SECRET, Node, nodes, note, run, until
+from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note, run, until
 
 HERE = ("127.0.0.1",)
 
@@ -86,14 +92,14 @@ def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dialler: 
             one, other = pair[dialler], pair[1 - dialler]
             await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
             await until(lambda: ways(one, other) == ways(other, one) == [False])
-            await until(lambda: relay.passages.passages == 0)
+            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
             await until(lambda: dialled(pair[0], pair[1]) == [True])  # the lane that was replaced is closed by then
             await until(lambda: dialled(pair[1], pair[0]) == [False])
-            passed = relay.passages.bytes_passed
+            passed = relay.relayed_lanes.bytes_passed
             for sender, receiver in ((one, other), (other, one)):
                 sender.lanes.post(receiver.peer, note(SECRET), SECRET)
                 assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
-            assert relay.passages.bytes_passed == passed < len(SECRET)
+            assert relay.relayed_lanes.bytes_passed == passed < len(SECRET)
 
     run(main)
 
@@ -103,7 +109,7 @@ def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: 
 
     async def main() -> None:
         async with bystander() as (port, heard):
-            monkeypatch.setattr(sightings, "format_address", lambda host, _: format_address(host, port))
+            monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
             async with nodes(seen_at=HERE) as (alice, bob, relay):
                 lower, higher = in_order(alice, bob)
                 await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
@@ -111,12 +117,12 @@ def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: 
                 assert ways(alice, bob) == ways(bob, alice) == [True]
                 alice.lanes.post(bob.peer, note(SECRET), SECRET)
                 assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
-                assert relay.passages.bytes_passed > len(SECRET)
+                assert relay.relayed_lanes.bytes_passed > len(SECRET)
             assert sorted(map(len, heard)) == [0, LANE_ID_BYTES + HELLO_WIRE_BYTES]
             assert SECRET[:8] not in b"".join(heard)
 
     monkeypatch.setattr("shoal.swarm.lanes.dial.HELLO_DEADLINE_S", 0.3)
-    monkeypatch.setattr("shoal.swarm.lanes.listener.MEETING_DEADLINE_S", 0.3)
+    monkeypatch.setattr("shoal.swarm.lanes.listener.TRAVERSAL_DEADLINE_S", 0.3)
     run(main)
 
 
@@ -129,7 +135,7 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
         return await dial(self, host, port)
 
     async def main() -> None:
-        monkeypatch.setattr(sightings, "format_address", lambda host, port: format_address(host, 1))
+        monkeypatch.setattr(observed_addresses, "format_address", lambda host, port: format_address(host, 1))
         async with nodes(seen_at=HERE) as (alice, bob, _):
             lower, higher = in_order(alice, bob)
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
@@ -414,20 +420,20 @@ def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
             for peer, asked in ((bob.peer, address), (alice.peer, "127.0.0.1:1")):
                 with pytest.raises(NetworkError, match="not seen there"):
                     await ask_seen(bob.host, relay.peer, peer, asked)
-            for _ in range(int(PEER_SIGHTINGS_BURST) - 1):
-                relay.sightings._by_peer.take(alice.peer, trio.current_time())
+            for _ in range(int(PEER_OBSERVED_BURST) - 1):
+                relay.observed_addresses._by_peer.take(alice.peer, trio.current_time())
             with pytest.raises(NetworkError, match="too many calls"):
                 await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
-            relay.sightings._seen[alice.peer][0] = (address, trio.current_time())
+            relay.observed_addresses._seen[alice.peer][0] = (address, trio.current_time())
             with pytest.raises(NetworkError, match="not seen there"):
                 await ask_seen(bob.host, relay.peer, alice.peer, address)
-            relay.sightings.admits = lambda peer: peer != bob.peer
+            relay.observed_addresses.admits = lambda peer: peer != bob.peer
             with pytest.raises(NetworkError, match="members only"):
                 await ask_seen(bob.host, relay.peer, alice.peer, address)
-            relay.sightings.admits = None
+            relay.observed_addresses.admits = None
             with pytest.raises(NetworkError, match="where it relays"):
                 await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
-            await until(lambda: relay.sightings._calls == {})
+            await until(lambda: relay.observed_addresses._calls == {})
 
     run(main)
 
@@ -435,14 +441,18 @@ def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
 def test_ticket_of_a_call_is_good_for_a_moment() -> None:
     async def main() -> None:
         async with nodes() as (alice, _, relay):
-            relay.sightings._call_deadline_s = 0.3
-            stream = await alice.host.open(relay.peer, SIGHTING_PROTOCOL, deadline_s=WAIT_S)
+            relay.observed_addresses._call_deadline_s = 0.3
+            stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
             await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
-            ticket = sightings._check(await stream.receive(deadline_s=WAIT_S), sightings.SightingTicket, relay.peer)
-            assert relay.sightings.claims(ticket.ticket)
+            ticket = observed_addresses._check(
+                await stream.receive(deadline_s=WAIT_S), observed_addresses.SightingTicket, relay.peer
+            )
+            assert relay.observed_addresses.claims(ticket.ticket)
             with pytest.raises(NetworkError, match="no call came"):
-                sightings._check(await stream.receive(deadline_s=WAIT_S), sightings.Sighted, relay.peer)
-            assert not relay.sightings.claims(ticket.ticket)
+                observed_addresses._check(
+                    await stream.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer
+                )
+            assert not relay.observed_addresses.claims(ticket.ticket)
             await stream.abort()
 
     run(main)

@@ -11,11 +11,11 @@ from msgspec import structs
 
 from shoal.node.reporting.events import CaughtUp, Certified, Evaluated, Event, Left, Linked, RoundStarted, Started
 from shoal.testnet.check import Check, RoundCheck
-from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import Report, make_report, ok, to_json
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
 from shoal.testnet.scenario import Fault, Scenario
 
 BEGAN = 1000.0
@@ -77,8 +77,8 @@ def entries() -> list[Entry]:
     return log
 
 
-def course(*extra: Entry, faults: tuple[FaultRecord, ...] | None = None) -> Course:
-    return Course(
+def run_record(*extra: Entry, faults: tuple[FaultRecord, ...] | None = None) -> RunRecord:
+    return RunRecord(
         scenario=Scenario(rounds=5, faults=tuple(record.fault for record in faults or (kill(),))),
         began_at=BEGAN,
         ended_at=BEGAN + 16.25,
@@ -95,7 +95,7 @@ def check(wrong_values: int = 0) -> Check:
 
 
 def report(*extra: Entry, faults: tuple[FaultRecord, ...] | None = None) -> Report:
-    return make_report(course(*extra, faults=faults), check())
+    return make_report(run_record(*extra, faults=faults), check())
 
 
 def test_report_has_the_documented_shape() -> None:
@@ -135,21 +135,21 @@ def test_report_has_the_documented_shape() -> None:
 
 
 def test_report_takes_the_logged_coverage_where_nothing_was_checked() -> None:
-    made = make_report(course(), Check(rounds=()))
+    made = make_report(run_record(), Check(rounds=()))
     assert (made.rounds[0].contributors, made.rounds[0].coverage) == (4, 0.5)
 
 
 def test_delay_is_what_the_round_took_beyond_the_median_of_undisturbed_ones() -> None:
-    durations = round_durations(course())
+    durations = round_durations(run_record())
     assert durations == pytest.approx({1: 2.501, 2: 2.0, 3: 5.5, 4: 1.9, 5: 2.1}, abs=1e-6)
-    assert undisturbed_median(course(), durations) == pytest.approx(2.0)
+    assert undisturbed_median(run_record(), durations) == pytest.approx(2.0)
 
 
 def test_delay_counts_no_round_as_undisturbed_into_which_a_stop_reached() -> None:
     stop = FaultRecord(
         fault=Fault(kind="stop", node=1, round=3, duration_s=6.0), at=BEGAN + 6.0, done=True
     )  # until 12.0, in round 4
-    disturbed = course(faults=(stop,))
+    disturbed = run_record(faults=(stop,))
     assert undisturbed_median(disturbed, round_durations(disturbed)) == pytest.approx((2.0 + 2.1) / 2)
 
 
@@ -197,13 +197,13 @@ def test_ok_wants_everything_right() -> None:
 
 
 def test_wrong_values_come_from_the_check() -> None:
-    made = make_report(course(), check(wrong_values=3))
+    made = make_report(run_record(), check(wrong_values=3))
     assert made.wrong_values == 3
     assert not ok(made)
 
 
 def test_nothing_certified_is_not_equal() -> None:
-    empty = replace(course(), entries=())
+    empty = replace(run_record(), entries=())
     made = make_report(empty, Check(rounds=()))
     assert (made.rounds_certified, made.digests_equal, made.loss.first, made.loss.by_round) == (0, False, None, ())
     assert not ok(made)
@@ -234,5 +234,5 @@ def test_a_round_is_settled_once_its_node_lived_on() -> None:
         plain(1, Linked(peer="p")),
     ]
     log += [certified(1, 3, 3.0), certified(0, 9, 9.0), plain(0, Left()), certified(1, 4, 4.0)]
-    done = replace(course(), entries=tuple(log))
+    done = replace(run_record(), entries=tuple(log))
     assert settled_rounds(done, 1) == {("0.0", 1), ("0.0", 3)}

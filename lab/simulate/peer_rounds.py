@@ -1,0 +1,577 @@
+"""One simulated peer's rounds: a driver of the member that nodes run (`shoal.protocol.member`), in virtual time.
+
+The member decides; here its effects are done. What is modelled is what surrounds it: training is a time, a chunk is a
+few values whose payload takes the time of `chunk_bytes`, and the state is a small vector, exact to the bit. What a peer
+lacks it gets by `obtaining`. An effect that has no place here is an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.dither import Dither
+from shoal.collectives.finals import Finals
+from shoal.collectives.partition import deal
+from shoal.lab.simulate.fetching import Fetching
+from shoal.lab.simulate.judge import STANDSTILL_S, Violation
+from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining
+from shoal.lab.simulate.reducing import Reducing
+from shoal.lab.simulate.serving import Serving
+from shoal.lab.simulate.states import next_state, state_digest
+from shoal.lab.simulate.talk import (
+    ChainPart,
+    ChunkFrame,
+    ChunkRequest,
+    FinalsAnswer,
+    GetChain,
+    GetFinals,
+    GetHeader,
+    HeaderAnswer,
+    Lacking,
+    Payload,
+    PeerTalk,
+    falsehoods,
+)
+from shoal.protocol.agreement import Broadcast, Mismatch
+from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.effects import (
+    Announce,
+    Append,
+    Apply,
+    BeginRound,
+    Blame,
+    Certified,
+    ClaimsAhead,
+    CloseOff,
+    Contribute,
+    Effect,
+    Evicted,
+    Examine,
+    FetchFinals,
+    FindWork,
+    FinishWork,
+    GiveWay,
+    Goodbye,
+    MemberEffect,
+    PauseTrainer,
+    Rejoin,
+    Repair,
+    ResumeWork,
+    SeekState,
+    Send,
+    SettleWork,
+    StandOnHead,
+    StartReduce,
+    StopReduction,
+    TakePart,
+    Tell,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
+)
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import (
+    HeadMoved,
+    Input,
+    Linked,
+    Received,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    StateSought,
+    Tick,
+    Trained,
+)
+from shoal.protocol.member import Member
+from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
+from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Rules
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.peer import SimulatedPeer
+
+STALENESS_ROUNDS = 3
+CANDIDATES_KEPT = 4
+FINALS_KEPT = 6
+"""Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
+ANSWER_BYTES = 1000
+"""Of certificates, of a header or of a plan."""
+GOODBYE_S = 0.2
+"""A promise to leave has so long to go out."""
+
+
+class NoWishes:
+    """Users who want to go back nowhere, and to amend nothing."""
+
+    @staticmethod
+    def advise_going_back(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def advise_amending(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def held(event: StateHeld, machine: RoundMachine | None) -> list[Effect]:
+        """Nothing is sought."""
+        raise LocalError("no state to go back to was sought")
+
+
+class PeerRounds(Reducing):
+    """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
+
+    waits_alone = False
+    """Contributions are parameters."""
+
+    def __init__(self, peer: SimulatedPeer) -> None:
+        super().__init__(peer)
+        self.member: Member = Member(
+            identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.components.machine
+        )
+        self._inputs: deque[Input] = deque()
+        self._feeding = False
+        self._candidates: dict[bytes, tuple[Report, F32]] = {}
+        self._handed_over: set[bytes] = set()
+        self._wanted: set[bytes] = set()
+        self.serving = Serving(peer, self._lookup)
+        self.obtaining = Obtaining(
+            peer,
+            ready=lambda: self._put(StateSought()),
+            moved=lambda: self._put(HeadMoved()),
+            computed=self._disk.finals.get,
+        )
+        self._trained_at: float | None = None
+        self.paused = False
+        self._stood: tuple[object, ...] = ()
+        self._stood_since = 0.0
+
+    # -- what the member looks at ------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> Chain:
+        """All that is decided, as far as is known here."""
+        return self._disk.ledger
+
+    @property
+    def current(self) -> bool:
+        """Whether the state at the head is here."""
+        return self.obtaining.current
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the state at the head."""
+        return self.chain.head.digest
+
+    @property
+    def made(self) -> bool:
+        """Whether a contribution to the round under way is made."""
+        return self._disk.ready is not None and self._disk.ready.base == self.chain.head.hash
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has trained."""
+        return self._trained_at is None
+
+    def bound_in(self, position: Position) -> list[DurableRecord]:
+        """What is on disk about a round."""
+        return [record for record in self._disk.log if (record.term, record.round) == position]
+
+    def alive(self) -> frozenset[PeerId]:
+        """Who is believed alive."""
+        return self._peer.watch.alive()
+
+    def suspected(self) -> frozenset[PeerId]:
+        """Who of them may be gone."""
+        return self._peer.watch.suspected()
+
+    def linked(self) -> list[PeerId]:
+        """Who can be told something."""
+        return [self._swarm.peers[other].id for other in self._peer.watch.links]
+
+    def may_join(self, peer: PeerId) -> bool:
+        """Everyone may."""
+        return True
+
+    def stands_still(self, head: Value) -> str | None:
+        """Nothing keeps anyone from signing: a fork ends a simulation."""
+        return None
+
+    def rules(self, round: int) -> Rules:
+        """The same in all rounds."""
+        return Rules(settings=self._swarm.settings, staleness_rounds=STALENESS_ROUNDS)
+
+    def new_life(self) -> bytes:
+        """The same for all rounds of a process."""
+        return domain_hash("simulated life", self._peer.id.encode(), self._peer.life.to_bytes(4, "little"))
+
+    # -- driving it --------------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> RoundMachine | None:
+        """The round under way."""
+        return self.member.machine
+
+    def start(self) -> None:
+        """Begin with what is on disk."""
+        if self.obtaining.current:
+            self._put(StateSought())
+        else:
+            self.obtaining.begin()
+
+    def stop(self) -> None:
+        """The process ended."""
+        self.obtaining.stop()
+        self._stop_reduction()
+        self._inputs.clear()
+        self.member.machine = None
+
+    def ask_to_leave(self) -> None:
+        """The user wants the peer to go."""
+        self.member.ask_to_leave(self._now)
+
+    def pause(self, *, paused: bool = True) -> None:
+        """The user wants the accelerator, or gives it back."""
+        self._put(SetPaused(paused))
+
+    def trained(self) -> None:
+        """What training was waited for is there."""
+        if self._trained_at is not None:
+            self._trained_at = self._now
+
+    def _put(self, event: Input) -> None:
+        """Feed the member, after what it is being fed."""
+        self._inputs.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inputs:
+                self._feed(self._inputs.popleft())
+        finally:
+            self._feeding = False
+
+    def _feed(self, event: Input) -> None:
+        effect = self.member.take(event, self._now)
+        while effect is not None:
+            result = self._do(effect)
+            effect = self.member.done(result, self._now)
+
+    def _do(self, effect: MemberEffect) -> Any:
+        do = DOERS.get(type(effect))
+        if do is None:
+            raise LocalError(f"nothing simulated does {type(effect).__name__}")
+        return do(self, effect)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """As the engine's tick."""
+        self.obtaining.tick(now)
+        done = self._trained_at is not None and now >= self._trained_at and not self.paused
+        if done and self.machine is not None:
+            self._trained_at = None
+            self._put(Trained(self.machine.round, None))
+        self._put(Tick())
+        if self.machine is not None and self._peer.lies:
+            self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
+        if self.machine is not None:
+            self._check_standstill(self.machine, now)
+
+    def _check_standstill(self, machine: RoundMachine, now: float) -> None:
+        plan, agreement = machine.plan, machine.agreement
+        self._swarm.judge.view(self._peer.id, machine.previous.hash, agreement.view)
+        plan_order = None if plan is None else (plan.view, plan.attempt)
+        where = (machine.round, machine.phase, agreement.view, plan_order)
+        if where != self._stood or not machine.has_quorum() or self._swarm.is_troubled(now):
+            self._stood, self._stood_since = where, now
+        elif now - self._stood_since > STANDSTILL_S:
+            name = f"peer {self._peer.number} in round {machine.round}, {machine.phase.value}, view {agreement.view}"
+            raise Violation("no wait too long", f"{name} for {STANDSTILL_S} s")
+
+    # -- what others say ---------------------------------------------------------------------------------------
+
+    def hear(self, sender: int, message: Message) -> None:
+        """A message of a round."""
+        if isinstance(message, Certificate | RoundMessage):
+            self._put(Received(self._swarm.peers[sender].id, message))
+
+    def linked_to(self, other: int) -> None:
+        """A link came up: tell what stands."""
+        head = self._swarm.peers[other].disk.ledger.head  # as its record says
+        self._put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
+        self.obtaining.linked(other)
+
+    def unlinked(self, other: int) -> None:
+        """A link is gone, and what was under way over its lane."""
+        self.serving.lane_broke(other)
+        self.obtaining.lane_broke(other)
+
+    @staticmethod
+    def takes(message: object) -> bool:
+        """Whether a message is for `take`."""
+        return isinstance(message, PeerTalk)
+
+    def take(self, sender: int, message: object) -> None:
+        """What moves state and chunks."""
+        if isinstance(message, Payload):
+            self._swarm.donations.heard(self._peer, sender)
+            self._take_payload(sender, message)
+        elif isinstance(message, Lacking):
+            self._send_again(sender, message)
+        elif isinstance(message, ChunkFrame):
+            peer = self._swarm.peers[sender].id
+            self._received[peer] = self._received.get(peer, 0.0) + message.length
+            self._swarm.donations.heard(self._peer, sender)
+            self.obtaining.frame(sender, message)
+        elif isinstance(message, ChunkRequest):
+            try:
+                self.serving.take(sender, message)
+            except RemoteError as error:
+                self._swarm.blamed(self._peer.number, sender, str(error))
+        elif isinstance(message, ChainPart):
+            self.obtaining.told_chain(message)
+        elif isinstance(message, HeaderAnswer | FinalsAnswer):
+            self.obtaining.told(sender, message)
+        elif isinstance(message, GetChain | GetHeader | GetFinals):
+            self._swarm.call(self._peer, sender, self._answer(message), ANSWER_BYTES)
+
+    @property
+    def transfers(self) -> list[Fetching]:
+        """Those that are under way."""
+        return [one for one in self.obtaining.transfers.values() if not one.over]
+
+    # -- what others want --------------------------------------------------------------------------------------
+
+    def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
+        disk = self._disk
+        if isinstance(asked, GetChain):
+            return ChainPart(disk.certificates_after(asked.height))
+        if isinstance(asked, GetHeader):
+            header = self.obtaining.cache.begin_serving(asked.round, self._now)
+            if header is not None and "header" in self._peer.lies:
+                header = replace(header, hashes=header.hashes[::-1])
+            return HeaderAnswer(asked.round, header)
+        finals = disk.finals.get(asked.plan)
+        return FinalsAnswer(asked.plan, None if finals is None else finals.plan)
+
+    def _lookup(self, scope: bytes, chunk: int) -> tuple[bytes, int] | None:
+        """A chunk that somebody asks for, and the size of its payload in bytes."""
+        data = self.obtaining.cache.lookup(scope, chunk, self._now)
+        if data is not None:
+            return data, self._swarm.state_chunk_bytes
+        finals = next((f for plan, f in self._disk.finals.items() if plan[:SCOPE_BYTES] == scope), None)
+        if finals is None or chunk >= len(finals.chunks):
+            return None
+        return bytes(finals.chunks[chunk].payload), int(self._swarm.chunk_bytes)
+
+    # -- effects -----------------------------------------------------------------------------------------------
+
+    def _nothing(self, effect: MemberEffect) -> None:
+        """What has no counterpart in a simulation."""
+
+    def _write(self, effect: Write) -> None:
+        self._disk.log.extend(effect.records)
+
+    def _broadcast(self, effect: Broadcast) -> None:
+        self._swarm.say(self._peer, effect.message)
+
+    def _send(self, effect: Send) -> None:
+        self._swarm.tell(self._peer, (self._swarm.numbers[effect.peer],), effect.message)
+
+    def _blame(self, effect: Blame) -> None:
+        self._swarm.blamed(self._peer.number, self._swarm.numbers[effect.peer], effect.text)
+
+    def _mismatch(self, effect: Mismatch) -> None:
+        raise Violation("the reference", f"two digests of one plan at peer {self._peer.number}")
+
+    def _begin_round(self, effect: BeginRound) -> Mapping[bytes, PeerId]:
+        self._stop_reduction()
+        self._kept.clear()
+        self._closed_to.clear()
+        self._wanted.clear()
+        self._handed_over.clear()
+        self._plans, self._trained_at = 0, None
+        return {}
+
+    def _announce(self, effect: Announce) -> Ready | None:
+        return self._disk.ready
+
+    def _train(self, effect: Train) -> None:
+        if effect.contribute:  # what is learnt alone meanwhile is not modelled
+            self._trained_at = self._swarm.trained_at(self._peer)
+
+    def _pause_trainer(self, effect: PauseTrainer) -> None:
+        self.paused = effect.paused
+
+    def _contribute(self, effect: Contribute) -> Ready:
+        """Training is done: encode, and note on disk."""
+        peer, swarm, head = self._peer, self._swarm, self.chain.head
+        values, tokens = swarm.made(peer, head.next_round)
+        dither = Dither(head.hash, "contribution", peer.id)
+        encoded = EncodedContribution.encode(values, swarm.grid, swarm.settings.codec, dither=dither)
+        place = swarm.network.places[peer.number]
+        self._disk.contribution = encoded
+        ready = self._disk.ready = Ready(
+            term=head.next_term,
+            round=head.next_round,
+            base=head.hash,
+            role=CONTRIBUTOR,
+            state=head.digest,
+            root=encoded.root,
+            squares=encoded.squares,
+            tokens=tokens,
+            upload=int(place.upload),
+            download=int(place.download),
+            reaches=(),
+        )
+        swarm.judge.contributed(encoded)
+        return ready
+
+    def _find_work(self, effect: FindWork) -> bool:
+        return self.made
+
+    def _follow_plan(self, effect: StartReduce) -> None:
+        self._start_reduce(effect.plan)
+
+    def _watch_reduction(self, effect: WatchReduction) -> Watched:
+        return Watched(self._look_at_stalls(self._now), NOTHING_RELAYED)
+
+    def _stop(self, effect: StopReduction | Evicted) -> None:
+        self._stop_reduction()
+
+    def _work_out(self, effect: WorkOut) -> Report:
+        finals: Any = effect.finals
+        plan = finals.plan
+        self._swarm.judge.completed(finals)
+        state = next_state(self._disk.state, finals.decoded())
+        report = Report(
+            term=plan.term,
+            round=plan.round,
+            base=plan.base,
+            plan=plan.hash,
+            digest=state_digest(plan.base, state),
+            bitmaps=finals.bitmaps_root,
+            tokens=finals.tokens,
+        )
+        self._candidates[plan.hash] = report, state
+        while len(self._candidates) > CANDIDATES_KEPT:
+            del self._candidates[next(iter(self._candidates))]
+        self._disk.finals[plan.hash] = finals
+        while len(self._disk.finals) > FINALS_KEPT:
+            del self._disk.finals[next(iter(self._disk.finals))]
+        return report
+
+    def _append(self, effect: Append) -> bool:
+        entry, disk = effect.entry, self._disk
+        assert isinstance(entry, Certificate)
+        self._swarm.judge.decided(entry)
+        disk.append(entry)
+        self._swarm.decided(self._peer, entry.value)
+        return True
+
+    def _apply(self, effect: Apply) -> None:
+        value = effect.certificate.value
+        self._disk.take(value, self._candidates[value.plan][1])
+        self.obtaining.decided()
+
+    def _claims_ahead(self, effect: ClaimsAhead) -> None:
+        if effect.position > next_position(self.chain.head):
+            self.obtaining.ahead(self._swarm.numbers[effect.peer])
+
+    def _seek_state(self, effect: SeekState) -> None:
+        if effect.at_once:  # else `obtaining` has its own clock
+            self.obtaining.begin()
+
+    def _goodbye(self, effect: Goodbye) -> None:
+        if not self.member.overdue(self._now):
+            self._swarm.donations.check_copy(self._peer)
+        promised = self.machine is not None and self._peer.id in self.machine.agreement.leaves
+        if promised:  # it stays until that is heard
+            self._swarm.timeline.after(GOODBYE_S, self._swarm.depart, self._peer.number, self._peer.life)
+        else:
+            self._swarm.depart(self._peer.number, self._peer.life)
+
+    # -- finals ------------------------------------------------------------------------------------------------
+
+    def _has_finals(self, plan: bytes) -> bool:
+        return plan in self._handed_over
+
+    def _computed(self, finals: Finals) -> None:
+        self._handed_over.add(finals.plan.hash)
+        self._put(Reduced(finals, 0.0))
+
+    def _need_finals(self, effect: FetchFinals) -> None:
+        plan = effect.value.plan
+        if self._brings(plan) or plan in self._wanted:
+            return
+        self._wanted.add(plan)
+        self._fetch_finals(plan, self._peer.life)
+
+    def _fetch_finals(self, plan: bytes, life: int) -> None:
+        if life == self._peer.life and plan in self._wanted:
+            self.obtaining.finals(plan, partial(self._take_finals, plan, life))
+
+    def _take_finals(self, plan: bytes, life: int, finals: Finals | None) -> None:
+        if life != self._peer.life or plan not in self._wanted:
+            return
+        if finals is None:
+            self._swarm.timeline.after(FETCH_PERIOD_S, self._fetch_finals, plan, life)
+        else:
+            self._wanted.discard(plan)
+            self._computed(finals)
+
+
+NOTHING_RELAYED: tuple[bytes, tuple[()]] = (b"", ())
+"""Nothing is led through a third here."""
+
+DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
+    Announce: PeerRounds._announce,
+    Append: PeerRounds._append,
+    Apply: PeerRounds._apply,
+    BeginRound: PeerRounds._begin_round,
+    Blame: PeerRounds._blame,
+    Broadcast: PeerRounds._broadcast,
+    Certified: PeerRounds._nothing,
+    ClaimsAhead: PeerRounds._claims_ahead,
+    CloseOff: PeerRounds._close_off,
+    Contribute: PeerRounds._contribute,
+    Evicted: PeerRounds._stop,
+    Examine: PeerRounds._nothing,
+    FetchFinals: PeerRounds._need_finals,
+    FindWork: PeerRounds._find_work,
+    FinishWork: PeerRounds._nothing,
+    GiveWay: PeerRounds._nothing,
+    Goodbye: PeerRounds._goodbye,
+    Mismatch: PeerRounds._mismatch,
+    PauseTrainer: PeerRounds._pause_trainer,
+    Rejoin: PeerRounds._nothing,
+    Repair: PeerRounds._repair,
+    ResumeWork: PeerRounds._nothing,
+    SeekState: PeerRounds._seek_state,
+    Send: PeerRounds._send,
+    SettleWork: PeerRounds._nothing,
+    StandOnHead: PeerRounds._nothing,
+    StartReduce: PeerRounds._follow_plan,
+    StopReduction: PeerRounds._stop,
+    TakePart: PeerRounds._nothing,
+    Tell: PeerRounds._nothing,
+    Train: PeerRounds._train,
+    WatchReduction: PeerRounds._watch_reduction,
+    WorkOut: PeerRounds._work_out,
+    Write: PeerRounds._write,
+}
+"""What does each effect of a member. Nobody draws another S(0), goes back or bans here."""

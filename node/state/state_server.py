@@ -1,0 +1,62 @@
+"""The serving side of catching up: what this node has of the chain, of states and of finals, for whoever asks.
+
+A held state never changes, so serving one costs the rounds that go on nothing but bandwidth. Asking for a header begins
+a transfer: from then on the state is held for as long as chunks of it are asked for, within the limits of the shelf,
+however many rounds pass meanwhile. Finals are served from memory, and from disk if they are only there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from shoal.node.state.states import StateCache
+from shoal.protocol.chain import Chain
+from shoal.protocol.peering import (
+    CERTIFICATES_IN_ANSWER_LIMIT,
+    ChainPart,
+    FetchAnswer,
+    FetchRequest,
+    FinalsAnswer,
+    GetChain,
+    GetHeader,
+    HeaderAnswer,
+    Refusal,
+)
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.streams import MessageStream
+
+FETCH_PROTOCOL = "/shoal/fetch/1"
+REQUEST_DEADLINE_S = 10.0
+ANSWER_LIMIT_BYTES = 4 << 20  # of an answer to a fetch
+
+
+class StateServer:
+    """Answers other nodes' fetch requests from this node's chain and cache."""
+
+    def __init__(self, *, chain: Chain, cache: StateCache) -> None:
+        self._chain = chain
+        self._cache = cache
+
+    async def serve(self, stream: MessageStream) -> None:
+        """Answer one request. Raises RemoteError when it is malformed."""
+        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        request: FetchRequest = decode(data, FetchRequest, peer=stream.peer)  # type: ignore[arg-type]
+        if isinstance(request, GetChain | GetHeader):
+            answer = self.answer(request)
+        else:  # it may have to look on the disk
+            answer = await trio.to_thread.run_sync(partial(self.answer, request))
+        await stream.send(canonical(answer), deadline_s=REQUEST_DEADLINE_S)
+        await stream.aclose()
+
+    def answer(self, request: FetchRequest) -> FetchAnswer:
+        """What this node has of what is asked for. Blocks for finals that are on disk."""
+        if isinstance(request, GetChain):
+            part = self._chain.after(request.after, CERTIFICATES_IN_ANSWER_LIMIT, request.rebases)
+            return ChainPart(certificates=part, head=self._chain.height)
+        if isinstance(request, GetHeader):
+            header = self._cache.begin_serving(request.round)
+            return Refusal(reason="not held here") if header is None else HeaderAnswer(header=canonical(header))
+        plan = self._cache.served_plan(request.plan)
+        return Refusal(reason="not held here") if plan is None else FinalsAnswer(plan=plan)

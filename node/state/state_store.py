@@ -1,0 +1,476 @@
+"""Store of the chain and of the state at its head: from disk, from certificates as they come, and from peers.
+
+A state that this node computed is saved beside the rounds that follow: until it is, an older one and the finals since
+lead to it. One that came from elsewhere is on disk before anything follows from it, and so is S(0), which nobody
+certifies: what does follow from it, tells whether it is the one.
+
+A node that missed rounds heals by coming to the state at the head, whatever way is shorter (`catchup`). What it has
+learnt meanwhile is no part of that state, and is kept by these rules:
+
+    inner steps since its last contribution     move along: the replica becomes the new anchor plus them
+    the contribution of a round e it missed     if C(e)'s plan has it by its root: per chunk, included is counted, the
+                                                rest goes into the next contribution; if the plan has it not: all does;
+                                                if C(e)'s finals are not to be had: it is taken for counted, for once
+                                                is the limit
+    what was excluded more often than the       is dropped: it belongs to an anchor long gone
+    staleness limit allows
+
+The first is `trainer_messages`, the others are `contributions`; all are differences from an anchor, so none of them
+depends on which states the node held or skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.node.holds import Holds
+from shoal.node.outcome import Notice, Progress, StateFetched
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.key_use import KeyUse
+from shoal.node.state.asking import ask_in_turn
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_choice import ChainChoice
+from shoal.node.state.chain_comparison import difference, fetched_after
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.state_saver import StateSaver
+from shoal.node.state.states import StateCache
+from shoal.node.state.store import Store
+from shoal.node.state.transfer import DonorScores
+from shoal.protocol.amending import settings_text
+from shoal.protocol.bans import named
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
+from shoal.protocol.peering import ChainPart
+from shoal.protocol.wire import COUNTER_LIMIT
+from shoal.swarm.links import Links
+
+PURSUIT_LIMIT = 64
+"""Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
+ANSWER_TIMEOUT_S = 0.5  # for others' certificates, once a member has answered or new ones came
+EMPTY_TIMEOUT_S = 2.0
+"""For certificates from others, once a member has answered or new ones came; or once an outsider had nothing new."""
+PURSUE_AFTER_S = 1.0
+"""A catching up that was shorter is not suspected to have missed a round."""
+
+logger = logging.getLogger(__name__)
+
+
+class Take(Protocol):
+    """Takes entries of the chain from a peer: as `StateStore.take_entries`."""
+
+    async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+        """How many were new. Raises RemoteError, StorageError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateStoreParts:
+    """What the state store works with."""
+
+    store: Store
+    chain: Chain
+    cache: StateCache
+    catchup: CatchUp
+    earlier: EarlierStates
+    links: Links
+    choice: ChainChoice
+    key_use: KeyUse
+    holds: Holds
+    log: RoundLog
+    on_progress: Callable[[Progress], None]
+
+
+class StateStore:
+    """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does."""
+
+    def __init__(self, parts: StateStoreParts) -> None:
+        self._p = parts
+        parts.catchup.amended = parts.chain.amended
+        self._saver = StateSaver(parts.cache)
+        self._loading = trio.Lock()
+        self._loaded_ahead = self._load_called = False
+        self.parted: Callable[[PeerId], None] = lambda peer: None
+        """Called with who has a chain that does not go on from this one."""
+        self.state: CertifiedState | None = None
+        self.take: Take = self.take_entries
+        """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
+        self.replace: Callable[[Chain, int], Awaitable[None]] = self.replace_chain
+        """As `replace_chain`, by whose task the chain is."""
+
+    @property
+    def head(self) -> Value:
+        """The newest decided value."""
+        return self._p.chain.head
+
+    @property
+    def chain(self) -> Chain:
+        """All certificates this node has."""
+        return self._p.chain
+
+    @property
+    def earlier(self) -> EarlierStates:
+        """The states of earlier rounds that are here."""
+        return self._p.earlier
+
+    @property
+    def scores(self) -> DonorScores:
+        """What is remembered of the peers that were asked for something."""
+        return self._p.catchup.scores
+
+    @property
+    def current(self) -> bool:
+        """Whether the state at the head is here."""
+        return self.state is not None and self._stands(self.state)
+
+    def _stands(self, state: CertifiedState) -> bool:
+        standing = self._p.chain.standing
+        return (state.term, state.round) == (standing.term, standing.round)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the state that is here."""
+        assert self.state is not None
+        return self._p.cache.digest(self.state)
+
+    def expect(self, codec: str, numel: int, chunk_values: int) -> None:
+        """The model is built: plans that are fetched have this shape."""
+        self._p.catchup.shape = (codec, numel, chunk_values)
+
+    async def run(self) -> None:
+        """Save states beside the rounds, until cancelled. Raises StorageError.
+
+        Cancellation: the newest state is saved first.
+        """
+        await self._saver.run()
+
+    async def save(self, state: CertifiedState) -> None:
+        """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
+        await self._saver.save_unless_newer(state)
+
+    async def load_ahead(self) -> None:
+        """Do what `load` does, while the trainer is still being started, for `load` to find it done.
+
+        Raises StorageError.
+        """
+        async with self._loading:
+            if not self._load_called:
+                await self._load()
+                self._loaded_ahead = True
+
+    async def load(self) -> None:
+        """Take up the newest state that the disk has, or leads to, and that a certificate vouches for; and the finals.
+
+        Raises StorageError.
+        """
+        async with self._loading:
+            if not self._loaded_ahead:
+                await self._load()
+            self._loaded_ahead, self._load_called = False, True
+        if self.state is None:
+            await trio.to_thread.run_sync(self._p.catchup.prepare)
+
+    async def _load(self) -> None:
+        cache = self._p.cache
+        await trio.to_thread.run_sync(cache.tidy)
+        for round in cache.saved_rounds():
+            saved = await self._saved(round)
+            state = None if saved is None else await self._p.catchup.replay(saved, self._p.chain, ())
+            if saved is not None and state is not None and state.round > 0:
+                self._saver.begin(round)
+                self._hold(state, await trio.to_thread.run_sync(cache.header, state))
+                if state is not saved:
+                    await self._saver.save_soon(state)
+                break
+        await trio.to_thread.run_sync(cache.load_finals)
+        if self.state is None:
+            await self._take_earlier()
+
+    async def _take_earlier(self) -> None:
+        """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
+        state = await self._p.earlier.find(self._p.chain.standing.round) if self._p.chain.height else None
+        if state is not None:
+            await self.adopt(state)
+
+    async def _saved(self, round: int) -> CertifiedState | None:
+        """The state of a round on disk, if it is the certified one. S(0) may be: see what follows from it."""
+        if round > self._p.chain.standing.round:
+            return None
+        state = await trio.to_thread.run_sync(self._p.cache.load_state, round)
+        if state is None or round == 0:
+            return state
+        header = await trio.to_thread.run_sync(self._p.cache.header, state)
+        if header.digest != self._p.chain.value(round).digest:
+            path = self._p.cache.state_file(round)
+            logger.warning("%s is not the state that round %d certified and is ignored", path, round)
+            return None
+        self._p.cache.put(state, header)
+        return state
+
+    def _hold(self, state: CertifiedState, header: StateHeader) -> None:
+        self.state = state
+        self._p.cache.put(state, header)
+
+    async def adopt(self, state: CertifiedState) -> None:
+        """Hold a state that was not computed here from the one before, serve it, and have it on disk.
+
+        Raises StorageError.
+        """
+        self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
+        await self._saver.save_now(state)
+        await trio.to_thread.run_sync(self._p.catchup.arrived)
+
+    async def follow(self, state: CertifiedState, header: StateHeader) -> None:
+        """Hold a state that this node computed from the one before, and serve it; it is saved in time.
+
+        Waits only where the disk is far behind.
+        """
+        self._hold(state, header)
+        await self._saver.save_soon(state)
+
+    async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
+        """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
+
+        trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
+        follow, StorageError.
+        """
+        if not self._p.chain.extend(entry, trusted=trusted):
+            return False
+        self._p.key_use.saw_entry(entry, self._p.store.durable_records())
+        await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        await self._follow_entry(entry)
+        return True
+
+    async def _follow_entry(self, entry: Entry) -> None:
+        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more."""
+        await trio.to_thread.run_sync(self._p.store.decided, entry.value)
+        if isinstance(entry, Rebase) or entry.value.rollback:
+            self._tell_of_term(entry)
+            await self._saver.go_back(entry.value.state_round)
+        elif entry.value.amended:
+            self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
+        if entry.value.bans:
+            self._tell_of_bans(entry.value)
+        if self.state is not None and not self.on_branch(self.state):
+            self.state = None
+            await self._take_earlier()
+
+    def _tell_of_amendment(self, round: int, amendment: Amendment) -> None:
+        self._p.log.amended(self.head, amendment)
+        if self.state is not None:
+            text = f"round {round} amended the settings from round {round + 1} on: {settings_text(amendment)}"
+            self._p.on_progress(Notice(text=text))
+
+    def _tell_of_bans(self, value: Value) -> None:
+        self._p.log.banned(value)
+        if self.state is not None:
+            peers = ", ".join(ban.peer for ban in named(value))
+            text = f"round {value.round} banned {peers}, proven to have lied; see `shoal evidence`"
+            self._p.on_progress(Notice(text=text))
+
+    def _tell_of_term(self, entry: Entry) -> None:
+        """Log that a term ended, whether this node took part in that or hears of it; the user of a newcomer has no
+        use for it."""
+        value = entry.value
+        if isinstance(entry, Rebase):
+            self._p.log.rebased(value)
+            text = f"the authority rebased the swarm on round {value.round}: going on in term {value.term}"
+        else:
+            self._p.log.rolled_back(value)
+            text = f"round {value.round} decided to go back: going on from round {value.state_round}"
+            text += f", term {value.next_term}"
+        if self.state is not None:
+            self._p.on_progress(Notice(text=text))
+
+    def on_branch(self, state: CertifiedState) -> bool:
+        """Whether the state at the head is this one, or descends from it."""
+        if state.round > self._p.chain.standing.round:
+            return False
+        return state.round == 0 or state.term == self._p.chain.value(state.round).term
+
+    async def extend(self, first: Collection[PeerId], *, others: bool) -> list[PeerId]:
+        """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked; these too
+        where none of `first` is. Members are asked before others, who did not answer lately after them; nobody who is
+        slow is waited for long once another has answered.
+
+        Returns all linked peers, those in `first` before the others. Raises StorageError, ConfigError where this node
+        has to choose between chains and cannot.
+        """
+        now, scores, members = trio.current_time(), self.scores, self.head.members
+        peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
+        if self._p.choice.pending:
+            await self._choose(peers)
+            return peers
+        preferred = [peer for peer in peers if peer in first]
+        asked = peers if others or not preferred else preferred
+
+        async def ask(peer: PeerId) -> float | None:
+            before = self.chain.height
+            if not await self._extend_quietly(peer):
+                return None
+            return ANSWER_TIMEOUT_S if peer in members or self.chain.height > before else EMPTY_TIMEOUT_S
+
+        await ask_in_turn(
+            sorted(asked, key=lambda peer: (scores.resting(peer, now), peer not in first, peer not in members)), ask
+        )
+        return peers
+
+    async def extend_from(self, peer: PeerId) -> bool:
+        """Fetch newer certificates from one peer, those of one answer after the other; whether there were any.
+
+        Raises NetworkError, RemoteError, StorageError.
+        """
+        chain, any_new = self._p.chain, False
+        if self._p.choice.pending:
+            return await self._choose([peer])
+        while True:
+            part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
+            try:
+                new = await self.take(peer, part.certificates)
+            except RemoteError:
+                self.parted(peer)
+                await self._go_over_to(peer)
+                raise
+            any_new |= new > 0
+            if not new or chain.height >= part.head:
+                return any_new
+
+    async def _choose(self, peers: Collection[PeerId]) -> bool:
+        """Take the chain that a newcomer may take of all that these serve, if there is one; whether anything was new.
+
+        Raises ConfigError, StorageError.
+        """
+        entries = await self._p.choice.choose()
+        return bool(entries) and await self.take(min(peers), entries, trusted=True) > 0
+
+    async def _extend_quietly(self, peer: PeerId) -> bool:
+        """Whether it answered, and with what holds."""
+        try:
+            await self.extend_from(peer)
+        except (NetworkError, RemoteError) as error:
+            logger.info("certificates from %s: %s", peer, error)
+            self.scores.disappointed(peer, trio.current_time())
+            return False
+        return True
+
+    async def take_entries(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+        """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
+
+        trusted: they lead to the checkpoint of this node's link, which was checked. Those before one that does not hold
+        stay. Raises StorageError. Cancellation waits until what is here is on disk.
+        """
+        new = 0
+        with trio.CancelScope(shield=True):
+            for entry in entries:
+                new += entry.value not in self.chain and await self.append(entry, trusted=trusted)
+        return new
+
+    async def _go_over_to(self, peer: PeerId) -> None:
+        """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.
+
+        Raises RemoteError, NetworkError, StorageError.
+        """
+
+        async def ask(after: int, rebases: int) -> ChainPart:
+            return await self._p.catchup.certificates(after, peer, rebases)
+
+        chain = self.chain.snapshot()
+        if not (await ask(COUNTER_LIMIT, chain.head.term.rebases)).certificates:
+            return  # there is no rebase of which this node does not know
+        found = await difference(chain.entries, ask)
+        theirs = await fetched_after(chain.up_to(found.height), ask, Chain.extend)
+        if theirs.head.term.rebases > chain.head.term.rebases:
+            logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
+            await self.replace(theirs, found.height)
+
+    async def replace_chain(self, theirs: Chain, height: int) -> None:
+        """Go on with `theirs`, which has the first `height` entries in common with the chain here and a later rebase.
+
+        Raises StorageError.
+        """
+        chain = self._p.chain
+        if theirs.head.term.rebases <= chain.head.term.rebases:
+            return  # it came another way meanwhile
+        state_round, entries = theirs.up_to(height).head.state_round, theirs.entries
+        for entry in entries[height:]:
+            self._p.key_use.saw_entry(entry, self._p.store.durable_records())
+        await trio.to_thread.run_sync(self._p.store.replace_chain, entries)
+        chain.replace(theirs)
+        if self.state is not None and self.state.round > state_round:
+            self.state = None  # of what the authority abandoned, though its rounds may have the same numbers
+        await self._saver.go_back(state_round)
+        for entry in entries[height:]:
+            await self._follow_entry(entry)
+
+    async def finals(self, round: int, peers: list[PeerId]) -> Finals:
+        """The finals that the certificate of `round` names, with who is in which chunk as it was certified.
+
+        Raises NetworkError if neither disk nor peers have them, or what they have names others as included.
+        """
+        value = self._p.chain.value(round)
+        finals = await self._p.catchup.finals(value.plan, peers)
+        if finals.bitmaps_root != value.bitmaps:  # an owner may sign two, and one digest comes of both
+            logger.warning("the finals of round %d here name others as included than its certificate does", round)
+            raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
+        return finals
+
+    async def fetch(self, peers: list[PeerId], *, closely: bool = False) -> CertifiedState | None:
+        """The state at the head, from peers; None when none of them can help now.
+
+        Rounds that are certified while a state is on its way are followed too. If in the end the way to the head is not
+        to be had, what is returned is older, and the next attempt begins from it.
+
+        closely: rounds may have been certified however short it took, and states be gone that were there a moment ago.
+        """
+        state, found = self.state, None
+        for _ in range(PURSUIT_LIMIT):
+            began, goal, helped = trio.current_time(), self.head.hash, True
+            try:
+                chain = self._p.chain.snapshot()  # the engine may extend it meanwhile
+                state = found = await self._p.catchup.advance(state, chain, peers, self._on_chunk)
+            except NetworkError as error:
+                logger.info("%s", error)
+                helped = False
+            if closely or (helped and trio.current_time() - began > PURSUE_AFTER_S):
+                await self._extend_from_any(sorted(peers, key=lambda peer: peer not in self._p.catchup.donated))
+            if (found is not None and self._stands(found)) if helped else self.head.hash == goal:
+                break
+        return found if found is None or self.on_branch(found) else None
+
+    async def _extend_from_any(self, peers: list[PeerId]) -> None:
+        """Fetch newer certificates from the first peer that answers."""
+
+        async def ask(peer: PeerId) -> float | None:
+            return 0.0 if await self._extend_quietly(peer) else None
+
+        await ask_in_turn(peers, ask)
+
+    async def fetch_earlier(self, value: Value, peers: list[PeerId], *, initial: bytes = NO_HASH) -> CertifiedState:
+        """The state that `value` led to, from peers. initial: the digest of S(0), if that is wanted and it is known.
+
+        Raises NetworkError when none of them can help now.
+        """
+        chain = self._p.chain.back_to(value, initial=initial)
+        state = await self._p.catchup.advance(None, chain, peers, self._on_chunk)
+        if state.round != value.round:
+            raise NetworkError(f"no peer has the state of round {value.round}")
+        return state
+
+    async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
+        """S(0) as this founder has it; None if it cannot be had now."""
+        try:
+            return await self._p.catchup.advance(None, self._p.chain.snapshot(), [founder], self._on_chunk)
+        except NetworkError as error:
+            logger.info("%s", error)
+            return None
+
+    async def _on_chunk(self, done: int, total: int) -> None:
+        self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
+        await self._p.holds.at(self.head.next_round, "transfer", done / total)

@@ -1,0 +1,112 @@
+"""Timeouts for the lead: how long a member waits in each stage of a view before it moves to the next.
+
+Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
+
+A lead that plans again and again gains little by it: plans that follow each other before one had its time are a series,
+which has as long again as one plan, and no longer. A plan that had half its time or more, and is replaced, begins
+another series, of twice the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.protocol.messages import Plan
+from shoal.protocol.planning import RoundSettings
+
+PLAN_TIMEOUT_S = 5.0
+"""Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
+PROPOSE_TIMEOUT_S = 15.0  # for a proposal, having reported
+SILENCE_S = 2.0
+"""At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
+VOTE_TIMEOUT_S = 10.0  # for votes
+DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
+
+TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
+
+
+def doubled(seconds: float, times: int) -> float:
+    """`seconds`, doubled so many times, up to the cap."""
+    return seconds * float(2 ** min(times, DOUBLINGS_LIMIT))
+
+
+def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:
+    """How long the reduction of a plan may take altogether: doubles with every attempt, so it ends in the end."""
+    return doubled(settings.reduce_deadline_s, plan.attempt)
+
+
+@dataclass(slots=True)
+class Since:
+    """Since when something holds; None while it does not."""
+
+    at: float | None = None
+
+    def note(self, holds: bool, now: float) -> float:
+        """Seconds it has held."""
+        if not holds:
+            self.at = None
+            return 0.0
+        self.at = now if self.at is None else self.at
+        return now - self.at
+
+
+class Timeouts:
+    """The stage that a round is in for one member, since when, and for how long that may be."""
+
+    def __init__(self, settings: RoundSettings) -> None:
+        self._settings = settings
+        self._view = 0
+        self._stage = ""
+        self._plan: Plan | None = None
+        self._adopted_at = self._series_since = 0.0
+        self._repaired = False
+        self._doublings = 0
+        self.since = 0.0
+
+    def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
+        """The round is in this stage of this view; a plan begins a stage, or goes on in that of the one before it."""
+        if view != self._view:
+            self._begin_series(now, doublings=0)
+        planned = plan is not self._plan
+        if planned:
+            self._note_plan(view, plan, now)
+        if (view, stage) != (self._view, self._stage) or (stage == REDUCE and planned):
+            self.since = self._series_since if stage == REDUCE else now
+        self._view, self._stage, self._plan = view, stage, plan
+
+    def _note_plan(self, view: int, plan: Plan | None, now: float) -> None:
+        before, took_s = self._plan, now - self._adopted_at
+        self._adopted_at = now
+        if before is None or plan is None or before.view != view:
+            self._begin_series(now, doublings=0)
+        elif 2 * took_s >= self._reduce_s():
+            self._begin_series(now, doublings=self._doublings + 1)
+        else:
+            self._repaired = True
+
+    def _begin_series(self, now: float, *, doublings: int) -> None:
+        self._series_since, self._doublings, self._repaired = now, doublings, False
+
+    def _reduce_s(self) -> float:
+        return doubled(self._settings.reduce_deadline_s, self._doublings)
+
+    def renew(self, now: float) -> None:
+        """Nothing could be expected until now."""
+        self.since = now
+        self._series_since = now
+
+    def over(self, now: float) -> bool:
+        """Whether the lead had its time."""
+        limit_s = self._limit_s()
+        return limit_s is not None and now - self.since >= doubled(limit_s, self._view)
+
+    def _limit_s(self) -> float | None:
+        if self._stage == TRAIN:
+            return None  # others may train for as long as they need
+        if self._stage == PLAN:
+            return self._settings.grace_s + PLAN_TIMEOUT_S
+        if self._stage == PROPOSE:
+            return PROPOSE_TIMEOUT_S
+        if self._stage == VOTE or self._plan is None:
+            return VOTE_TIMEOUT_S
+        return self._reduce_s() * (2 if self._repaired else 1) + PLAN_TIMEOUT_S

@@ -1,0 +1,85 @@
+"""Everything that happened in a run: the raw material of the check and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeGuard
+
+from shoal.node.reporting.events import Event, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
+from shoal.testnet.faults import FaultRecord
+from shoal.testnet.journal import Entry, round_begun
+from shoal.testnet.scenario import Scenario
+
+Outcome = Literal["running", "left", "killed", "crashed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the testnet knows of a node beyond its events. lives: wall-clock (start, end) of its processes."""
+
+    index: int
+    peer_id: str
+    outcome: Outcome
+    lives: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Everything that happened. began_at, ended_at: wall-clock seconds."""
+
+    scenario: Scenario
+    began_at: float
+    ended_at: float
+    entries: tuple[Entry, ...]
+    nodes: tuple[NodeFacts, ...]
+    faults: tuple[FaultRecord, ...]
+    trouble: str | None = None
+
+    def counts(self, event: Event) -> TypeGuard[RoundEnded]:
+        """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
+        return isinstance(event, RoundEnded) and (self._shares or not isinstance(event, Rollouts))
+
+    def begun(self, event: Event) -> int | None:
+        """The round of the swarm that a node begins with it: that of an agent is one only where there are no others."""
+        return round_begun(event) if isinstance(event, RoundStarted) != self._shares else None
+
+    @property
+    def _shares(self) -> bool:
+        return self.scenario.synchronisation.shares_rollouts
+
+    def certified(self) -> list[tuple[int, RoundEnded]]:
+        """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
+        return [
+            (entry.node, entry.event)
+            for entry in self.entries
+            if self.counts(entry.event) and 1 <= entry.event.round <= self.scenario.rounds
+        ]
+
+    def decided(self) -> list[tuple[int, RoundEnded | RolledBack]]:
+        """The same, with the rounds that decided to go back."""
+        back = [
+            (entry.node, entry.event)
+            for entry in self.entries
+            if isinstance(entry.event, RolledBack) and 1 <= entry.event.round <= self.scenario.rounds
+        ]
+        return [*self.certified(), *back]
+
+    def certified_rounds(self) -> frozenset[tuple[str, int]]:
+        """The (term, round)s that at least one node certified."""
+        return frozenset((event.term, event.round) for _, event in self.certified())
+
+
+def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:
+    """The (term, round)s that a node certified and lived on after: all its files of these must be there."""
+    settled: set[tuple[str, int]] = set()
+    pending: set[tuple[str, int]] = set()
+    for entry in run_record.entries:
+        if entry.node != index:
+            continue
+        if isinstance(entry.event, Started):  # a new process: what was pending, the old one may not have written
+            pending.clear()
+        settled |= pending
+        pending.clear()
+        if run_record.counts(entry.event):
+            pending.add((entry.event.term, entry.event.round))
+    return frozenset(settled)

@@ -1,0 +1,312 @@
+"""Lanes through a third over real sockets: two pools that cannot dial each other, and the host that joins them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.host import Host
+from shoal.swarm.lanes import pool as lanes_module
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from shoal.swarm.lanes.limits import RateLimit
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.reach import Way
+from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
+from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.relayed_lanes import (
+    RELAYED_LANE_PROTOCOL,
+    RelayedLaneLimits,
+    RelayedLaneServer,
+    ask_relayed_lane,
+)
+from shoal.swarm.streams import MessageStream
+from tests.swarm.lane_net import LOOPBACK, WAIT_S, RecordingSink
+
+CONTROL = ("/ip4/127.0.0.1/tcp/0",)
+LANE = "/test/lane/1"
+SECRET = b"only these two " * 2000
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(90):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+class Reach:
+    """As where nobody's lanes but the relays' may be dialled."""
+
+    def __init__(self, node: Node, relays: Sequence[Node]) -> None:
+        self._node, self._relays = node, {relay.peer: relay for relay in relays}
+
+    def may_dial(self, peer: PeerId, host: str) -> bool:
+        return peer in self._relays
+
+    def is_reached(self) -> bool:
+        return False
+
+    def addresses_of(self, relay: PeerId) -> tuple[str, ...]:
+        return self._relays[relay].lanes.addresses if relay in self._relays else ()
+
+    def relays(self, peer: PeerId) -> Sequence[PeerId]:
+        return tuple(self._relays)
+
+    async def way(self, relay: PeerId, peer: PeerId) -> Way:
+        relayed_lane = await ask_relayed_lane(self._node.host, relay, peer)
+        return Way(via=relay, addresses=self.addresses_of(relay), near=relayed_lane.near, far=relayed_lane.far)
+
+
+@dataclass
+class Node:
+    host: Host
+    lanes: LanePool
+    sink: RecordingSink
+    relayed_lanes: RelayedLaneServer
+    observed_addresses: ObservedAddressServer
+
+    @property
+    def peer(self) -> PeerId:
+        return self.host.peer_id
+
+
+def make_node(limits: RelayedLaneLimits | None, upload: RateLimit | None) -> Node:
+    identity, sink = Identity.generate(), RecordingSink()
+    host = Host(identity=identity, listen=CONTROL)
+
+    async def request(peer: PeerId, data: bytes) -> bytes:
+        return await host.request(peer, LANE, data, deadline_s=WAIT_S)
+
+    async def answer(stream: MessageStream) -> None:
+        offer = await stream.receive(deadline_s=WAIT_S)
+        await stream.send(await pool.answer(stream.peer, offer), deadline_s=WAIT_S)
+
+    pool = LanePool(me=host.peer_id, swarm_id=b"swarm", sink=sink, listen=LOOPBACK, request=request)
+    host.serve(LANE, answer)
+    return Node(host, pool, sink, RelayedLaneServer(host, limits=limits, upload=upload), ObservedAddressServer(host))
+
+
+@contextlib.asynccontextmanager
+async def nodes(
+    *,
+    relays: int = 1,
+    limits: RelayedLaneLimits | None = None,
+    upload: RateLimit | None = None,
+    seen_at: Collection[str] | None = None,
+) -> AsyncIterator[list[Node]]:
+    """Two that are connected, and relays to which both are; the relays come last.
+
+    seen_at: where members that dialled back see the two, which make holes then.
+    """
+    made = [make_node(limits, upload) for _ in range(2 + relays)]
+    async with trio.open_nursery() as nursery:
+        for node in made:
+            await nursery.start(node.host.run)
+            await nursery.start(node.lanes.run)
+            reach = Reach(node, made[2:])
+            puncher = None if seen_at is None else Puncher(node.host, reach, lambda: frozenset(seen_at))
+            handlers = (node.relayed_lanes, node.observed_addresses)
+            node.lanes.use(reach, dial_back_probes=node.host.dial_back_probes, handlers=handlers, puncher=puncher)
+        for relay in made[2:]:
+            relay.relayed_lanes.admits = relay.observed_addresses.admits = lambda peer: True
+            for node in made[:2]:
+                await node.host.dial(relay.host.addresses[0], deadline_s=WAIT_S)
+        await made[0].host.dial(made[1].host.addresses[0], deadline_s=WAIT_S)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def note(payload: bytes) -> FrameHeader:
+    return FrameHeader(kind=FrameKind.REQUEST, length=len(payload))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(WAIT_S):
+        while not true():  # noqa: ASYNC110 - threads and sockets set no event
+            await trio.sleep(0.01)
+
+
+def test_frames_pass_through_a_third_that_sees_ciphertext_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        passed: list[bytes] = []
+        receive = trio.SocketStream.receive_some
+
+        async def spy(self: trio.SocketStream, limit: int | None = None) -> bytes:
+            data = bytes(await receive(self, limit))
+            if limit == 256 << 10:  # as only passages ask for
+                passed.append(data)
+            return data
+
+        monkeypatch.setattr(trio.SocketStream, "receive_some", spy)
+        async with nodes() as (alice, bob, relay):
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            assert relay.relayed_lanes.relayed_lanes == 1
+            alice.lanes.post(bob.peer, note(SECRET), SECRET)
+            assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
+            bob.lanes.post(alice.peer, note(b"back"), b"back")
+            assert await alice.sink.next_frame() == (bob.peer, note(b"back"), b"back")
+            everything = b"".join(passed)
+            assert len(everything) > len(SECRET)
+            assert SECRET[:30] not in everything
+            assert relay.relayed_lanes.bytes_passed >= len(SECRET)
+            alice.lanes.drop(bob.peer)
+            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
+            assert (await bob.sink.next_closed())[0] == alice.peer
+
+    run(main)
+
+
+def test_another_lane_comes_up_through_the_next_relay_when_one_refuses_or_dies() -> None:
+    async def main() -> None:
+        async with nodes(relays=2) as (alice, bob, first, second):
+            first.relayed_lanes.admits = None
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            assert (first.relayed_lanes.relayed_lanes, second.relayed_lanes.relayed_lanes) == (0, 1)
+            await second.host.disconnect(alice.peer)
+            second.relayed_lanes.admits, first.relayed_lanes.admits = None, lambda peer: True
+            alice.lanes.drop(bob.peer)
+            await bob.sink.next_closed()
+            await bob.lanes.ensure(alice.peer, deadline_s=WAIT_S)
+            assert first.relayed_lanes.relayed_lanes == 1
+
+    run(main)
+
+
+def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives() -> None:
+    async def main() -> None:
+        async with nodes(limits=RelayedLaneLimits(per_peer=2, meet_s=0.5)) as (alice, bob, relay):
+            with pytest.raises(NetworkError, match="no passage"):
+                await ask_relayed_lane(alice.host, relay.peer, alice.peer)
+            relay.relayed_lanes.admits = lambda peer: peer != bob.peer
+            with pytest.raises(NetworkError, match="no passage"):
+                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            relay.relayed_lanes.admits = lambda peer: True
+            tickets = [await ask_relayed_lane(alice.host, relay.peer, bob.peer) for _ in range(2)]
+            assert len({ticket for one in tickets for ticket in (one.near, one.far)}) == 4
+            with pytest.raises(NetworkError, match="as many"):
+                await ask_relayed_lane(bob.host, relay.peer, alice.peer)
+            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)  # nobody came
+            await ask_relayed_lane(bob.host, relay.peer, alice.peer)
+            with pytest.raises(NetworkError):
+                await alice.host.request(relay.peer, RELAYED_LANE_PROTOCOL, b"\xc1", deadline_s=2.0)
+
+    run(main)
+
+
+def test_passages_of_all_together_are_bounded() -> None:
+    async def main() -> None:
+        async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+            for _ in range(2):
+                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            with pytest.raises(NetworkError, match="as many"):
+                await ask_relayed_lane(bob.host, relay.peer, alice.peer)
+            assert relay.relayed_lanes.relayed_lanes == 2
+
+    run(main)
+
+
+def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most() -> None:
+    async def main() -> None:
+        async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+            relay.relayed_lanes.comes_first = lambda peer: peer == bob.peer
+            await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            with pytest.raises(NetworkError, match="as many"):
+                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            relay.relayed_lanes.comes_first = lambda peer: peer in (alice.peer, bob.peer)
+            await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+
+    run(main)
+
+
+def test_passage_without_a_byte_ends() -> None:
+    async def main() -> None:
+        async with (
+            nodes(limits=RelayedLaneLimits(idle_s=0.3)) as (alice, bob, relay),
+            contextlib.AsyncExitStack() as calls,
+        ):
+            relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            host, port = relay.lanes.addresses[0].split(":")
+            ends = []
+            for ticket in (relayed_lane.near, relayed_lane.far):
+                ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
+                await stream.send_all(ticket)
+            for stream in ends:
+                assert await stream.receive_some(1) == b""
+            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
+
+    run(main)
+
+
+def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
+    async def main() -> None:
+        async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
+            relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+            host, port = relay.lanes.addresses[0].split(":")
+
+            async def call(ticket: bytes) -> trio.SocketStream:
+                stream = await calls.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+                await stream.send_all(ticket)
+                return stream
+
+            near = await call(relayed_lane.near)
+            again = await call(relayed_lane.near)
+            assert await again.receive_some(1) == b"", "the place is taken"
+            guess = await call(b"\x01" + os.urandom(15) + bytes(200))
+            with contextlib.suppress(trio.BrokenResourceError):
+                assert await guess.receive_some(1) == b""
+            far = await call(relayed_lane.far)
+            await near.send_all(b"hello")
+            assert await far.receive_some(5) == b"hello"
+            await far.aclose()
+            assert await near.receive_some(1) == b""
+            late = await call(relayed_lane.near)
+            assert await late.receive_some(1) == b""
+
+    run(main)
+
+
+def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it() -> None:
+    async def main() -> None:
+        limits = RelayedLaneLimits(bytes_per_lane=100_000)
+        async with nodes(limits=limits, upload=RateLimit(64 << 20)) as (alice, bob, relay):
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            with contextlib.suppress(NetworkError):
+                for _ in range(8):
+                    alice.lanes.post(bob.peer, note(SECRET), SECRET)
+            _, error = await bob.sink.next_closed()
+            assert error is not None
+            assert relay.relayed_lanes.bytes_passed <= limits.bytes_per_lane + (256 << 10)
+
+    run(main)
+
+
+def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with nodes() as (alice, bob, relay):
+            monkeypatch.setattr(Reach, "is_reached", lambda self: True)
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            assert relay.relayed_lanes.relayed_lanes == 1
+
+    monkeypatch.setattr(lanes_module, "SUMMONS_TIMEOUT_S", 0.2)
+    run(main)
+
+
+def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
+    """Else who asks for a lane could send its peer to any address."""
+
+    async def main() -> None:
+        async with nodes() as (alice, bob, relay):
+            bob.lanes.use(Reach(bob, ()), dial_back_probes=bob.host.dial_back_probes, handlers=(bob.relayed_lanes,))
+            with pytest.raises(NetworkError):
+                await alice.lanes.ensure(bob.peer, deadline_s=3.0)
+            assert relay.relayed_lanes.relayed_lanes <= 1
+
+    run(main)
