@@ -314,7 +314,7 @@ class Part:
             config=SimpleNamespace(manifest=MANIFEST),
             identity=self.ledger.founders[0],
             state_store=self.state_store,
-            bench=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
+            training_client=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
