@@ -55,4 +55,38 @@ SWARM: tuple[Bug, ...] = (
         'return socket.inet_pton(socket.AF_INET6, address.split("%")[0])[:8].hex()',
         'return socket.inet_pton(socket.AF_INET6, address.split("%")[0]).hex()',
     ),
+    bug(
+        "strangers are told the course of every round",
+        "tests/swarm/test_links.py"
+        "::test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do",
+        "in_course = isinstance(message, SwarmMessage) and not isinstance(message, FOR_EVERYBODY)",
+        "in_course = False",
+    ),
+    bug(
+        "strangers are not told what was decided",
+        "tests/swarm/test_links.py"
+        "::test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do",
+        "FOR_EVERYBODY = (Certificate, Rebase)",
+        "FOR_EVERYBODY = (Rebase,)",
+    ),
+    bug(
+        "who knows no member speaks to nobody",
+        "tests/swarm/test_links.py::test_who_does_not_come_first_says_all_of_a_round_to_everybody",
+        "if in_course and self._gate.rank(self._sealer.peer_id) is Rank.FIRST:",
+        "if in_course:",
+    ),
+    bug(
+        "who takes part is a stranger all the same",
+        "tests/swarm/test_links.py"
+        "::test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do",
+        "links = [one for one in links if one.takes_part or self._gate.rank(one.peer) > Rank.STRANGER]",
+        "links = [one for one in links if self._gate.rank(one.peer) > Rank.STRANGER]",
+    ),
+    bug(
+        "who is silent is told to all as often for strangers",
+        "tests/swarm/test_places.py"
+        "::test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_where_it_comes_first",
+        "period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S",
+        "period_s = REACH_PERIOD_S",
+    ),
 )

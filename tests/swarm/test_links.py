@@ -643,6 +643,13 @@ def certificate() -> Certificate:
     return Certificate(value=value, view=0, signers=(one,), signatures=(bytes(64),))
 
 
+async def said_up_to_now(speaker: Node, listener: Node) -> list[LinkMessage]:
+    """What one has heard of another when all is there that was said before: a link keeps the order."""
+    speaker.links.send(listener.peer, ping(len(listener.gate.heard)))
+    await listener.hears(speaker, ping(len(listener.gate.heard)))
+    return [message for peer, message in listener.gate.heard if peer == speaker.peer and not isinstance(message, Ping)]
+
+
 def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do() -> None:
     """Else what a round costs would grow with the number of strangers that fill a node."""
 
@@ -654,14 +661,25 @@ def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_unti
             first.gate.ranks = {first.peer: Rank.FIRST, member.peer: Rank.CONTRIBUTOR}
             first.links.broadcast(leave(1))
             first.links.broadcast(certificate())
-            await silent.hears(first, certificate())
-            await member.hears(first, certificate())
-            assert [said for _, said in silent.gate.heard] == [certificate()]
-            assert [said for _, said in member.gate.heard] == [leave(1), certificate()]
-            silent.links.broadcast(leave(2))  # it comes first for nobody, and has to be heard
-            await first.hears(silent, leave(2))
+            assert await said_up_to_now(first, silent) == [certificate()]
+            assert await said_up_to_now(first, member) == [leave(1), certificate()]
+            silent.links.broadcast(leave(2))
+            assert await said_up_to_now(silent, first) == [leave(2)]
             first.links.broadcast(leave(3))
-            await silent.hears(first, leave(3))
+            assert await said_up_to_now(first, silent) == [certificate(), leave(3)]
+
+    run(main)
+
+
+def test_who_does_not_come_first_says_all_of_a_round_to_everybody() -> None:
+    """One that knows no member yet has to be heard by one, and two that know nobody by each other."""
+
+    async def main() -> None:
+        async with nodes(1, 2) as (one, other):
+            await one.join(other)
+            await until(lambda: one.peer in other.links.linked())
+            one.links.broadcast(leave(1))
+            assert await said_up_to_now(one, other) == [leave(1)]
 
     run(main)
 

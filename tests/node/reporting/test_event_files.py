@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,6 +228,26 @@ def test_follower_reads_no_more_than_it_may_at_once(path: Path) -> None:
         assert len(piece) <= 100
         pieces.append(piece)
     assert b"".join(pieces) == b"".join(blocks_of(path))
+
+
+def test_files_are_those_of_one_moment_though_names_change_twice_between_two_looks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, range(100), limit_bytes=1 << 20)
+    plain, opened = Path.open, list[Path]()
+
+    def open_then_change_names(self: Path, *arguments: Any, **options: Any) -> Any:
+        file = plain(self, *arguments, **options)
+        if arguments == ("rb",):
+            opened.append(self)
+            if opened == [path]:  # the first look: what it saw is gone from both names before the second
+                for rounds in (range(100, 200), range(200, 300)):
+                    event_files.start_anew(path, 1 << 20).close()
+                    fill(path, rounds, limit_bytes=1 << 20)
+        return file
+
+    monkeypatch.setattr(Path, "open", open_then_change_names)
+    assert [event.round for event in read_kind(path, Evaluated)] == list(range(100, 300))
 
 
 def test_log_is_read_whole_while_a_node_writes_it(path: Path) -> None:
