@@ -147,10 +147,11 @@ class Contribute:
     """Encode what was trained, commit to it, and have it on disk.
 
     Comes to the Ready to be announced: of a contribution, or, where none can be made, of an observer; None if this is
-    not what was waited for.
+    not what was waited for. alone: nobody else can have heard what this node announced.
     """
 
     work: object
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,7 +388,7 @@ class Member:
         machine = self.machine
         if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
-        ready: Ready | None = yield Contribute(event.work)
+        ready: Ready | None = yield Contribute(event.work, alone=self._is_alone())
         if ready is None:
             return
         if ready.role == CONTRIBUTOR:

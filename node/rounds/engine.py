@@ -352,7 +352,7 @@ class Engine:
 
     async def _contribute(self, effect: Contribute) -> Ready | None:
         assert isinstance(effect.work, Contribution)
-        ready = await self._part.contribute(effect.work)
+        ready = await self._part.contribute(effect.work, alone=effect.alone)
         if ready is not None and self._part.made is not None:
             self.observer.contributed(self._part.made)
         return ready

@@ -61,11 +61,6 @@ class Participation:
         """What of it goes to the others."""
         return None if self.made is None else self.made.encoded
 
-    @property
-    def _alone(self) -> bool:
-        """Whether nobody else can have heard what this node announced."""
-        return self._state_store.head.members == (self._me,)
-
     async def find_work(self, *, countable: bool) -> bool:
         """Look for what this node had learnt and made before a restart, once the state at the head is here.
 
@@ -125,10 +120,11 @@ class Participation:
         assert state is not None
         await self._training_client.train(self._state_store.head, self._me, state.tokens, contribute=contribute)
 
-    async def contribute(self, event: Contribution) -> Ready | None:
+    async def contribute(self, event: Contribution, *, alone: bool) -> Ready | None:
         """Encode what the trainer made for this round, commit to it, and have it on disk.
 
-        Returns the announcement, None if this is not what was waited for. Raises StorageError.
+        alone: nobody else can have heard what this node announced. Returns the announcement, None if this is not what
+        was waited for. Raises StorageError.
         """
         if self.made is not None or not self._training_client.is_current(event):
             return None
@@ -138,7 +134,7 @@ class Participation:
             logger.error("round %d: this node contributes nothing: %s", event.round, error)
             return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
         head = self._state_store.head
-        await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=self._alone)
+        await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
         self._p.log.contributed(event, made.tokens)
         return self._ready(made)
