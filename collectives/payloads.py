@@ -160,7 +160,7 @@ class _Slabs:
                 self._lock.release()
 
     def spare_bytes(self) -> int:
-        """How much memory of this shelf lies in no payload."""
+        """How much memory of these slabs lies in no payload."""
         with self._lock:
             self._sort_in()
             return self._spare * self._room

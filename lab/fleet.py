@@ -85,12 +85,9 @@ class Swarm(Fleet):
             await self.journal.until(met)
         if condition():
             return
-        crashed = self._crashed()
-        raise (
-            NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
-            if crashed is None
-            else (self.error_of(crashed))
-        )
+        if (crashed := self._crashed()) is not None:
+            raise self.error_of(crashed)
+        raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
 
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)

@@ -1,8 +1,8 @@
 """A node: one root nursery in which everything it does lives and dies.
 
     store ── identity, boot counter, logs          host ── links ── members   (who is there)
-    trainer process ── desk ─┐                     lanes ── router ─┬─ plan traffic ── reductions
-    control socket ── status ┴── engine ───────────────────────────┴─ chunk exchange ── catch-up
+    trainer process ── client ┐                    lanes ── router ─┬─ plan traffic ── reductions
+    control socket ── status ─┴─ engine ───────────────────────────┴─ chunk exchange ── catch-up
 
 Leaving: a promise to sign nothing more, said to the others while the links are still up; then the nursery is
 cancelled and every part closes within its own deadline.
@@ -101,8 +101,7 @@ class Node:
         self, config: NodeConfig, store: Store, log: EventLog, on_progress: Callable[[Progress], None]
     ) -> None:
         manifest, folder = config.manifest, store.folder
-        self.outcome = Outcome.DONE
-        self._over = trio.Event()
+        self.outcome, self._over = Outcome.DONE, trio.Event()
         # -- who this is, and what it has
         identity = Identity.load_or_create(folder / "node.key")
         self.key_use = KeyUse(folder, identity.peer_id, store.durable_records(), take_over=config.take_over)

@@ -2,7 +2,7 @@
 
 Every node leads a session of its own, so that Ctrl-C does not reach it; a trainer ends or waits when its node does.
 Whoever runs `NodeProcess.run` owns the process: however that ends, no process is left. Where this process is killed it
-ends nothing any more, and the kernel ends the nodes (see `tether`).
+ends nothing any more, and the kernel ends the nodes (see `parent_death`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 CONTROL is a Unix socket on which the joiner calls: messages are `u32 (big-endian) length ‖ one byte of order ‖ bytes`,
 each answered by one of `u32 length ‖ bytes`. It stands in for the libp2p channel, which a state never passes through.
 
-    FETCH    a fetch request, answered by the librarian as in a node
+    FETCH    a fetch request, answered by the state server as in a node
     LANE     a lane request, answered by the lane pool as in a node
     RAW      the share of the state's bytes that this donor sends as bare frames, one of how many
 

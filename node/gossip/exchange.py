@@ -56,7 +56,7 @@ class VectorCache:
 
 
 class GossipExchange:
-    """Fetches from one peer at a time. ask: one request to a peer's librarian and its answer."""
+    """Fetches from one peer at a time. ask: one request to a peer's state server and its answer."""
 
     def __init__(
         self, *, cache: VectorCache, fetcher: Fetcher, ask: Callable[[PeerId, bytes], Awaitable[bytes]]

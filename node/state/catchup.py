@@ -268,7 +268,7 @@ class CatchUp:
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
 
-        Each is checked against its certificate, and is on the shelf.
+        Each is checked against its certificate, and is in the cache.
         """
         for round in range(state.round + 1, chain.standing.round + 1):
             value = chain.value(round)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointParts:
-    """What checkpoints are made of. save: has a state saved, unless a newer one is; custody's."""
+    """What checkpoints are made of. save: has a state saved, unless a newer one is; the state store's."""
 
     folder: Path
     manifest: Manifest

@@ -105,7 +105,7 @@ class EarlierStates:
         return certified if saved is None else saved.digest
 
     async def keep(self, state: CertifiedState) -> bytes:
-        """Have `state` on disk and on the shelf; its digest. Raises StorageError."""
+        """Have `state` on disk and in the cache; its digest. Raises StorageError."""
         header = await trio.to_thread.run_sync(self._keep, state)
         self._cache.put(state, header)
         return header.digest

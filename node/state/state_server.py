@@ -1,7 +1,7 @@
 """The serving side of catching up: what this node has of the chain, of states and of finals, for whoever asks.
 
 A held state never changes, so serving one costs the rounds that go on nothing but bandwidth. Asking for a header begins
-a transfer: from then on the state is held for as long as chunks of it are asked for, within the limits of the shelf,
+a transfer: from then on the state is held for as long as chunks of it are asked for, within the limits of the cache,
 however many rounds pass meanwhile. Finals are served from memory, and from disk if they are only there.
 """
 

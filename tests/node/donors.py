@@ -1,4 +1,4 @@
-"""Nodes that others catch up from, in memory: real librarians, shelves and exchanges, over lanes made of calls."""
+"""Nodes that others catch up from, in memory: real state servers, caches and exchanges, over lanes made of calls."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class World:
         return donor
 
     def share(self, donor: Donor) -> None:
-        """Have a donor of another world in this one too: the same shelf, and lanes of its own."""
+        """Have a donor of another world in this one too: the same cache, and lanes of its own."""
         self.donors[donor.peer] = donor
         self.exchanges[donor.peer] = ChunkExchange(post=self._poster(donor.peer), lookup=donor.cache.lookup)
 

@@ -32,7 +32,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 class Home:
-    """My custody, over my own folder, in a world of donors."""
+    """My state store, over my own folder, in a world of donors."""
 
     def __init__(self, world: World, store: Store, holds: tuple[Hold, ...] = ()) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""Reducing desks joined by lanes in memory, and a clock, for tests."""
+"""Reduction drivers joined by lanes in memory, and a clock, for tests."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Clock:
         return self.started_at + self.ahead_s
 
     async def pass_time(self, mesh: Mesh, seconds: float) -> None:
-        """In steps in which every desk looks around."""
+        """In steps in which every driver looks around."""
         ends_at = self.ahead_s + seconds
         while self.ahead_s < ends_at:
             self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
@@ -125,7 +125,7 @@ class FakeLane:
 
 @dataclass
 class FakeLanes:
-    """What a desk sees of a node's lanes; `looks` counts how often it asked what has moved."""
+    """What a driver sees of a node's lanes; `looks` counts how often it asked what has moved."""
 
     ensure: Callable[..., Awaitable[None]]
     received: dict[PeerId, int] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class FakeLanes:
 
 
 class Mesh:
-    """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane.
+    """Drivers joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane.
 
     `lose_between` and, for finals only, `lose_final` are of sender and receiver.
     """

@@ -169,7 +169,7 @@ class Mapped:
 def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two on the shelf and one in the making; finals aside, which are int8 and a byte per value."""
+    """Two in the cache and one in the making; finals aside, which are int8 and a byte per value."""
     mapped = Mapped(monkeypatch)
     ledger, grid = Ledger(), Grid(NUMEL, 1 << 18)
     cache, last = StateCache(cache_folder(tmp_path), grid.chunk_values), state_of(0, grid=grid)

@@ -1,4 +1,4 @@
-"""The reductions of a round at real desks in one process, over lanes that are function calls in threads."""
+"""The reductions of a round at real drivers in one process, over lanes that are function calls in threads."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_member_without_weight_gives_nothing_and_gets_the_finals(tmp_path: Path)
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
             plan = mesh.plan(weightless=(2,))
-            mesh.start(plan)  # the desk is handed its contribution, and does not use it
+            mesh.start(plan)  # the driver is handed its contribution, and does not use it
             await until(lambda: all(mesh.done))
             assert len(set(digests(mesh))) == 1
             finals = mesh.done[2][0][0]

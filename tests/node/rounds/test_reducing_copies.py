@@ -27,7 +27,7 @@ Test = Callable[[Path, Clock], None]
 
 
 async def lacking_finals_of_the_third(mesh: Mesh) -> Plan:
-    """The first desk has nothing of what the third owns; all others have everything."""
+    """The first driver has nothing of what the third owns; all others have everything."""
     first, _, owner, *_ = mesh.peers
     mesh.lose_final = lambda sender, to: (sender, to) == (owner, first)
     plan = mesh.plan()
@@ -45,7 +45,7 @@ def owned_by_the_third(plan: Plan) -> list[int]:
 
 
 def while_finals_are_lacking(nodes: int) -> Callable[[Check], Test]:
-    """A test that begins when the first of so many desks has nothing of what the third owns, and all others have."""
+    """A test that begins when the first of so many drivers has nothing of what the third owns, and all others have."""
 
     def decorate(check: Check) -> Test:
         def test(tmp_path: Path, clock: Clock) -> None:

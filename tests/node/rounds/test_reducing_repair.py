@@ -1,4 +1,4 @@
-"""Reducing desks that repair a reduction, go round a broken pair, and take finals that others have."""
+"""Reduction drivers that repair a reduction, go round a broken pair, and take finals that others have."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clo
         driver = mesh.drivers[0]
 
         async def dials_in(round: int) -> int:
-            """How often the desk dials the other in a round whose plan relays the two from the start."""
+            """How often the driver dials the other in a round whose plan relays the two from the start."""
             before, dialled = mesh.ensured.count((one, other)), mesh.ensured.count((one, third))
             driver.start(relayed(mesh.plan(), attempt=0, round=round), mesh.contributions[0])
             await until(lambda: mesh.ensured.count((one, third)) > dialled)  # which is done after the other
@@ -300,7 +300,7 @@ def test_fetch_that_fails_may_be_tried_again(tmp_path: Path, error: Exception) -
                 for _ in range(5):
                     await trio.lowlevel.checkpoint()
             assert mesh.done[0] == []
-            mesh.start(mesh.plan())  # and the desk is none the worse for it
+            mesh.start(mesh.plan())  # and the driver is none the worse for it
             await until(lambda: all(mesh.done))
 
     run(main)
@@ -325,7 +325,7 @@ def test_finals_of_the_reduction_under_way_are_not_fetched(tmp_path: Path) -> No
 
 
 async def lacking_finals_of_the_second(mesh: Mesh) -> Plan:
-    """Desks of which all but the second have nothing of what it owns; it has everything."""
+    """Drivers of which all but the second have nothing of what it owns; it has everything."""
     owner = mesh.peers[1]
     mesh.lose = lambda sender, header: sender == owner and header.kind is FrameKind.FINAL
     plan = mesh.plan()

@@ -1,4 +1,4 @@
-"""Reducing desks that accuse whoever stalls, and nobody else."""
+"""Reduction drivers that accuse whoever stalls, and nobody else."""
 
 from __future__ import annotations
 

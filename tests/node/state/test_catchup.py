@@ -369,7 +369,7 @@ def test_certificates_come_in_parts(tmp_path: Path) -> None:
     run(main)
 
 
-def test_librarian_answers_no_more_certificates_than_a_message_holds(
+def test_state_server_answers_no_more_certificates_than_a_message_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_server_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
@@ -397,10 +397,10 @@ def test_answer_that_is_no_certificates_is_the_peers_fault(tmp_path: Path, answe
     run(main)
 
 
-# -- the librarian -------------------------------------------------------------------------------------------
+# -- the state server ----------------------------------------------------------------------------------------
 
 
-def test_librarian_refuses_what_it_does_not_hold(tmp_path: Path) -> None:
+def test_state_server_refuses_what_it_does_not_hold(tmp_path: Path) -> None:
     world = World(tmp_path, ledger_of(4))
     donor = world.donor(GOOD)
     held = [isinstance(donor.answer(GetHeader(round=round)), HeaderAnswer) for round in range(7)]

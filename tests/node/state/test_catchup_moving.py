@@ -52,7 +52,7 @@ async def rounds_go_on(world: World, period_s: float) -> None:
 
 
 async def join(world: World, *, bytes_per_s: float, period_s: float, limit_s: float) -> tuple[float, int]:
-    """Join while rounds go on, as custody does: extend the chain, and go after its head. When, and in which round."""
+    """Join while rounds go on: extend the chain, and go after its head. When, and in which round."""
     line, chain, state = Line(world, bytes_per_s=bytes_per_s), world.ledger.empty_chain(), None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(line.run)

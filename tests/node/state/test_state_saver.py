@@ -21,7 +21,7 @@ from tests.node.ledger import GRID, state_of
 
 
 class SlowCache(StateCache):
-    """A shelf whose disk writes when it is let, and says what it wrote."""
+    """A cache whose disk writes when it is let, and says what it wrote."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(cache_folder(folder), GRID.chunk_values)

@@ -1,4 +1,4 @@
-"""What custody does when a term ends: it tells of it once, and comes to the state on which the next one stands."""
+"""The state store when a term ends: it tells of it once, and comes to the state on which the next stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States and finals on the shelf: what comes back from disk is what was put there, to the bit, or nothing."""
+"""States and finals in the cache: what comes back from disk is what was put there, to the bit, or nothing."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ def test_pinned_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_state_that_the_swarm_went_back_to_is_among_the_newest(folder: Path) -> None:
-    """Rounds are not the order in which states come: a rollback puts an older one on the shelf."""
+    """Rounds are not the order in which states come: a rollback puts an older one in the cache."""
     cache = cache_with(folder, Clock(), 5)
     put(cache, 2)
     assert cache.held_rounds() == [2, 5]

@@ -14,7 +14,7 @@ from shoal.node.training.training import TrainingClient
 
 
 class Evaluating:
-    """The trainer's side of a desk: it applies and evaluates at once, and notes which round's anchor."""
+    """The trainer's side of a training client: it applies and evaluates at once, and notes which round's anchor."""
 
     def __init__(self) -> None:
         self.anchor = np.zeros(8, np.float32)

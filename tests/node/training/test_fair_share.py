@@ -109,7 +109,7 @@ def test_speed_is_the_median_of_the_last_three_and_small_changes_are_no_news() -
 
 
 class Orders:
-    """The trainer's side of a desk: what it was ordered."""
+    """The trainer's side of a training client: what it was ordered."""
 
     def __init__(self) -> None:
         self.trains: list[Train] = []
