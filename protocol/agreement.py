@@ -185,6 +185,7 @@ class Agreement:
         self.certificate: Certificate | None = None
         self.reports: dict[bytes, dict[PeerId, Report]] = {}
         self._taking_part: dict[bytes, frozenset[PeerId]] = {}
+        self._doubted: set[bytes] = set()
         self._highest: PreparedValue | None = None
         self._signed = False
         self._proposed: dict[int, Propose] = {}
@@ -288,8 +289,8 @@ class Agreement:
 
     @property
     def refuses(self) -> bool:
-        """Whether the proposal of the current view leaves somebody out, and the next view is wanted instead."""
-        return self.view in self._refused
+        """Whether a proposal of this view or a later one is refused here, and the next view is wanted instead."""
+        return max(self._refused, default=-1) >= self.view
 
     @property
     def abstains(self) -> bool:
@@ -347,6 +348,10 @@ class Agreement:
         self._taking_part[report.plan] = frozenset(participants)
         self.reports.setdefault(report.plan, {})[self._me] = self.sign_report(report)
         return self._try_prepare()
+
+    def doubt(self, plan: bytes) -> None:
+        """Refuse free proposals of what came of a plan that counts less than it could, in the first views."""
+        self._doubted.add(plan)
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
         """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
@@ -617,7 +622,9 @@ class Agreement:
         return [] if told else [Mismatch(value, report)]
 
     def _refuse(self, view: int, value: Value) -> bool:
-        """Refuse a free proposal whose members are not who they have to be, as far as was heard here."""
+        """Refuse a free proposal whose members are not who they have to be, as far as was heard here, or whose plan
+        counts too little. The latter holds for as many views as a minority can lead, and one: links may be such that
+        no lead hears enough."""
         if value.rollback:
             return False
         excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
@@ -625,7 +632,8 @@ class Agreement:
         left_out = sorted(peer for peer in reported if peer in self.previous.members and peer not in excused)
         taking_part = self._taking_part.get(value.plan, frozenset())
         strangers = [p for p in newcomers(value, self.previous) if p not in taking_part or not self._may_join(p)]
-        if left_out or strangers:
+        doubted = value.plan in self._doubted and view <= (len(self.previous.members) - 1) // 2
+        if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused
 

@@ -180,6 +180,19 @@ class RoundFacts:
         train = any(found[peer].role in (CONTRIBUTOR, TRAINING) for peer in rest & self.gathering.returners)
         return out if train and self.is_quorum(rest) else frozenset()
 
+    def counts_too_few(self, plan: Plan) -> bool:
+        """Tell a plan that counts less than half of those who train, as far as is known here.
+
+        A lead waits until half of them are ready: it misses no more, unless it hears of others than this node.
+        """
+        found = self.candidates()
+        done = [found[peer] for peer in found.keys() & self.gathering.returners]
+        done = [r for r in done if r.role == CONTRIBUTOR and r.tokens]
+        if self.settings.norm_clip:
+            done = [r for r in done if len(r.squares) == plan.chunks]
+        counted = [p for p in plan.participants if p.weight and p.peer not in plan.evicted]
+        return 2 * len(counted) < len(done) + len(self.awaited())
+
     def awaited(self) -> set[PeerId]:
         """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""
         found = self.gathering.awaited(self.alive - self.ahead(), self.leaves) - self.left_out()

@@ -410,6 +410,7 @@ class Member:
         except RemoteError as error:  # one that was fetched no machine has looked at
             yield Blame(plan.planner, f"round {plan.round}: {error}")
             return
+        machine.weigh(plan)
         report: Report = yield WorkOut(event.finals, event.seconds)
         self._reports[plan.hash] = report
         participants = [participant.peer for participant in plan.participants]

@@ -293,6 +293,11 @@ class RoundMachine:
         mine = self._gathering.get(self.me)
         return Phase.PLAN if mine is not None and mine.role != TRAINING else Phase.TRAIN
 
+    def weigh(self, plan: Plan) -> None:
+        """Doubt another's plan that counts too few, before anything that came of it is signed here."""
+        if plan.planner != self.me and self._facts.counts_too_few(plan):
+            self.agreement.doubt(plan.hash)
+
     def complete_at(self) -> tuple[PeerId, ...]:
         """Who else says that it has all finals of the plan that this node is reducing by."""
         if self.plan is None or self.phase is not Phase.REDUCE:
@@ -497,6 +502,7 @@ class RoundMachine:
             losers = facts.accusations.losers(before, plan, facts.alive, facts.suspected, me=self.me)
             facts.probation.lost(losers, self.previous, led=plan.planner == self.me)
             facts.accusations.leave(before, facts.alive)
+        self.weigh(plan)
         facts.plan, facts.planned_at, self._relayed = plan, now, None
         self._lead.adopted(plan)
         held, self._closed_off, facts.held = tuple(facts.held.items()), None, {}

@@ -72,14 +72,38 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a member left out although its Report is here",
         "tests/protocol/test_one_signature.py::test_lying_lead_that_leaves_members_out_gains_nothing",
-        "if left_out or strangers:",
-        "if strangers:",
+        "if left_out or strangers or doubted:",
+        "if strangers or doubted:",
     ),
     bug(
         "a stranger that is in no plan",
         "tests/protocol/test_one_signature.py::test_lying_lead_that_brings_strangers_in_gains_nothing",
+        "if left_out or strangers or doubted:",
+        "if left_out or doubted:",
+    ),
+    bug(
+        "what came of a plan of its lead alone is signed",
+        "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
+        "if left_out or strangers or doubted:",
         "if left_out or strangers:",
-        "if left_out:",
+    ),
+    bug(
+        "a plan that counts too few is refused in all views",
+        "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
+        "doubted = value.plan in self._doubted and view <= (len(self.previous.members) - 1) // 2",
+        "doubted = value.plan in self._doubted",
+    ),
+    bug(
+        "a lead plans itself alone before the others have announced",
+        "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
+        "return 2 * len(counted) < len(done) + len(self.awaited())",
+        "return 2 * len(counted) < len(done)",
+    ),
+    bug(
+        "a refusal in a view that is not its own yet is forgotten",
+        "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
+        "return max(self._refused, default=-1) >= self.view",
+        "return self.view in self._refused",
     ),
     bug(
         "tokens that nobody computed",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from shoal.lab.signed import moves_of, signed_report
+from shoal.lab.signed import moves_of, propose_of, signed_report
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
@@ -19,10 +19,12 @@ from shoal.protocol.messages import (
     Message,
     Participant,
     Plan,
+    Prepare,
     Propose,
     Report,
     Stalled,
     Target,
+    Value,
     domain_hash,
 )
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
@@ -92,6 +94,62 @@ def test_finals_of_owners_that_there_are_not_do_not_stand() -> None:
         effects += lead.receive(machine.me, held, 3.1)
     (repair,) = (effect for effect in effects if isinstance(effect, Repair))
     check_plan(repair.plan, lead.me, lead.previous, SETTINGS)
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+@pytest.mark.parametrize(
+    ("view", "counted", "signs"), [(0, 1, False), (0, 2, True), (0, 3, True), (1, 1, False), (2, 1, True)]
+)
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed(
+    view: int, counted: int, signs: bool, evicts: bool, ready: bool
+) -> None:
+    """A lead would have its own contribution certified in the place of everybody's, with nothing to clip it by.
+
+    Beyond the views that a minority of four can lead, and one, it is signed: no honest lead may hear enough.
+    """
+    lab, machines, _, plan = planned(4)
+    lead = machines[lab.lead(view)]
+    number = next(n for n, machine in enumerate(machines) if machine.me not in (lead.me, machines[lab.lead(0)].me))
+    member = machines[number] if ready else machines_of(4)[1][number]
+    others = [machine.me for machine in machines if machine.me not in (lead.me, member.me)]
+    member.peers_alive([one.me for one in machines], 1.1)
+    left = {lead.me, *others[: counted - 1]}
+    gone = tuple(sorted(set(others) - left)) if evicts else ()
+    moves = moves_of([node.identity for node in lab.nodes], member.previous, view) if view else msgspec.UNSET
+    alone = msgspec.structs.replace(
+        plan,
+        planner=lead.me,
+        view=view,
+        attempt=1,
+        moves=moves,
+        evicted=gone,
+        participants=tuple(
+            p if p.peer in {*left, *gone} else msgspec.structs.replace(p, weight=0, tokens=0, root=bytes(32))
+            for p in plan.participants
+        ),
+    )
+    member.weigh(alone)
+    report = lab.report(alone)
+    member.reduced(report, 1.3, participants=[machine.me for machine in machines])
+    value = Value(
+        swarm=member.previous.swarm,
+        term=alone.term,
+        round=alone.round,
+        base=alone.base,
+        plan=alone.hash,
+        planner=lead.me,
+        members=tuple(sorted(machine.me for machine in machines)),
+        leaves=(),
+        bitmaps=report.bitmaps,
+        tokens=report.tokens,
+        digest=report.digest,
+    )
+    effects = member.receive(lead.me, propose_of(identity_of(lab, lead), view, value, moves), 1.4)
+    assert bool(broadcast(effects, Prepare)) == signs
+    for _ in range(view + 1):
+        effects += member.tick(1.5)
+    assert (member.agreement.view > view) != signs, "it goes on to the next lead at once"
 
 
 @pytest.mark.parametrize("every_s", [1.0, 4.0, 10.0])
