@@ -32,8 +32,9 @@ have it on disk before it sends what follows. Source: docs/agreement.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -440,23 +441,14 @@ class Agreement:
 
         Raises RemoteError when the message breaks the protocol.
         """
-        if self.standing is Standing.DECIDED:
+        if self.standing is Standing.DECIDED or (
+            sender not in self.previous.members and type(message) is not Certificate
+        ):
             return []
-        if isinstance(message, Certificate):
-            return self._receive_certificate(message)
-        if sender not in self.previous.members:
-            return []
-        if isinstance(message, Propose):
-            return self._receive_propose(sender, message)
-        if isinstance(message, Prepare):
-            return self._receive_prepare(sender, message)
-        if isinstance(message, Vote):
-            return self._receive_vote(sender, message)
-        if isinstance(message, ViewChange):
-            return self._receive_change(sender, message)
-        if isinstance(message, Leave):
-            return self._receive_leave(sender, message)
-        raise LocalError(f"{type(message).__name__} is no agreement message")
+        step = STEPS.get(type(message))
+        if step is None:
+            raise LocalError(f"{type(message).__name__} is no agreement message")
+        return step(self, sender, message)
 
     def take_report(self, sender: PeerId, report: Report) -> None:
         """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
@@ -550,7 +542,7 @@ class Agreement:
         self.leaves.add(peer)
         self._leave_signatures[peer] = message.signature
 
-    def _receive_certificate(self, certificate: Certificate) -> list[AgreementEffect]:
+    def _receive_certificate(self, _: PeerId, certificate: Certificate) -> list[AgreementEffect]:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
         check_certificate(certificate, self.previous, faults=self.faults)
@@ -784,3 +776,16 @@ def _matches(report: Report, value: Value) -> bool:
 
 def _same(one: Report, other: Report | None) -> bool:
     return other is not None and msgspec.structs.replace(one, signature=other.signature) == other
+
+
+Step = Callable[[Agreement, PeerId, Any], list[AgreementEffect]]
+
+STEPS: Mapping[type[Message], Step] = {
+    Propose: Agreement._receive_propose,
+    Prepare: Agreement._receive_prepare,
+    Vote: Agreement._receive_vote,
+    ViewChange: Agreement._receive_change,
+    Leave: Agreement._receive_leave,
+    Certificate: Agreement._receive_certificate,
+}
+"""What each message leads to while nothing is decided: a certificate from whomever, all else from members."""

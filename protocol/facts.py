@@ -21,7 +21,9 @@ from shoal.protocol.messages import (
     Held,
     Plan,
     Ready,
+    Relayed,
     Report,
+    Stalled,
     Target,
     Value,
     ViewChange,
@@ -131,6 +133,22 @@ class RoundFacts:
         view = self.agreement.view
         return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
+    def take_ready(self, sender: PeerId, ready: Ready) -> None:
+        """What `sender` announces. Raises RemoteError if it breaks the protocol."""
+        self.gathering.receive(sender, ready)
+
+    def take_stalled(self, sender: PeerId, message: Stalled) -> None:
+        """`sender` accuses."""
+        self.accusations.take(sender, message)
+
+    def take_relayed(self, sender: PeerId, message: Relayed) -> None:
+        """`sender` says what it passed on."""
+        self.accusations.take_relayed(sender, message)
+
+    def take_held(self, sender: PeerId, held: Held) -> None:
+        """`sender` takes nothing more from the evicted, and says which finals it holds."""
+        self.held[sender] = held
+
     def take_report(self, sender: PeerId, report: Report) -> None:
         """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
         ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
@@ -221,7 +239,7 @@ class RoundFacts:
 
     def take_consent(self, sender: PeerId, consent: Consent) -> None:
         """A member would go back. Raises RemoteError if it did not sign that."""
-        if sender not in self.previous.members or self.consents.get(sender) == consent:
+        if self.consents.get(sender) == consent:
             return
         if not verify_consent(sender, consent.base, consent.target, consent.signature):
             raise RemoteError("a consent whose signature does not hold", peer=sender)
@@ -236,7 +254,7 @@ class RoundFacts:
 
     def take_amend_consent(self, sender: PeerId, consent: AmendConsent) -> None:
         """A member would amend. Raises RemoteError if it did not sign that, or what it wants cannot be."""
-        if sender not in self.previous.members or self.amend_consents.get(sender) == consent:
+        if self.amend_consents.get(sender) == consent:
             return
         if not verify_amend_consent(sender, consent.base, consent.amendment, consent.signature):
             raise RemoteError("a consent to amend whose signature does not hold", peer=sender)

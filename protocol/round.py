@@ -24,11 +24,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from shoal.protocol.agreement import (
+    STEPS,
     VIEWS_AHEAD_LIMIT,
     Agreement,
     AgreementEffect,
@@ -373,35 +376,21 @@ class RoundMachine:
             return []
         if isinstance(message, RoundMessage) and (message.round, message.base) != (self.round, self.previous.hash):
             return []
-        known = sender in self.previous.members or sender in self._gathering
-        if not known and not isinstance(message, Ready | Certificate):
-            return []  # who takes no part has nothing to say, and nothing of it is kept
-        effects: list[Effect] = []
-        if isinstance(message, Ready):
-            self._gathering.receive(sender, message)
-        elif isinstance(message, Plan):
-            effects = self._receive_plan(sender, message, now)
-        elif isinstance(message, Report):
-            self._facts.take_report(sender, message)
-        elif isinstance(message, Stalled):
-            self._facts.accusations.take(sender, message)
-        elif isinstance(message, Relayed):
-            self._facts.accusations.take_relayed(sender, message)
-        elif isinstance(message, Evict):
-            effects = self._receive_evict(sender, message)
-        elif isinstance(message, Held):
-            self._facts.held[sender] = message
-        elif isinstance(message, Consent):
-            self._facts.take_consent(sender, message)
-        elif isinstance(message, AmendConsent):
-            self._facts.take_amend_consent(sender, message)
-        elif isinstance(message, Propose | Prepare | Vote | ViewChange | Leave | Certificate):
-            if isinstance(message, ViewChange):
-                self._facts.take_change(sender, message)
-            effects = self._of_agreement(self.agreement.receive(sender, message))
-        else:
+        rule = RULES.get(type(message))
+        if rule is None:
             raise LocalError(f"{type(message).__name__} is no message of a round")
-        return [*effects, *self.tick(now)]
+        if not self._is_heard(sender, rule.senders):
+            return []
+        return [*rule.take(self, sender, message, now), *self.tick(now)]
+
+    def _is_heard(self, sender: PeerId, senders: Senders) -> bool:
+        """Whether `sender` is one of these: who takes no part has nothing to say, and nothing of it is kept."""
+        announced = senders is Senders.PARTICIPANTS and sender in self._gathering
+        return senders is Senders.ALL or announced or sender in self.previous.members
+
+    def _receive_change(self, sender: PeerId, change: ViewChange, _now: float) -> list[Effect]:
+        self._facts.take_change(sender, change)
+        return self._of_agreement(STEPS[ViewChange](self.agreement, sender, change))
 
     def _receive_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
         if plan == self.plan and sender == plan.planner:
@@ -445,7 +434,7 @@ class RoundMachine:
             raise RemoteError(f"begins one reduction after the other in view {plan.view}", peer=plan.planner)
         self._begun = {plan.view: begun}
 
-    def _receive_evict(self, sender: PeerId, message: Evict) -> list[Effect]:
+    def _receive_evict(self, sender: PeerId, message: Evict, _now: float) -> list[Effect]:
         if sender != lead(self.previous, message.view):
             raise RemoteError(f"evicted in view {message.view}, which another leads", peer=sender)
         check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)
@@ -574,3 +563,66 @@ def _ends(way: RelayedWay) -> frozenset[int]:
 def _fixed(plan: Plan) -> tuple[object, ...]:
     """What all revisions of a plan have in common."""
     return plan.participants, plan.clips, plan.aggregate, plan.codec, plan.numel, plan.chunk_values
+
+
+# -- what each message leads to --------------------------------------------------------------------------------
+
+
+class Senders(enum.Enum):
+    """From whom a message is heard."""
+
+    ALL = "all"
+    PARTICIPANTS = "participants"
+    """Members, and whoever announced itself."""
+    MEMBERS = "members"
+
+
+Take = Callable[[RoundMachine, PeerId, Any, float], list[Effect]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """From whom a type of message is heard, and what takes it; what is due then is for `RoundMachine.tick`."""
+
+    senders: Senders
+    take: Take
+
+
+def _noted(take: Callable[[RoundFacts, PeerId, Any], None], senders: Senders = Senders.PARTICIPANTS) -> Rule:
+    """Note it among the facts of the round, and no more."""
+
+    def note(machine: RoundMachine, sender: PeerId, message: Any, _now: float) -> list[Effect]:
+        take(machine._facts, sender, message)
+        return []
+
+    return Rule(senders, note)
+
+
+def _agreed(kind: type[Message], senders: Senders = Senders.MEMBERS) -> Rule:
+    """A step of the agreement."""
+    step = STEPS[kind]
+
+    def agree(machine: RoundMachine, sender: PeerId, message: Any, _now: float) -> list[Effect]:
+        return machine._of_agreement(step(machine.agreement, sender, message))
+
+    return Rule(senders, agree)
+
+
+RULES: Mapping[type[Message], Rule] = {
+    Ready: _noted(RoundFacts.take_ready, Senders.ALL),
+    Plan: Rule(Senders.PARTICIPANTS, RoundMachine._receive_plan),
+    Stalled: _noted(RoundFacts.take_stalled),
+    Relayed: _noted(RoundFacts.take_relayed),
+    Evict: Rule(Senders.PARTICIPANTS, RoundMachine._receive_evict),
+    Held: _noted(RoundFacts.take_held),
+    Report: _noted(RoundFacts.take_report),
+    Propose: _agreed(Propose),
+    Prepare: _agreed(Prepare),
+    Vote: _agreed(Vote),
+    ViewChange: Rule(Senders.MEMBERS, RoundMachine._receive_change),
+    Leave: _agreed(Leave),
+    Certificate: _agreed(Certificate, Senders.ALL),
+    Consent: _noted(RoundFacts.take_consent, Senders.MEMBERS),
+    AmendConsent: _noted(RoundFacts.take_amend_consent, Senders.MEMBERS),
+}
+"""What is heard of a round until it is decided. The steps are those of `agreement.STEPS`."""

@@ -23,9 +23,9 @@ def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreem
 class Gullible(Agreement):
     """Believes every lead of a later view: looks at no view changes behind a proposal."""
 
-    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
         with unchecked_proposals():
-            return super()._receive_propose(sender, message)
+            return super().receive(sender, message)
 
 
 @contextmanager
@@ -136,10 +136,10 @@ class VotesAfterLeaving(Agreement):
 class MixesViews(Agreement):
     """Counts votes of all views together."""
 
-    def _receive_vote(self, sender: PeerId, message: Vote) -> list[AgreementEffect]:
-        effects = super()._receive_vote(sender, message)
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        effects = super().receive(sender, message)
         for (view, value_hash), votes in list(self._votes.items()):
-            if value_hash == message.value and view != message.view:
+            if isinstance(message, Vote) and value_hash == message.value and view != message.view:
                 votes.setdefault(sender, message.signature)
                 effects = effects or self._tally(view, value_hash)
         return effects
@@ -148,8 +148,10 @@ class MixesViews(Agreement):
 class CountsPrepares(Agreement):
     """Takes a Prepare for a vote."""
 
-    def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
-        effects = super()._receive_prepare(sender, message)
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        effects = super().receive(sender, message)
+        if not isinstance(message, Prepare) or self.standing is Standing.DECIDED:
+            return effects
         self._votes.setdefault((message.view, message.value), {})[sender] = message.signature
         return effects or self._tally(message.view, message.value)
 
@@ -164,10 +166,12 @@ class BreaksPromises(Agreement):
         finally:
             self.view = max(self.view, promised)
 
-    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        if not isinstance(message, Propose):
+            return super().receive(sender, message)
         promised, self.view = self.view, 0
         try:
-            return super()._receive_propose(sender, message)
+            return super().receive(sender, message)
         finally:
             self.view = max(self.view, promised)
 
@@ -260,10 +264,10 @@ class HidesVotes(Agreement):
 class Suspicious(Agreement):
     """Blames whoever proposes in a view after the first."""
 
-    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
-        if message.view:
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        if isinstance(message, Propose) and message.view:
             raise RemoteError("moved too far", peer=sender)
-        return super()._receive_propose(sender, message)
+        return super().receive(sender, message)
 
 
 class TardyLead(Agreement):

@@ -23,6 +23,7 @@ from shoal.protocol.messages import (
     Plan,
     Propose,
     Ready,
+    Rebase,
     Report,
     RoundMessage,
     Stalled,
@@ -30,7 +31,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
-from shoal.protocol.round import RESEND_S, Phase, RoundMachine
+from shoal.protocol.round import RESEND_S, RULES, Phase, RoundMachine
 from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,
@@ -413,3 +414,7 @@ def test_lead_that_lacks_the_finals_of_what_it_proposed_asks_for_them_again() ->
 def test_all_that_is_said_in_a_round_may_travel_on_a_link() -> None:
     of_rounds = {kind for kind in RoundMessage.__subclasses__() if kind.__module__ == RoundMessage.__module__}
     assert of_rounds <= set(get_args(SwarmMessage))
+
+
+def test_every_message_of_a_round_that_travels_has_a_rule() -> None:
+    assert set(get_args(SwarmMessage)) - {Rebase} == RULES.keys()
