@@ -1,7 +1,7 @@
 """A member's watch over the lead of its view: how long it waits, and when it moves to the next view.
 
     the living are no quorum                            ─► wait: nothing can be expected
-    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (view_sync.py)
+    its view lacks the votes that it needs              ─► the next view, on the way to where all meet
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
     the lead went on to another, and proposed nothing   ─► the same
@@ -11,19 +11,32 @@
 When a swarm starts, or a member is started again, links come up one by one, and a quorum is often there before the
 lead's. So a lead that this member has not met yet is no dead one. A member that begins a later round with a quorum
 has met everyone who lives: whoever is missing then is dead.
+
+Where all meet. A member that moved ahead votes in no lower view. Where the others are a quorum without it they go on,
+and it hears of the certificate. Where they are not, their view decides nothing: no plan of its lead, whatever the
+attempt, is reported by everyone that is needed. It happens to whose link to the lead comes up late: for a while it sees
+a quorum without a lead. Then others leave or die, and it is needed. So each member looks for the lowest view, from its
+own on, in which those who live and have not promised more are a quorum (`common_view`). Every member that knows the
+same promises finds the same view; who stands highest of those that are needed is in it already. Moving there is a
+promise like any other (agreement.py), so this is about progress alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
+from shoal.protocol.messages import Value
+from shoal.protocol.quorum import is_quorum
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
-from shoal.protocol.view_sync import APART_S, common_view
 
 VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
+APART_S = 2.0
+"""So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""
 
 
 class LeadWatch:
@@ -123,3 +136,17 @@ class LeadWatch:
             if leader in facts.alive and leader not in facts.leaves:
                 return ahead
         return view + 1
+
+
+def common_view(
+    previous: Value, view: int, promised: Mapping[PeerId, int], living: Collection[PeerId], leaves: Collection[PeerId]
+) -> int:
+    """The lowest view from `view` on in which the round after `previous` can be decided; `view` if there is none.
+
+    promised: below which view a member votes no more, 0 if it is not in there.
+    """
+    for candidate in sorted({view, *(later for later in promised.values() if later > view)}):
+        voters = {peer for peer in living if promised.get(peer, 0) <= candidate}
+        if is_quorum(previous, voters, leaves):
+            return candidate
+    return view

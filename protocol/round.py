@@ -9,6 +9,9 @@ Theory. A round passes through phases; each waits for one thing, under a deadlin
     CERTIFY    the lead's proposal, then votes       a quorum        -> Decided
     DECIDED    -
 
+`PHASES` says what has to be known here for each; a plan that evicts this node, or comes after the one that it reduced
+by, takes it back to an earlier one. `RULES` says what each message leads to.
+
 The lead of the view has the extra duties of `leading.Lead`: close the set, plan, repair the reduction when somebody is
 lost, and propose once every living participant reported. A lead that dies or dawdles is replaced by moving to the next
 view (following.py); safety never depends on who leads (agreement.py). A member that is late is still a participant of
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +47,8 @@ from shoal.protocol.certificate import lead, leave_needs_promise
 from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.facts import RoundFacts
+from shoal.protocol.facts import Gathering, RoundFacts
 from shoal.protocol.following import LeadWatch
-from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
 from shoal.protocol.messages import (
@@ -75,7 +77,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.planning import CONTRIBUTOR, TRAINING, Deal, RoundSettings, check_norms, check_plan
+from shoal.protocol.planning import CONTRIBUTOR, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
@@ -289,12 +291,7 @@ class RoundMachine:
     @property
     def phase(self) -> Phase:
         """Where the round stands for this node."""
-        if self.agreement.certificate is not None:
-            return Phase.DECIDED
-        if self.plan is not None and self.me in self.plan.remaining():
-            return Phase.CERTIFY if self._facts.my_report() else Phase.REDUCE
-        mine = self._gathering.get(self.me)
-        return Phase.PLAN if mine is not None and mine.role != TRAINING else Phase.TRAIN
+        return next(phase for phase, holds in PHASES if holds(self._facts))
 
     def weigh(self, plan: Plan) -> None:
         """Doubt another's plan that counts too few, before anything that came of it is signed here."""
@@ -563,6 +560,18 @@ def _ends(way: RelayedWay) -> frozenset[int]:
 def _fixed(plan: Plan) -> tuple[object, ...]:
     """What all revisions of a plan have in common."""
     return plan.participants, plan.clips, plan.aggregate, plan.codec, plan.numel, plan.chunk_values
+
+
+# -- where the round stands ------------------------------------------------------------------------------------
+
+PHASES: Sequence[tuple[Phase, Callable[[RoundFacts], bool]]] = (
+    (Phase.DECIDED, RoundFacts.is_decided),
+    (Phase.CERTIFY, RoundFacts.is_reduced),
+    (Phase.REDUCE, RoundFacts.is_planned),
+    (Phase.PLAN, RoundFacts.is_announced),
+    (Phase.TRAIN, lambda _: True),
+)
+"""What is known in each phase; the first of them that holds is the one in which the round is."""
 
 
 # -- what each message leads to --------------------------------------------------------------------------------

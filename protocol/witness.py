@@ -27,7 +27,7 @@ from shoal.protocol.evidence import (
     HiddenPrepare,
     UnsoundContribution,
 )
-from shoal.protocol.gathering import READIES_LIMIT
+from shoal.protocol.facts import READIES_LIMIT
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
     NO_HASH,

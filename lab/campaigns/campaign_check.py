@@ -21,9 +21,8 @@ from shoal.node.reporting.event_log import read_kind, read_log
 from shoal.node.reporting.events import Certified, RoundEnded, RoundStarted, Signed, ViewChanged
 from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
-from shoal.protocol.disputes import RELAY_SETTLE_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.journal import Entry

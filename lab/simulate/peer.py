@@ -17,7 +17,7 @@ from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.chain import Chain, next_position
 from shoal.protocol.early import EARLY_LIMIT_MESSAGES
-from shoal.protocol.gathering import READIES_LIMIT
+from shoal.protocol.facts import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
 from shoal.protocol.messages import MEMBER_LIMIT, Certificate, Message, Ready, Value

@@ -29,7 +29,7 @@ def test_bounds_have_the_values_of_the_source() -> None:
     ("module", "name", "told"),
     [
         ("protocol.messages", "MEMBER_LIMIT", "64"),
-        ("protocol.disputes", "RELAY_SETTLE_S", "3 s"),
+        ("protocol.leading", "RELAY_SETTLE_S", "3 s"),
         ("protocol.accusations", "PLANS_LIMIT", "64"),  # another module's
         ("protocol.wire", "COUNTER_LIMIT", "2^63 − 1"),
         ("protocol.wire", "MESSAGE_LIMIT_BYTES", "1 MiB"),

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, RelayedWay, Value
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.probation import Probation
-from shoal.protocol.relay_choice import pair_of, relays_of
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.timeouts import doubled
 from tests.protocol.round_machines import planned

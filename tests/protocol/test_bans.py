@@ -14,7 +14,7 @@ from shoal.protocol.certificate import genesis, lead_order
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import CloseOff, StartReduce
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.gathering import Gathering
+from shoal.protocol.facts import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import validate_manifest
 from shoal.protocol.messages import (

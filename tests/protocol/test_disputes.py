@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from shoal.protocol.disputes import RELAY_SETTLE_S
+from shoal.protocol.accusations import THIRDS_LIMIT, pair_of, relays_of
 from shoal.protocol.identity import PeerId
+from shoal.protocol.leading import RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, RelayedWay
-from shoal.protocol.relay_choice import THIRDS_LIMIT, pair_of, relays_of
 from tests.protocol.dispute_lab import NOBODY, STALL_S, Lies, Table
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import SETTINGS

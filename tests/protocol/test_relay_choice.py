@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.protocol.accusations import THIRDS_LIMIT, RelayChoice, pack_relays
 from shoal.protocol.messages import Relay
-from shoal.protocol.relay_choice import THIRDS_LIMIT, RelayChoice, pack_relays
 from tests.protocol.test_accusations import ALIVE, PEERS, pair, plan_of
 
 

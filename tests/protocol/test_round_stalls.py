@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.disputes import RELAY_SETTLE_S
 from shoal.protocol.effects import CloseOff, Effect, Repair
-from shoal.protocol.leading import REPLAN_SETTLE_S
+from shoal.protocol.leading import RELAY_SETTLE_S, REPLAN_SETTLE_S
 from shoal.protocol.messages import (
     Plan,
     Propose,

@@ -24,7 +24,7 @@ from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import SETTLED_S, SIMULATED_TICK_S, Simulation, run_scenario
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
-from shoal.protocol import gathering as gathering_module
+from shoal.protocol import facts as gathering_module
 from shoal.protocol import round as round_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
