@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from shoal.collectives.codecs import U8
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal, UseFinal
 from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
-from shoal.collectives.pending_chunk import Kept, PendingChunk
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
 from shoal.collectives.reassembly import ReassemblyBuffer
 from shoal.collectives.robust import combine
@@ -40,6 +41,34 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
 from shoal.swarm.lanes.frame import FrameKind
+
+
+class PendingChunk:
+    """What came in for one chunk that this node owns, by the sender's place in the plan. Not thread-safe.
+
+    arrived: the encoded chunks. payloads: they with their Merkle paths.
+    """
+
+    __slots__ = ("arrived", "assembling", "excluded", "owing", "payloads")
+
+    def __init__(self, owing: Iterable[int]) -> None:
+        self.owing = set(owing)
+        self.assembling: dict[int, ReassemblyBuffer] = {}
+        self.arrived: dict[int, U8] = {}
+        self.payloads: dict[int, U8] = {}
+        self.excluded: list[Exclusion] = []
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a reduction leaves for when its lineage is taken up again, by chunk.
+
+    signed: by this node, in any revision, at any time. finals: that were here when it was closed.
+    """
+
+    signed: dict[int, FinalChunk] = field(default_factory=dict)
+    finals: dict[int, FinalChunk] = field(default_factory=dict)
+
 
 Post = Callable[[PeerId, FrameKind, int, memoryview], None]
 """(to, kind, chunk, whole payload). Must not block on the network: threads that read lanes call it, and two nodes

@@ -29,9 +29,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shoal.collectives.frame_relay import Holding, Window, window_bytes
+from shoal.collectives.frame_relay import Holding, RelayAccount, Window, window_bytes
 from shoal.collectives.reduce import Reduction
-from shoal.collectives.relay_account import RelayAccount
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan

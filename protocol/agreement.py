@@ -5,8 +5,8 @@ of Prepares of one view and value (the *prepare certificate*) it signs a *Vote*;
 Moving to view v is a promise, durable before it is announced, to sign nothing below v; it carries the mover's highest
 prepare certificate. A lead of v > 0 shows the ViewChanges of one quorum (view_change.py). They compel the value of the
 highest certificate among them, unchanged; only where there is none is the lead free. A value that may have been decided
-has a quorum of certificates behind it, and two quorums share a member (quorum.py): so it is found and carried forward,
-and no two values of a round are ever both certified. A certificate, not a member's word, is what binds.
+has a quorum of certificates behind it, and two quorums share a member (certificate.py): so it is found and carried
+forward, and no two values of a round are ever both certified. A certificate, not a member's word, is what binds.
 
 A free proposal is compared with all that this member has heard: it signs none that leaves out, without leave or ban, a
 member of B(e) whose matching Report it holds, and moves on with these Reports instead. A compelled one is judged by its
@@ -42,9 +42,11 @@ from shoal.protocol.accusations import make_room
 from shoal.protocol.amending import InForce, check_amended, may_amend
 from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, named, unproven
 from shoal.protocol.certificate import (
+    FaultModel,
     check_certificate,
     follows,
     has_proofs,
+    is_quorum,
     lead_order,
     newcomers,
     verify_leave,
@@ -79,7 +81,6 @@ from shoal.protocol.messages import (
     report_preimage,
     step_preimage,
 )
-from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.terms import is_consented
 from shoal.protocol.view_change import check_change, check_proposed, highest_of, make_moves, sign_move
 

@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest, validate_manifest
@@ -43,7 +44,6 @@ from shoal.protocol.messages import (
     Signature,
     Value,
 )
-from shoal.protocol.quorum import is_quorum
 from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import canonical
 

@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shoal.protocol import timeouts
+from shoal.protocol.certificate import is_quorum
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import Value
-from shoal.protocol.quorum import is_quorum
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
 
 VIEW_SYNC_S = 2.0

@@ -29,8 +29,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shoal.protocol import key_file
-from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.key_file import keep_keys_out
 
 PeerId = NewType("PeerId", str)
 

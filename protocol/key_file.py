@@ -7,12 +7,24 @@ A key that is made while a passphrase is given is encrypted with it; one that is
 Who is asked for a passphrase at a terminal gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or
 PBKDF2, AES-256-CBC), as the library cryptography sees fit.
 
-Source: RFC 5958 (PKCS #8), RFC 7468 (PEM).
+Keys stay out of core dumps too: a process that crashes, or is made to, writes none with a key in it.
+
+    RLIMIT_CORE 1              no core file, and none for a program that `core_pattern` pipes cores to: of that one
+                               value, which is less than any core has, the kernel keeps cores from pipes as well
+    coredump_filter 0          where cores are made all the same, nothing of the heap or of stacks is in them
+
+Both hold for what this process starts later, too. `PR_SET_DUMPABLE` would do the same, and would keep processes of this
+very user from the memory that lanes share on one machine (`/proc/PID/fd`); `MADV_DONTDUMP` would have to know all
+places where a library keeps a copy of a key.
+
+Source: RFC 5958 (PKCS #8), RFC 7468 (PEM); core(5); fs/coredump.c of Linux.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import secrets
 import stat
 from collections.abc import Callable
@@ -23,9 +35,25 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.private_folder import make_private
+
+LEAST_CORE_BYTES = 1
+FILTER = Path("/proc/self/coredump_filter")
+
+
+@lru_cache(maxsize=1)
+def keep_keys_out() -> None:
+    """Let no core dump have a key in it, as above: once for each process, and for good.
+
+    What the system does not offer is left out.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    wanted = LEAST_CORE_BYTES if hard == resource.RLIM_INFINITY else min(LEAST_CORE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (wanted, hard))
+    with contextlib.suppress(OSError):
+        FILTER.write_text("0")
+
 
 KEY_FILE_LIMIT_BYTES = 4096
 PASSPHRASE_LIMIT_BYTES = 1024

@@ -37,8 +37,16 @@ from shoal.protocol.bans import with_bans
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Relay, Value
-from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanOrder, make_plan, separated
-from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
+from shoal.protocol.planning import (
+    CONTRIBUTOR,
+    Deal,
+    Eviction,
+    PlanOrder,
+    make_plan,
+    reroute_plan,
+    revise_plan,
+    separated,
+)
 from shoal.protocol.terms import make_rollback
 from shoal.protocol.timeouts import Since, reduce_deadline_s
 

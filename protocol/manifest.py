@@ -23,7 +23,6 @@ from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId, parse_peer_id
-from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_text import AMENDABLE, explain_validation, refuse_non_finite, refuse_unknown_keys, render
@@ -33,6 +32,33 @@ from shoal.protocol.strategies.strategy import Strategy
 from shoal.protocol.strategies.table import strategy_named, with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
+
+
+class AuditSection(Message, frozen=True, kw_only=True):
+    """Audits of owners' sums, and bans. A manifest without the section has these values."""
+
+    chunks: Annotated[
+        int,
+        Meta(ge=0, le=1024, description="Chunks of every round that each node recomputes, drawn anew; 0 for none."),
+    ] = 2
+    share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Of a node's time, at most so much is spent on that, and on fetching for it."),
+    ] = 0.05
+    ban_rounds: Annotated[
+        int,
+        Meta(ge=0, le=2**53, description="For how many rounds who is proven to have lied is out; 0 is for ever."),
+    ] = 0
+    work: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Of the rounds, in so many a node weighs what one member's work does to the loss on the data "
+            "assigned to that member; 0 for none. It fetches that whole contribution, and takes some forward passes.",
+        ),
+    ] = 0.0
+
 
 MANIFEST_LIMIT_BYTES = 16_384
 """Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""

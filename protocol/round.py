@@ -17,7 +17,7 @@ lost, and propose once every living participant reported. A lead that dies or da
 view (following.py); safety never depends on who leads (agreement.py). A member that is late is still a participant of
 weight zero: it receives the finals, votes, and stays a member; its contribution counts in the next round.
 
-A repair (see repair.py) interrupts REDUCE or CERTIFY: `CloseOff` asks this node to take nothing more from the evicted
+A repair (see planning.py) interrupts REDUCE or CERTIFY: `CloseOff` asks this node to take nothing more from the evicted
 and to say, by `closed_off`, which finals it holds; the revised plan comes as `Repair`.
 
 Time enters only as the `now` of each call, in seconds of a monotonic clock.
@@ -77,9 +77,8 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.planning import CONTRIBUTOR, Deal, RoundSettings, check_norms, check_plan
+from shoal.protocol.planning import CONTRIBUTOR, Deal, Eviction, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
-from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import SILENCE_S
 from shoal.protocol.view_change import check_entered

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
+from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId, verify
 from shoal.protocol.messages import (
@@ -32,7 +33,6 @@ from shoal.protocol.messages import (
     Value,
     consent_preimage,
 )
-from shoal.protocol.quorum import is_quorum
 
 
 def make_consent(identity: Identity, previous: Value, target: Target, *, asked: bool) -> Consent:

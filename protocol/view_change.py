@@ -7,7 +7,7 @@ lead of a view can show to everyone, by the `Moves` of one quorum, that the view
     none of them has any                               ─► the lead is free to plan, to evict and to propose
 
 Whoever may have decided in a lower view had a quorum's votes, each with a prepare certificate behind it; that quorum
-and this one share a member (quorum.py). Without the certificate nobody's word about the views before counts.
+and this one share a member (certificate.py). Without the certificate nobody's word about the views before counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import msgspec
 
-from shoal.protocol.certificate import follows, verify_leave, verify_step
+from shoal.protocol.certificate import FaultModel, follows, is_quorum, verify_leave, verify_step
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId, verify
 from shoal.protocol.messages import (
@@ -32,7 +32,6 @@ from shoal.protocol.messages import (
     ViewChange,
     move_preimage,
 )
-from shoal.protocol.quorum import FaultModel, is_quorum
 
 NOTHING_PREPARED = -1
 

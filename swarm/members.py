@@ -22,9 +22,12 @@ from shoal.protocol.admission import Admission
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
-from shoal.protocol.liveness import (
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.membership import (
+    TICK_S,
     Died,
     Effect,
+    MembershipMachine,
     Refute,
     Revived,
     SendAck,
@@ -34,8 +37,6 @@ from shoal.protocol.liveness import (
     State,
     Suspected,
 )
-from shoal.protocol.manifest import Manifest
-from shoal.protocol.membership import TICK_S, MembershipMachine
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from shoal.protocol.core_dumps import FILTER
+from shoal.protocol.key_file import FILTER
 
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 EVERYTHING = "0x7f"

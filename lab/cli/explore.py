@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.lab.explore.rules_scope import RulesScope
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.search import Exploration, Finding
-    from shoal.protocol.quorum import FaultModel
+    from shoal.protocol.certificate import FaultModel
 
     AnyExploration = Exploration[Scope] | Exploration[RulesScope] | RepairExploration
 
@@ -130,7 +130,7 @@ def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration[Sc
 
 
 def _faults(quorum: str) -> FaultModel:
-    from shoal.protocol.quorum import FaultModel
+    from shoal.protocol.certificate import FaultModel
 
     if quorum not in {faults.value for faults in FaultModel}:
         raise ConfigError(f"--quorum {quorum}: must be crash or lying")

@@ -26,6 +26,7 @@ from shoal.lab.explore.scope import Scope, Values
 from shoal.lab.explore.word import Said, order_of
 from shoal.lab.forgeries import with_stranger, without_others
 from shoal.lab.signed import certified, change_of, leave_of, moves_of, prepare_of, prepared_by, propose_of, vote_of
+from shoal.protocol.certificate import is_quorum
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     Certificate,
@@ -40,7 +41,6 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
-from shoal.protocol.quorum import is_quorum
 from shoal.protocol.view_change import compelled
 
 FAR_VIEWS = 8

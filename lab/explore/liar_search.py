@@ -15,8 +15,8 @@ from shoal.lab.explore.member import MakeAgreement, Member, Outcome, plain_agree
 from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.search import State
 from shoal.lab.explore.word import Said
+from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Prepare, Vote
-from shoal.protocol.quorum import FaultModel
 
 
 class LiarExplorer(Explorer):

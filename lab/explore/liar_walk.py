@@ -18,8 +18,8 @@ from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agre
 from shoal.lab.explore.scope import Scope, outweighs
 from shoal.lab.explore.search import Exploration, OnProgress, ignore_progress
 from shoal.lab.explore.walk import AgreementWalk, walked
+from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
-from shoal.protocol.quorum import FaultModel
 
 LOSS, LYING = 0.05, 0.25
 """How likely a message is lost, and how often it is the liar who acts."""

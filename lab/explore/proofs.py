@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.protocol.certificate import FaultModel
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.messages import Evict, Message, Moves, Plan, Prepared, PreparedValue, Propose, Value, ViewChange
-from shoal.protocol.quorum import FaultModel
 from shoal.protocol.view_change import are_sound, compelled, is_prepared
 
 

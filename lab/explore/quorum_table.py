@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from shoal.protocol.certificate import genesis
+from shoal.protocol.certificate import FaultModel, genesis, is_quorum
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Value
-from shoal.protocol.quorum import FaultModel, is_quorum
 
 MEMBERS = range(1, 8)
 CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value

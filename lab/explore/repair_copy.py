@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from shoal.collectives.finals import FinalChunk
-from shoal.collectives.pending_chunk import Kept, PendingChunk
-from shoal.collectives.reduce import Reduction
+from shoal.collectives.reduce import Kept, PendingChunk, Reduction
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.round import RoundMachine

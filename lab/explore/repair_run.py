@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import ReduceProgress
-from shoal.collectives.reduce import Reduction
+from shoal.collectives.reduce import Kept, Reduction
 from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
 from shoal.lab.explore.repair_judge import (
     Closed,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal.protocol.certificate import FaultModel
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.quorum import FaultModel
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, LEAVES_LIMIT = 9, 6, 4, 4, 2
 CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value

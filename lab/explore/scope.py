@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.protocol.agreement import DurableRecord
-from shoal.protocol.certificate import genesis, lead_order
+from shoal.protocol.certificate import FaultModel, genesis, lead_order
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -25,7 +25,6 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
-from shoal.protocol.quorum import FaultModel
 from shoal.protocol.terms import make_consent, make_rollback
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16, 26, 16, 8

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.collectives.finals import Finals
-from shoal.collectives.pending_chunk import Kept
-from shoal.collectives.reduce import Reduction
+from shoal.collectives.reduce import Kept, Reduction
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
 from shoal.node.rounds.pace import STALL_S, Pace, Stall

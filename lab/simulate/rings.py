@@ -41,9 +41,11 @@ from shoal.lab.simulate.rows import Cell, Leaf, message_sizes
 from shoal.lab.simulate.scenario import Scenario
 from shoal.lab.simulate.watch import HELLO_BYTES, RECORD_BYTES
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import (
+from shoal.protocol.membership import (
+    TICK_S,
     Died,
     Effect,
+    MembershipMachine,
     Refute,
     SendAck,
     SendNack,
@@ -51,8 +53,8 @@ from shoal.protocol.liveness import (
     SendPingRequest,
     State,
     Suspected,
+    detection_bound_s,
 )
-from shoal.protocol.membership import TICK_S, MembershipMachine, detection_bound_s
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.dialling import DIAL_DEADLINE_S

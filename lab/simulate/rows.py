@@ -14,8 +14,7 @@ from shoal.lab.rows.row_messages import RowPlan
 from shoal.lab.rows.two_level import row_mean, row_owners
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import SendAck, SendNack, SendPing, SendPingRequest, Suspected
-from shoal.protocol.membership import MembershipMachine
+from shoal.protocol.membership import MembershipMachine, SendAck, SendNack, SendPing, SendPingRequest, Suspected
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.protocol.wire import canonical
 

@@ -40,8 +40,7 @@ from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import State
-from shoal.protocol.membership import TICK_S, detection_bound_s
+from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Message, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import (
+from shoal.protocol.membership import (
     Died,
     Effect,
+    MembershipMachine,
     Refute,
     SendAck,
     SendNack,
@@ -27,7 +28,6 @@ from shoal.protocol.liveness import (
     State,
     Suspected,
 )
-from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S

@@ -16,11 +16,10 @@ import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
+from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.payloads import PayloadPool
-from shoal.collectives.pending_chunk import Kept
 from shoal.collectives.progress import Exclusion, ReduceProgress
-from shoal.collectives.reduce import Reduction
-from shoal.collectives.relay_account import RelayWatch
+from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import Copying

@@ -29,8 +29,7 @@ from shoal.collectives.reference import reference
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import STATEMENT_DOMAIN, Held, OwnedRange, Plan
-from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan
-from shoal.protocol.repair import revise_plan
+from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan, revise_plan
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, Parcel, Piece, by_peer, cut, deliver, encode, identity, make_plan, peer
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from shoal.collectives.relay_account import RelayWatch
+from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS
 from shoal.node.rounds.pace import planned_ways
 from shoal.protocol.errors import RemoteError

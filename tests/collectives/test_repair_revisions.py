@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from shoal.protocol.errors import LocalError
-from shoal.protocol.planning import PlanOrder
-from shoal.protocol.repair import reroute_plan
+from shoal.protocol.planning import PlanOrder, reroute_plan
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, deliver, peer
 from tests.collectives.repair_lab import chunks_of, running, running_without, sums, swarm_of, to_place

@@ -17,8 +17,7 @@ from shoal.collectives.traffic import PAYLOADS
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.planning import PlanOrder
-from shoal.protocol.repair import revise_plan
+from shoal.protocol.planning import PlanOrder, revise_plan
 from shoal.swarm.lanes.frame import LARGE_FRAME_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (

@@ -14,8 +14,7 @@ from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS, Routes
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
-from shoal.protocol.planning import PlanOrder
-from shoal.protocol.repair import reroute_plan
+from shoal.protocol.planning import PlanOrder, reroute_plan
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameKind
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from shoal.node.control_client import request
-from shoal.protocol.manifest import render_manifest
-from shoal.protocol.manifest_audit import AuditSection
+from shoal.protocol.manifest import AuditSection, render_manifest
 from tests.node import lab
 from tests.node.lab import Swarm, assert_one_line, shoal
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.protocol.core_dumps import LEAST_CORE_BYTES
 from shoal.protocol.identity import Identity
+from shoal.protocol.key_file import LEAST_CORE_BYTES
 from tests.core_dumps import as_in_a_shell_that_wants_cores, leaves_cores
 
 pytestmark = pytest.mark.skipif(not leaves_cores(), reason="a crash leaves no core in the folder here")

@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 from shoal.protocol import membership
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import (
+from shoal.protocol.membership import (
+    INDIRECT_DEADLINE_S,
+    SILENCE_S,
+    SUSPICION_S,
+    TICK_S,
     TRANSITIONS,
     Died,
     Effect,
     Event,
+    MembershipMachine,
     Refute,
     Revived,
     SendAck,
@@ -28,15 +33,8 @@ from shoal.protocol.liveness import (
     SendPingRequest,
     State,
     Suspected,
-    next_state,
-)
-from shoal.protocol.membership import (
-    INDIRECT_DEADLINE_S,
-    SILENCE_S,
-    SUSPICION_S,
-    TICK_S,
-    MembershipMachine,
     detection_bound_s,
+    next_state,
     probe_interval_s,
 )
 

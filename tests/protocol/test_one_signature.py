@@ -20,7 +20,7 @@ from shoal.lab.signed import (
     vote_of,
 )
 from shoal.protocol.agreement import Agreement, Broadcast, Decided, DurableRecord, Mismatch, Persist
-from shoal.protocol.certificate import check_certificate
+from shoal.protocol.certificate import FaultModel, check_certificate, is_quorum
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import LocalError, RemoteError
@@ -44,7 +44,6 @@ from shoal.protocol.messages import (
     domain_hash,
     step_preimage,
 )
-from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.view_change import is_prepared

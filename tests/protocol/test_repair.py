@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, OwnedRange, Participant, Plan, Relay, Term, domain_hash
-from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan
-from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
+from shoal.protocol.planning import Deal, Eviction, PlanOrder, RoundSettings, check_plan, reroute_plan, revise_plan
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_lab import deal_evenly
 

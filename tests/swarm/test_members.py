@@ -14,10 +14,10 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.liveness import State
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.membership import State
 from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record

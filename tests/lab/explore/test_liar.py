@@ -18,8 +18,8 @@ from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, NeedFinals
+from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Prepared, Propose, Value, ViewChange, Vote
-from shoal.protocol.quorum import FaultModel
 from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING

@@ -17,8 +17,7 @@ import pytest
 from shoal.cli.main import execute
 from shoal.collectives import reduce as reduce_module
 from shoal.collectives.finals import FinalChunk, FinalFormat
-from shoal.collectives.pending_chunk import Kept
-from shoal.collectives.reduce import Reduction
+from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.robust import combine
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_run import Components
@@ -31,8 +30,7 @@ from shoal.protocol.effects import CloseOff, Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose
-from shoal.protocol.planning import Deal, PlanOrder, make_plan
-from shoal.protocol.repair import revise_plan
+from shoal.protocol.planning import Deal, PlanOrder, make_plan, revise_plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
 from tests.protocol import seeded

@@ -23,8 +23,7 @@ from shoal.lab.explore.repair_judge import (
 from shoal.lab.explore.repair_scope import RepairScope, ScopeSetup
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, OwnedRange, Plan, Vote, domain_hash
-from shoal.protocol.planning import PlanOrder
-from shoal.protocol.repair import reroute_plan, revise_plan
+from shoal.protocol.planning import PlanOrder, reroute_plan, revise_plan
 
 GONE = 2
 """The place of who is evicted; it owns chunk 2, and each of the others the chunk of its place."""

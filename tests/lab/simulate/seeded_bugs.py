@@ -13,8 +13,7 @@ from shoal.collectives.reduce import Reduction
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import Event, SendAck
-from shoal.protocol.membership import MembershipMachine
+from shoal.protocol.membership import Event, MembershipMachine, SendAck
 from shoal.protocol.messages import Message, Prepared, Propose, Value, Vote
 from shoal.protocol.round import RoundMachine
 

@@ -12,8 +12,7 @@ from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import SIMULATED_TICK_S, Simulation, run_scenario
 from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset, Watch
-from shoal.protocol.liveness import State
-from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, detection_bound_s
+from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, State, detection_bound_s
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.swarm.dialling import DIAL_DEFERRAL_S

@@ -18,8 +18,7 @@ from shoal.node.rounds.reducing import FETCH_TIMEOUT_S, RELAYED_PATH_LIMIT_S, RE
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
-from shoal.protocol.planning import PlanOrder
-from shoal.protocol.repair import revise_plan
+from shoal.protocol.planning import PlanOrder, revise_plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.ledger import Ledger, finals_of, plan_of
 from tests.node.rounds.reducing_lab import (
