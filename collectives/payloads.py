@@ -11,8 +11,6 @@ become empty. An empty slab is the system's again when more than enough is spare
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -22,12 +20,12 @@ from typing import Self
 import numpy as np
 
 from shoal.collectives.codecs import U8
+from shoal.collectives.own_memory import own_array
 
 GRAIN_BYTES = 4096
 """Sizes are rounded up to it, so that contributions and finals of a chunk can use each other's memory."""
 SLAB_BYTES = 16 << 20
 """Or a little more, so that it holds whole payloads: those of a chunk are a little more than a power of two."""
-HUGE_PAGE_BYTES = 2 << 20
 SHARING_BYTES = 64 * 1024
 """Smaller payloads have a slab each, of ordinary pages: a huge one could be more than a model needs."""
 
@@ -78,7 +76,7 @@ class _Slab:
 
     def __init__(self, room: int, *, shared: bool) -> None:
         self.places = -(-SLAB_BYTES // room) if shared else 1
-        self.memory = _huge_pages(self.places * room) if shared else np.empty(room, np.uint8).data
+        self.memory = own_array(self.places * room, np.uint8).data if shared else np.empty(room, np.uint8).data
         self.free = [place * room for place in reversed(range(self.places))]
 
 
@@ -177,13 +175,3 @@ class _Slabs:
             if len(slab.free) == slab.places and self._spare * self._room > self._limit_bytes:
                 del self._with_room[slab]
                 self._spare -= slab.places
-
-
-def _huge_pages(size: int) -> memoryview:
-    """A mapping of `size` bytes or more, in huge pages where they are whole: the last bytes shall not take another."""
-    room = -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES  # of a whole number of them the kernel aligns the beginning
-    mapping = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them
-            mapping.madvise(mmap.MADV_HUGEPAGE, 0, size - size % HUGE_PAGE_BYTES)
-    return memoryview(mapping)
