@@ -6,6 +6,17 @@
 A `Reduction` has no thread and no socket. The threads that read the lanes call it: `…_region` says where the bytes of a
 frame go, `…_received` that they are there, and does what has thereby become possible. What is sent goes through `post`.
 
+A chunk is in one of these states here. That of its owner goes from GATHERING to FINAL, all others' from WANTED:
+
+    GATHERING   `_inboxes`         until every contribution has come, or is not to come any more
+    SUMMING     `_summing`         while one thread adds them up, encodes and signs
+    SIGNED      `_signed`          until it was posted to everyone; it is never summed again
+    WANTED      `_finals_wanted`   until all its bytes came, and are those of a final that the revision means
+    FINAL       `_finals`          until `verify` finds it unsound: then WANTED
+
+`_follow` alone puts chunks where a revision has them, and `_finish` alone makes them FINAL. Nothing is tried again in
+here: what a lane lost is sent again by `PlanTraffic`.
+
 Per chunk, exactness rests on three things. The set of contributors is fixed before the first addition: a chunk is
 summed once, by the one thread that found nothing missing any more. The order is the plan's, whatever arrived first,
 and every operation is rounded by itself. And everyone, the owner too, goes on with the bytes of one encoding. Whether
