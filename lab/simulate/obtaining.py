@@ -34,7 +34,7 @@ from shoal.node.state.catchup import ASKED_LIMIT, HEADER_TIMEOUT_S
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.node.state.state_store import PURSUIT_LIMIT
 from shoal.node.state.state_sync import RETRY_S
-from shoal.node.state.transfer import DonorScores
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.messages import Certificate, Value
 from shoal.protocol.newcomers import coming

@@ -32,9 +32,9 @@ from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
-from shoal.node.state.transfer import DonorScores
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
 from shoal.protocol.chain import Chain
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest

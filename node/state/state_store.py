@@ -42,10 +42,10 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.node.state.transfer import DonorScores
 from shoal.protocol.amending import settings_text
 from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value

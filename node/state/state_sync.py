@@ -3,7 +3,7 @@
     at the start      from disk; as a founder, drawn from the seed; else from peers, tried until it is here
     behind            finals were not to be had: the state, beside the engine, while no round is under way here
     claimed ahead     certificates from who claims to be, beside the round under way, which goes on until one of them
-                      holds and shows that it is over (`hints`)
+                      holds and shows that it is over (`shoal.protocol.claims`)
     another S(0)      before anything is certified, the first founder's initial state replaces the one drawn here
     ever behind       rounds are shorter than coming to a state takes: say that this node comes, so that a lead waits
                       for it, and follow the chain until that one stands still (`protocol.newcomers`)
@@ -24,8 +24,8 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
 from shoal.node.rounds.orders import obeyed
-from shoal.node.state.hints import Hints
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.claims import Claims
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Entry
@@ -56,7 +56,7 @@ class StateSync:
         self._state_store.replace = self._hand_over_chain
         self._put = put
         self._look_up = look_up
-        self._hints = Hints(parts.state_store.scores)
+        self._claims = Claims(parts.state_store.scores)
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOBS_LIMIT)
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
@@ -76,7 +76,7 @@ class StateSync:
 
     def ahead(self, peer: PeerId, position: Position) -> None:
         """This peer claims that all before `position` is decided."""
-        self._hints.heard(peer, position, members=self._state_store.head.members)
+        self._claims.heard(peer, position, members=self._state_store.head.members)
 
     # -- what is due -----------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class StateSync:
         """Begin what is due. in_round: the node takes part in the round after its head."""
         now = trio.current_time()
         if in_round:
-            peer = self._hints.next(self._state_store.head, now)
+            peer = self._claims.next(self._state_store.head, now)
             if peer is not None:
                 self._jobs.send_nowait(partial(self._look_into, peer))
         elif not self._coming and now >= self._retry_at:
@@ -102,7 +102,7 @@ class StateSync:
             new = await self._state_store.extend_from(peer)
         except (NetworkError, RemoteError) as error:
             logger.info("certificates from %s: %s", peer, error)
-        self._hints.answered(peer, self._state_store.head, trio.current_time(), new=new)
+        self._claims.answered(peer, self._state_store.head, trio.current_time(), new=new)
 
     async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         if not entries:
@@ -157,7 +157,7 @@ class StateSync:
     async def _come(self) -> None:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
         began, state = trio.current_time(), None
-        first, fresh, self._fresh = self._hints.claimants(self._state_store.head), self._fresh, False
+        first, fresh, self._fresh = self._claims.claimants(self._state_store.head), self._fresh, False
         peers = list(self._p.links.linked())
         if first or not fresh:
             peers = await self._state_store.extend(first, others=True)

@@ -10,7 +10,7 @@ import trio
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.state import StateAssembly
 from shoal.node.state.catchup import HEADER_TIMEOUT_S
-from shoal.node.state.transfer import BAN_S
+from shoal.protocol.donors import BAN_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import (
