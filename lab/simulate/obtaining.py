@@ -148,8 +148,10 @@ class Obtaining:
     def tick(self, now: float) -> None:
         """Go on without those who do not answer, and look how long the state at the head is lacking."""
         self._swarm.donations.check(self._peer, now)
-        for waiting in [*self._asking, *self._polls]:
-            waiting.look(now)
+        for asking in list(self._asking):
+            asking.look(now)
+        for poll in list(self._polls):
+            poll.look(now)
         if self.current:
             self._lacks_since = None
         elif self._lacks_since is None or self._swarm.is_troubled(now):
