@@ -12,10 +12,10 @@ from itertools import groupby
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
-from shoal.protocol.chain import Position
 from shoal.protocol.durable import DurableRecord
+from shoal.protocol.errands import Errand
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import OfPlan
+from shoal.protocol.inputs import OfPlan, OfState
 from shoal.protocol.messages import Certificate, Entry, Held, Message, Plan, RelayedWay, Value
 from shoal.protocol.planning import RoundSettings
 
@@ -252,36 +252,24 @@ class Rejoin:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsAhead:
-    """A peer claims that all before a position is decided."""
+class Seek:
+    """Begin this errand, beside the rounds."""
 
-    peer: PeerId
-    position: Position
-
-
-@dataclass(frozen=True, slots=True)
-class FetchGenesis:
-    """Have S(0) as its first founder has it."""
-
-    founder: PeerId
+    errand: Errand
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptGenesis:
-    """Hold this S(0), which was fetched. Comes to False if it is none."""
+class Adopt:
+    """Hold a state that was fetched, serve it, and have it on disk."""
 
-    state: object
+    state: OfState
 
 
 @dataclass(frozen=True, slots=True)
-class SeekState:
-    """Begin what is due of looking into claims and coming to the state at the head; `in_round`: it is here.
+class DrawGenesis:
+    """Draw S(0) from the seed, and hold it; should it be certified by another digest than NO_HASH, only if it is it."""
 
-    at_once: the head is of just now, and nobody has to be asked for a newer one.
-    """
-
-    in_round: bool
-    at_once: bool = False
+    certified: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,10 +322,9 @@ MemberEffect = (
     | Certified
     | Apply
     | Rejoin
-    | ClaimsAhead
-    | FetchGenesis
-    | AdoptGenesis
-    | SeekState
+    | Seek
+    | Adopt
+    | DrawGenesis
     | NeedState
     | NeedEvidence
     | Mismatch

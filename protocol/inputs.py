@@ -19,6 +19,20 @@ class OfPlan(Protocol):
         ...
 
 
+class OfState(Protocol):
+    """A state, as whoever holds states has it."""
+
+    @property
+    def term(self) -> Term:
+        """In which term the round was that led to it."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round that led to it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """A round message from a peer."""
@@ -103,15 +117,23 @@ class HeadMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the disk has of chain and state is taken up: this node begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateSought:
-    """An attempt to come to the state at the head is over; it may be here."""
+    """An attempt to come to the state at the head is over, `seconds` after it began; with a state, or none."""
+
+    state: OfState | None
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GenesisFetched:
-    """S(0) as the first founder has it; `state` as whoever holds states knows it."""
+    """S(0) as the first founder has it."""
 
-    state: object
+    state: OfState
 
 
 Input = (
@@ -126,6 +148,7 @@ Input = (
     | Proven
     | StateHeld
     | HeadMoved
+    | Loaded
     | StateSought
     | GenesisFetched
 )

@@ -36,27 +36,28 @@ from typing import Any
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
+from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
 from shoal.protocol.departure import LINGER_S, Departure, LeaveStep
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.early import EarlyMessages
 from shoal.protocol.effects import (
-    AdoptGenesis,
+    Adopt,
     Announce,
     Append,
     Apply,
     BeginRound,
     Blame,
     Certified,
-    ClaimsAhead,
     CloseOff,
     Contribute,
+    DrawGenesis,
     Effect,
     Evicted,
     Examine,
     FetchFinals,
-    FetchGenesis,
     FindWork,
     FinishWork,
     GiveWay,
@@ -66,7 +67,7 @@ from shoal.protocol.effects import (
     Rejoin,
     Repair,
     ResumeWork,
-    SeekState,
+    Seek,
     Send,
     SettleWork,
     StandOnHead,
@@ -81,6 +82,7 @@ from shoal.protocol.effects import (
     Write,
     batched,
 )
+from shoal.protocol.errands import Errand
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
@@ -88,6 +90,7 @@ from shoal.protocol.inputs import (
     HeadMoved,
     Input,
     Linked,
+    Loaded,
     Proven,
     Rebased,
     Received,
@@ -134,7 +137,10 @@ class Standing(enum.Enum):
 
 
 class Member:
-    """One member's decisions. `rounds`: how many to take part in; `newcomers`: who is on the way to a state."""
+    """One member's decisions. `rounds`: how many to take part in; `newcomers`: who is on the way to a state.
+
+    catching_up: what it looks for beside its rounds. scores: what is remembered of those who are asked.
+    """
 
     def __init__(
         self,
@@ -143,6 +149,7 @@ class Member:
         surroundings: Surroundings,
         wishes: Wishes,
         deal: Deal,
+        scores: DonorScores,
         rounds: int | None = None,
         make: Callable[..., RoundMachine] = RoundMachine,
     ) -> None:
@@ -166,6 +173,7 @@ class Member:
         self._now = 0.0
         self._steps: Steps | None = None
         self.newcomers = Newcomers()
+        self.catching_up = CatchingUp(self._me, surroundings, scores)
         self.machine: RoundMachine | None = None
 
     # -- for drivers -----------------------------------------------------------------------------------------
@@ -297,10 +305,10 @@ class Member:
         elif position > current or machine is None:
             self._early.keep(heard)
             if position > current:
-                yield ClaimsAhead(heard.peer, position)
+                self.catching_up.claimed(heard.peer, position)
         elif isinstance(message, Ready) and self._is_another_genesis(heard.peer, message):
             self._early.keep(heard)
-            yield FetchGenesis(heard.peer)
+            yield from self._seek(self.catching_up.genesis(heard.peer, self._now))
         else:
             yield from self._receive(machine, heard)
 
@@ -345,13 +353,13 @@ class Member:
     def _hear_of_link(self, event: Linked) -> Steps:
         yield from self._look_around()
         term, round = event.certified
-        yield ClaimsAhead(event.peer, (term, round + 1))
+        self.catching_up.claimed(event.peer, (term, round + 1))
         for message in () if self.machine is None else self.machine.current():
             yield Send(event.peer, message)
 
     def _tick(self, event: Tick) -> Steps:
         yield from self._look_around()
-        yield SeekState(in_round=self.machine is not None)
+        yield from self._seek(self.catching_up.due(self._now, in_round=self.machine is not None))
         machine = self.machine
         if machine is None:
             if self.leaving:
@@ -440,11 +448,31 @@ class Member:
     def _head_moved(self, event: HeadMoved) -> Steps:
         yield from self._look_around()
         if self.machine is None or self.machine.previous.hash != self._head.hash:
+            self.catching_up.head_moved(self._now)
             yield from self._abandon_round()
 
-    def _state_sought(self, event: StateSought) -> Steps:
-        """Take part from here, if the state at the head is here, no round is under way and nothing is against it."""
+    def _loaded(self, event: Loaded) -> Steps:
+        """Begin; as a founder on S(0), which it draws, unless the swarm went back to another one."""
+        origin = self._here.chain.standing
+        if origin.round == 0 and self._me in origin.members and not self._here.current:
+            yield DrawGenesis(self._here.chain.digest(0))
         yield from self._look_around()
+        yield from self._take_part()
+
+    def _state_sought(self, event: StateSought) -> Steps:
+        """Hold what was found, if it is still wanted, and take part from there."""
+        if self.catching_up.over(event) and event.state is not None:
+            yield Adopt(event.state)
+            self.catching_up.adopted(event, self._now)
+        yield from self._look_around()
+        yield from self._take_part()
+
+    def _sought_late(self, event: StateSought) -> Steps:
+        self.catching_up.over(event)
+        yield from self._linger_on()
+
+    def _take_part(self) -> Steps:
+        """Take part from here, if the state at the head is here, no round is under way and nothing is against it."""
         if self.machine is not None or not self._here.current or self._may_not_sign():
             return
         if self._resumed:
@@ -458,7 +486,8 @@ class Member:
     def _genesis_fetched(self, event: GenesisFetched) -> Steps:
         """Hold the first founder's S(0), if its word still decides, and begin the first round again on it."""
         yield from self._look_around()
-        if self._genesis_is_open() and (yield AdoptGenesis(event.state)):
+        if self._genesis_is_open() and not event.state.round:
+            yield Adopt(event.state)
             yield from self._abandon_round()
             yield from self._begin_round()
 
@@ -500,6 +529,10 @@ class Member:
                 yield from self._carry_out(self.machine.closed_off(asked, chunks, self._now))
         if decided is not None:
             yield from self._decided(decided)
+
+    def _seek(self, errand: Errand | None) -> Steps:
+        if errand is not None:
+            yield Seek(errand)
 
     def _abandon_round(self) -> Steps:
         self.machine = None
@@ -660,7 +693,7 @@ class Member:
             yield from self._rebase(rebase)
         except RemoteError as error:
             yield Blame(peer, str(error))
-            yield ClaimsAhead(peer, next_position(rebase.value))  # it may stand on what is not here yet
+            self.catching_up.claimed(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
     def _rebased(self, event: Rebased) -> Steps:
         yield from self._rebase(event.rebase)
@@ -676,7 +709,7 @@ class Member:
 
     def _go_on_or_catch_up(self) -> Steps:
         if not self._here.current or not self._resumed:
-            yield SeekState(in_round=False, at_once=True)
+            self.catching_up.hurry(self._now)
             return
         yield SettleWork()
         yield from self._begin_round_or_finish()
@@ -743,7 +776,8 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     Proven: _everywhere(Member._proven),
     StateHeld: _everywhere(Member._state_held),
     HeadMoved: _everywhere(Member._head_moved),
-    StateSought: _everywhere(Member._state_sought),
+    Loaded: _everywhere(Member._loaded),
+    StateSought: {**_everywhere(Member._state_sought), Standing.LINGERING: Member._sought_late},
     GenesisFetched: _everywhere(Member._genesis_fetched),
 }
 """By input, what a member does with it where it stands."""

@@ -10,7 +10,7 @@ from shoal.protocol.chain import Chain, Position
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import StateHeld
+from shoal.protocol.inputs import OfState, StateHeld
 from shoal.protocol.messages import Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
@@ -35,6 +35,21 @@ class Surroundings(Protocol):
     @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
+        ...
+
+    @property
+    def held(self) -> OfState | None:
+        """The state that is here; of an earlier round than the head's, if it lags behind."""
+        ...
+
+    @property
+    def replayed_rounds(self) -> int:
+        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        ...
+
+    @property
+    def donors(self) -> Collection[PeerId]:
+        """From whom the last state or finals came that were fetched."""
         ...
 
     @property

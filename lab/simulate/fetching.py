@@ -21,7 +21,7 @@ from shoal.node.state.fetching import (
     REST_SHARE,
 )
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
-from shoal.node.state.transfer import DonorScores
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.chunks import RUN_LIMIT

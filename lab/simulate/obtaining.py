@@ -1,20 +1,19 @@
-"""Chain and state of a simulated peer from others: what `shoal.node.state.catchup` and `state_sync` are in a node.
+"""What a simulated peer carries out of its member's errands (`shoal.protocol.errands`), in virtual time.
 
-    behind by few rounds whose finals can be had ─── replay them, one after the other
-    else ─── the headers that peers hold now ─► one round ─► its chunks, from all of them at once ─► replay the rest
-
-Certificates are checked one against the one before, finals by their owners' signatures, state chunks by a header that
-has the certified digest. While this goes on the peer takes part in no round; what it cannot have now is tried again.
-Where rounds are shorter than this takes, the peer says that it comes, and looks whether the chain stands still before
-it begins a round (`protocol.newcomers`).
+What `shoal.node.state.errands` and `catchup` are in a node: which state, from whom and when again is decided by the
+member that nodes run. Certificates are checked one against the one before, finals by their owners' signatures, state
+chunks by a header that has the certified digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.lab.simulate.donations import OBTAIN_LIMIT_S
 from shoal.lab.simulate.fetching import REQUEST_BYTES, Fetching, Job
@@ -30,54 +29,83 @@ from shoal.lab.simulate.talk import (
     GetHeader,
     HeaderAnswer,
 )
-from shoal.node.state.catchup import ASKED_LIMIT, HEADER_TIMEOUT_S
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
-from shoal.node.state.state_store import PURSUIT_LIMIT
-from shoal.node.state.state_sync import RETRY_S
-from shoal.node.state.transfer import DonorScores
-from shoal.protocol.errors import NetworkError, RemoteError
-from shoal.protocol.messages import Certificate, Value
-from shoal.protocol.newcomers import coming
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.donors import HEDGE_S, DonorScores
+from shoal.protocol.errands import (
+    HEADER_TIMEOUT_S,
+    AskChain,
+    AskHolders,
+    CountLacking,
+    Errand,
+    FetchState,
+    FindBegun,
+    Holders,
+    LookInto,
+    LookUp,
+    Replay,
+)
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import HeadMoved, Input
+from shoal.protocol.messages import Certificate, Term, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
 
 FETCH_PERIOD_S = 1.0
-"""A request for certificates that nobody answers goes to another peer after this long."""
+"""Between two attempts to have finals that are wanted and that nobody gave."""
 
-Then = Callable[[], None]
-GotHolders = Callable[[dict[int, Header], list[int]], None]
+Then = Callable[[Any], None]
+"""Called once, with what a request came to."""
 GotFinals = Callable[[Finals | None], None]
 
 
-class Obtaining:
-    """What a peer lacks, in one of its lives. `ready` is called whenever the state at the head is here again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A state, and the value that certifies it."""
 
-    def __init__(self, peer: SimulatedPeer, *, ready: Then, moved: Then, computed: Callable[[bytes], Finals | None]):
+    value: Value
+    values: F32
+
+    @property
+    def term(self) -> Term:
+        """In which term the round was that led to it."""
+        return self.value.term
+
+    @property
+    def round(self) -> int:
+        """The round that led to it."""
+        return self.value.round
+
+
+class Obtaining:
+    """What a peer seeks, in one of its lives. put: takes what comes of it, as an input of the member's."""
+
+    def __init__(
+        self,
+        peer: SimulatedPeer,
+        *,
+        scores: DonorScores,
+        put: Callable[[Input], None],
+        computed: Callable[[bytes], Finals | None],
+    ) -> None:
         self._peer = peer
         self._swarm = peer.swarm
         self._disk = peer.disk
-        self._ready = ready
-        self._moved = moved
+        self._put = put
         self._computed = computed
-        self._scores = DonorScores()
-        self._busy = False
-        self._due_at = float("-inf")
-        self._asked = 0
+        self._scores = scores
         self._lacks_since: float | None = None
-        self._poll: _Poll | None = None
+        self._asking: list[_AskingChain] = []
+        self._polls: list[_Poll] = []
         self._waiting: dict[bytes, list[GotFinals]] = {}
         self._unfinished: tuple[Value, Header, dict[int, bytes]] | None = None
-        self._began_at = 0.0
-        self._took_s: float | None = None  # to come to the state at the head, the last time
-        self._awaited = False
-        self._pursuits = 0
-        self._confirming = False  # the state is here, and somebody is asked whether the chain went on
         self.cache = Cache()
         self.transfers: dict[bytes, Fetching] = {}
-        if self.current:
-            self._put()
+        if self.current and self.held is not None:
+            self.serve(self.held)
 
     @property
     def now(self) -> float:
@@ -89,63 +117,109 @@ class Obtaining:
         """Whether the state at the head is here."""
         return self._disk.held == self._disk.ledger.head.hash
 
-    # -- when --------------------------------------------------------------------------------------------------
+    @property
+    def held(self) -> State | None:
+        """The state that is here; None if there is none."""
+        disk = self._disk
+        if disk.blank:
+            return None
+        return State(next(value for value in disk.chain if value.hash == disk.held), disk.state)
 
-    def begin(self) -> None:
-        """The state at the head is not here: ask how far others are, and get it."""
-        others = sorted(self._peer.watch.links)
-        if self._busy or self.current:
-            return
-        if others:
-            self._asked += 1
-            self._ask_chain(others[self._asked % len(others)])
-        else:
-            self._advance()
+    def hold(self, state: State) -> None:
+        """Have a state on disk, and serve it."""
+        self._disk.take(state.value, state.values)
+        self.serve(state)
 
-    def ahead(self, sender: int) -> None:
-        """`sender` is in a later round."""
-        if not self._busy and self.now >= self._due_at:
-            self._ask_chain(sender)
+    def serve(self, state: State) -> None:
+        """Have a state for others. Raises Violation if it is another than the certified one."""
+        self.cache.put(state.value, state.values, self.now)
+        if state.values.tobytes() != self._swarm.judge.states[state.value.hash].tobytes():
+            name = f"peer {self._peer.number} holds another state of round {state.round}"
+            raise Violation("the reference", name)
 
     def stop(self) -> None:
         """The process ended."""
         for fetching in self.transfers.values():
             fetching.stop()
         self._waiting.clear()
+        self._asking.clear()
+        self._polls.clear()
 
     def tick(self, now: float) -> None:
-        """Try again what could not be had, and look how long that has gone on."""
+        """Go on without those who do not answer, and look how long the state at the head is lacking."""
         self._swarm.donations.check(self._peer, now)
+        for asking in list(self._asking):
+            asking.look(now)
+        for poll in list(self._polls):
+            poll.look(now)
         if self.current:
             self._lacks_since = None
-            if self._confirming and now >= self._due_at:
-                self._confirmed()
-            return
-        if self._lacks_since is None or self._swarm.is_troubled(now):
+        elif self._lacks_since is None or self._swarm.is_troubled(now):
             self._lacks_since = now
         elif now - self._lacks_since > OBTAIN_LIMIT_S:
             raise Violation("no wait too long", f"peer {self._peer.number} lacks its state for {OBTAIN_LIMIT_S} s")
-        if self._poll is not None:
-            self._poll.look(now)
-        if now >= self._due_at:
-            self.begin()
 
-    def _ask_chain(self, other: int) -> None:
-        self._due_at = self.now + FETCH_PERIOD_S
+    # -- errands -----------------------------------------------------------------------------------------------
+
+    def begin(self, errand: Errand) -> None:
+        """Carry an errand out, request after request."""
+        self._go_on(errand, None)
+
+    def _go_on(self, errand: Errand, came: Any) -> None:
+        request = errand.go_on(came, self.now)
+        if request is not None:
+            perform = PERFORMERS.get(type(request))
+            if perform is None:
+                raise LocalError(f"nothing simulated does {type(request).__name__}")
+            perform(self, request, partial(self._go_on, errand))
+        elif errand.outcome is not None:
+            self._put(errand.outcome)
+
+    def _numbers(self, peers: Sequence[PeerId]) -> list[int]:
+        return [self._swarm.numbers[peer] for peer in peers]
+
+    def _broadcast(self, request: Broadcast, then: Then) -> None:
+        self._swarm.say(self._peer, request.message)
+        then(None)
+
+    def _look_up(self, request: LookUp, then: Then) -> None:
+        then(None)  # how much of its own work was counted is not modelled
+
+    def _count_lacking(self, request: CountLacking, then: Then) -> None:
+        then(sum(self._computed(plan) is None for plan in request.plans))
+
+    def _find_begun(self, request: FindBegun, then: Then) -> None:
+        then([] if self._unfinished is None else [(self._unfinished[0].round, self._unfinished[1].digest)])
+
+    def _ask_chain(self, request: AskChain, then: Then) -> None:
+        def wait_s(other: int, grew: bool) -> float:
+            return request.wait_s(self._swarm.peers[other].id, grew=grew)
+
+        self._begin_asking(_AskingChain(self, self._numbers(request.peers), wait_s, then, blames=True))
+
+    def _look_into(self, request: LookInto, then: Then) -> None:
+        self._begin_asking(_AskingChain(self, self._numbers([request.peer]), lambda other, grew: 0.0, then))
+
+    def _begin_asking(self, asking: _AskingChain) -> None:
+        self._asking.append(asking)
+        asking.look(self.now)
+
+    def ask_chain(self, other: int) -> bool:
+        """Ask for certificates; False if there is no link."""
+        if other not in self._peer.watch.links:
+            return False
         self._swarm.call(self._peer, other, GetChain(self._disk.height), REQUEST_BYTES)
+        return True
 
-    # -- certificates ------------------------------------------------------------------------------------------
-
-    def told_chain(self, part: ChainPart) -> None:
-        """Extend the chain by what holds and leads further, and get the state there."""
-        if self._busy:
-            return
-        if self._extends(part.certificates):
-            self._moved()
-        if not self.current:
-            self._advance()
-        elif self._confirming:
-            self._confirmed()
+    def told_chain(self, sender: int, part: ChainPart) -> None:
+        """Extend the chain by what holds and leads further, for whoever asked."""
+        asking = [one for one in self._asking if one.asks(sender)]
+        if asking:
+            grew = self._extends(part.certificates)
+            if grew:
+                self._put(HeadMoved())
+            for one in asking:
+                one.told(sender, grew)
 
     def _extends(self, certificates: Sequence[Certificate]) -> bool:
         disk = self._disk
@@ -159,139 +233,44 @@ class Obtaining:
             pass  # those before it count
         return disk.height > height
 
-    # -- the state at the head ---------------------------------------------------------------------------------
+    def over(self, waiting: _AskingChain | _Poll) -> None:
+        """Nobody is waited for any more."""
+        self._asking = [one for one in self._asking if one is not waiting]
+        self._polls = [one for one in self._polls if one is not waiting]
 
-    def _advance(self) -> None:
-        self._busy = True
-        if not self._confirming:
-            self._begin_attempt()
-        self._confirming = False
-        held = self._place_held()
-        behind = len(self._disk.chain) - 1 - (held or 0)
-        if held is not None and behind <= self._swarm.components.work.replayed_rounds:
-            self._replay(self._replayed)
-        else:
-            self._choose()
+    def disappointed(self, other: int) -> None:
+        """`other` did not answer."""
+        self._scores.disappointed(self._swarm.peers[other].id, self.now)
 
-    def _begin_attempt(self) -> None:
-        head = self._disk.ledger.head
-        quick = self._took_s is not None and self._took_s <= self._swarm.settings.grace_s / 2
-        self._awaited = quick and self._peer.id not in head.members
-        self._began_at, self._pursuits = self.now, 0
-        if self._awaited:
-            self._swarm.say(self._peer, coming(head))
-
-    def _place_held(self) -> int | None:
-        """Where in the chain the state is that is here; None if there is none."""
-        if self._disk.blank:
-            return None
-        return next(i for i, value in enumerate(self._disk.chain) if value.hash == self._disk.held)
-
-    def _replayed(self) -> None:
-        if self.current:
-            self._end()
-        else:
-            self._choose()
-
-    def _end(self) -> None:
-        self._busy = False
-        self._due_at = self.now + RETRY_S
-        if not self.current:
-            return
-        self._pursuits += 1
-        others = sorted(self._peer.watch.links)
-        if self._awaited and others and self._pursuits < PURSUIT_LIMIT:
-            self._confirming = True
-            self._ask_chain(others[self._asked % len(others)])
-        else:
-            self._confirmed()
-
-    def _confirmed(self) -> None:
-        """The state is that of the last round, as far as anybody said."""
-        self._confirming = False
-        self._took_s = self.now - self._began_at
-        self._ready()
-
-    def _replay(self, then: Then) -> None:
+    def _replay(self, request: Replay, then: Then) -> None:
         """Replay rounds along the chain as far as their finals can be had."""
-        held = self._place_held()
-        if held is None or self.current:
-            then()
+        state = request.state
+        assert isinstance(state, State)
+        if state.round >= request.chain.standing.round:
+            then(state)
         else:
-            value = self._disk.chain[held + 1]
-            self.finals(value.plan, partial(self._replay_one, value, then))
+            value = request.chain.value(state.round + 1)
+            self.finals(value.plan, partial(self._replay_one, request, state, value, then))
 
-    def _replay_one(self, value: Value, then: Then, finals: Finals | None) -> None:
+    def _replay_one(self, request: Replay, state: State, value: Value, then: Then, finals: Finals | None) -> None:
         if finals is None:
-            then()
+            then(state)
             return
-        state = next_state(self._disk.state, finals.decoded())
-        if state_digest(value.base, state) != value.digest:
+        after = State(value, next_state(state.values, finals.decoded()))
+        if state_digest(value.base, after.values) != value.digest:
             raise Violation("the reference", f"peer {self._peer.number} replays round {value.round} to another state")
-        self._disk.take(value, state)
-        self._put()
-        self._replay(then)
-
-    def _put(self) -> None:
-        disk = self._disk
-        value = next(value for value in disk.chain if value.hash == disk.held)
-        self.cache.put(value, disk.state, self.now)
-        reference = self._swarm.judge.states[value.hash]
-        if disk.state.tobytes() != reference.tobytes():
-            raise Violation("the reference", f"peer {self._peer.number} holds another state of round {value.round}")
-
-    def decided(self) -> None:
-        """The peer's own round led to the state at the head."""
-        self._put()
+        self.serve(after)
+        self._replay(Replay(after, request.chain, request.peers), then)
 
     # -- a whole state -----------------------------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        """Which state to fetch: one that came in part, or the newest that most of those hold who hold any."""
-        goal = self._disk.ledger.head
-        begun = None if self._unfinished is None else self._unfinished[0]
-        lasts = begun is not None and goal.round <= begun.round + self._swarm.components.work.replayed_rounds
-        if begun is not None and begun in self._disk.chain and lasts:
-            self._holders(begun, sorted(self._peer.watch.links), partial(self._choose_begun, begun))
-        else:
-            self._choose_newest()
-
-    def _choose_begun(self, value: Value, found: dict[int, Header], others: list[int]) -> None:
-        if found:
-            self._fetch_state(value, found)
-        else:
-            self._choose_newest()
-
-    def _choose_newest(self) -> None:
-        self._holders(self._disk.ledger.head, sorted(self._peer.watch.links), self._choose_older)
-
-    def _choose_older(self, newest: dict[int, Header], others: list[int]) -> None:
-        chain, held = self._disk.chain, self._place_held() or 0
-        if others and len(chain) - 2 > max(0, held):
-            self._holders(chain[-2], others, partial(self._chosen, newest))
-        else:
-            self._chosen(newest, {}, others)
-
-    def _chosen(self, newest: dict[int, Header], older: dict[int, Header], others: list[int]) -> None:
-        chain = self._disk.chain
-        if len(newest) >= len(older) and newest:
-            self._fetch_state(chain[-1], newest)
-        elif older:
-            self._fetch_state(chain[-2], older)
-        else:
-            self._end()
-
-    def _holders(self, value: Value, others: Sequence[int], then: GotHolders) -> None:
-        ranked = self._scores.ranked([self._swarm.peers[other].id for other in others], self.now)[:ASKED_LIMIT]
-        asked = [self._swarm.numbers[peer] for peer in ranked]
-        self._poll = _Poll(self, value, asked, then, self.now)
+    def _ask_holders(self, request: AskHolders, then: Then) -> None:
+        asked = self._numbers(request.peers)
+        poll = _Poll(self, request.value, asked, then, self.now)
+        self._polls.append(poll)
         for other in asked:
-            self._swarm.call(self._peer, other, GetHeader(value.round), REQUEST_BYTES)
-        self._poll.look(self.now)
-
-    def polled(self) -> None:
-        """Enough is known of who holds what."""
-        self._poll = None
+            self._swarm.call(self._peer, other, GetHeader(request.value.round), REQUEST_BYTES)
+        poll.look(self.now)
 
     def header(self, donor: int, value: Value, answer: Answer) -> Header:
         """What a donor says the state of `value` is. Raises NetworkError if it holds none, RemoteError if another."""
@@ -304,13 +283,19 @@ class Obtaining:
             raise RemoteError("offers another state for the certified one", peer=peer)
         return answer.header
 
+    def holders(self, found: Mapping[int, Header], others: Sequence[int]) -> Holders:
+        """Who holds a state, and who does not."""
+        peers = self._swarm.peers
+        return Holders({peers[other].id: header for other, header in found.items()}, [peers[o].id for o in others])
+
     def offended(self, other: int, error: RemoteError) -> None:
         """`other` said something else than what is certified."""
         self._scores.offended(self._swarm.peers[other].id, self.now)
         self._swarm.blamed(self._peer.number, other, str(error))
 
-    def _fetch_state(self, value: Value, found: dict[int, Header]) -> None:
-        header = next(iter(found.values()))
+    def _fetch_state(self, request: FetchState, then: Then) -> None:
+        value, header = request.value, request.header
+        assert isinstance(header, Header)
         came: dict[int, bytes] = {}
         if self._unfinished is not None and self._unfinished[1] == header:
             came = self._unfinished[2]
@@ -328,25 +313,25 @@ class Obtaining:
                 here=frozenset(came),
                 question=GetHeader(value.round),
                 agrees=partial(self._agrees, value),
-                known=frozenset(found),
+                known=frozenset(self._numbers(sorted(request.holders))),
                 accept=accept,
-                ended=partial(self._fetched_state, value, header, came),
+                ended=partial(self._fetched_state, value, header, came, then),
             ),
-            sorted(self._peer.watch.links),
+            self._numbers(request.peers),
         )
 
     def _agrees(self, value: Value, donor: int, answer: Answer) -> None:
         self.header(donor, value, answer)
 
-    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], done: bool) -> None:
-        if done:
-            self._unfinished = None
-            self._disk.take(value, header.assembled(came[chunk] for chunk in range(len(header.hashes))))
-            self._swarm.donations.obtained += 1
-            self._put()
-            self._replay(self._end)
-        else:
-            self._end()
+    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], then: Then, done: bool) -> None:
+        if not done:
+            then(None)
+            return
+        self._unfinished = None
+        state = State(value, header.assembled(came[chunk] for chunk in range(len(header.hashes))))
+        self._swarm.donations.obtained += 1
+        self.serve(state)
+        then(state)
 
     # -- finals ------------------------------------------------------------------------------------------------
 
@@ -401,8 +386,9 @@ class Obtaining:
     def told(self, sender: int, answer: Answer) -> None:
         """Somebody answered whether a state or finals are held."""
         question = GetHeader(answer.round) if isinstance(answer, HeaderAnswer) else GetFinals(answer.wanted)
-        if self._poll is not None and isinstance(answer, HeaderAnswer) and answer.round == self._poll.value.round:
-            self._poll.told(sender, answer)
+        for poll in list(self._polls):
+            if isinstance(answer, HeaderAnswer) and answer.round == poll.value.round:
+                poll.told(sender, answer)
         for fetching in list(self.transfers.values()):
             if fetching.job.question == question:
                 fetching.told(sender, answer)
@@ -420,8 +406,83 @@ class Obtaining:
 
     def lane_broke(self, other: int) -> None:
         """There is none any more."""
+        for asking in [one for one in self._asking if one.asks(other)]:
+            asking.failed(other)
         for fetching in list(self.transfers.values()):
             fetching.lane_broke(other)
+
+
+PERFORMERS: Mapping[type[Any], Callable[[Obtaining, Any, Then], None]] = {
+    AskChain: Obtaining._ask_chain,
+    AskHolders: Obtaining._ask_holders,
+    Broadcast: Obtaining._broadcast,
+    CountLacking: Obtaining._count_lacking,
+    FetchState: Obtaining._fetch_state,
+    FindBegun: Obtaining._find_begun,
+    LookInto: Obtaining._look_into,
+    LookUp: Obtaining._look_up,
+    Replay: Obtaining._replay,
+}
+"""What carries out each request of an errand."""
+
+
+class _AskingChain:
+    """Certificates from one peer after the other, as `shoal.node.state.asking` has it."""
+
+    def __init__(
+        self,
+        obtaining: Obtaining,
+        others: Sequence[int],
+        wait_s: Callable[[int, bool], float],
+        then: Then,
+        *,
+        blames: bool = False,
+    ) -> None:
+        self._obtaining = obtaining
+        self._left = deque(others)
+        self._wait_s = wait_s
+        self._then = then
+        self._blames = blames
+        self._asked: dict[int, float] = {}
+        self._next_at = float("-inf")
+        self._until = float("inf")
+        self._new = self._over = False
+
+    def asks(self, other: int) -> bool:
+        """Whether `other` was asked, and has not answered."""
+        return other in self._asked
+
+    def told(self, sender: int, grew: bool) -> None:
+        """An answer came; grew: with what the chain went on by."""
+        del self._asked[sender]
+        now = self._obtaining.now
+        self._new |= grew
+        self._until = min(self._until, now + self._wait_s(sender, grew))
+        self._next_at = now
+        self.look(now)
+
+    def failed(self, other: int) -> None:
+        """`other` will not answer."""
+        self._asked.pop(other, None)
+        if self._blames:
+            self._obtaining.disappointed(other)
+        self._next_at = self._obtaining.now
+
+    def look(self, now: float) -> None:
+        """Ask the next one when it is time, and go on once nobody is worth waiting for."""
+        for other in [other for other, until in self._asked.items() if now >= until]:
+            self.failed(other)
+        while self._left and self._next_at <= now < self._until:
+            other = self._left.popleft()
+            if self._obtaining.ask_chain(other):
+                self._asked[other] = now + REQUEST_DEADLINE_S
+                self._next_at = now + HEDGE_S
+            else:
+                self.failed(other)
+        if not self._over and (now >= self._until or not (self._left or self._asked)):
+            self._over = True
+            self._obtaining.over(self)
+            self._then(self._new)
 
 
 class _Poll:
@@ -432,7 +493,7 @@ class _Poll:
         obtaining: Obtaining,
         value: Value,
         asked: Sequence[int],
-        then: GotHolders,
+        then: Then,
         now: float,
     ) -> None:
         self.value = value
@@ -443,6 +504,7 @@ class _Poll:
         self._found: dict[int, Header] = {}
         self._others: list[int] = []
         self._silent = set(asked)
+        self._over = False
 
     def told(self, sender: int, answer: HeaderAnswer) -> None:
         """An answer came."""
@@ -462,6 +524,8 @@ class _Poll:
 
     def look(self, now: float) -> None:
         """Go on when all have answered, or the rest had its time."""
-        if not self._silent or now >= self._until:
-            self._obtaining.polled()
-            self._then({other: self._found[other] for other in self._asked if other in self._found}, self._others)
+        if not self._over and (not self._silent or now >= self._until):
+            self._over = True
+            self._obtaining.over(self)
+            found = {other: self._found[other] for other in self._asked if other in self._found}
+            self._then(self._obtaining.holders(found, self._others))

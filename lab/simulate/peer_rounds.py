@@ -20,7 +20,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
-from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining
+from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
 from shoal.lab.simulate.reducing import Reducing
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.states import next_state, state_digest
@@ -39,16 +39,17 @@ from shoal.lab.simulate.talk import (
     falsehoods,
 )
 from shoal.protocol.agreement import Broadcast, Mismatch
-from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.chain import Chain, Position
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import (
+    Adopt,
     Announce,
     Append,
     Apply,
     BeginRound,
     Blame,
     Certified,
-    ClaimsAhead,
     CloseOff,
     Contribute,
     Effect,
@@ -64,7 +65,7 @@ from shoal.protocol.effects import (
     Rejoin,
     Repair,
     ResumeWork,
-    SeekState,
+    Seek,
     Send,
     SettleWork,
     StandOnHead,
@@ -81,14 +82,13 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
-    HeadMoved,
     Input,
     Linked,
+    Loaded,
     Received,
     Reduced,
     SetPaused,
     StateHeld,
-    StateSought,
     Tick,
     Trained,
 )
@@ -139,8 +139,14 @@ class PeerRounds(Reducing):
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
+        scores = DonorScores()
         self.member: Member = Member(
-            identity=peer.identity, surroundings=self, wishes=NoWishes(), deal=deal, make=self._swarm.components.machine
+            identity=peer.identity,
+            surroundings=self,
+            wishes=NoWishes(),
+            deal=deal,
+            scores=scores,
+            make=self._swarm.components.machine,
         )
         self._inputs: deque[Input] = deque()
         self._feeding = False
@@ -148,12 +154,7 @@ class PeerRounds(Reducing):
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.serving = Serving(peer, self._lookup)
-        self.obtaining = Obtaining(
-            peer,
-            ready=lambda: self._put(StateSought()),
-            moved=lambda: self._put(HeadMoved()),
-            computed=self._disk.finals.get,
-        )
+        self.obtaining = Obtaining(peer, scores=scores, put=self._put, computed=self._disk.finals.get)
         self._trained_at: float | None = None
         self.paused = False
         self._stood: tuple[object, ...] = ()
@@ -170,6 +171,21 @@ class PeerRounds(Reducing):
     def current(self) -> bool:
         """Whether the state at the head is here."""
         return self.obtaining.current
+
+    @property
+    def held(self) -> State | None:
+        """The state that is here."""
+        return self.obtaining.held
+
+    @property
+    def replayed_rounds(self) -> int:
+        """For how many rounds the finals are fewer bytes than a state."""
+        return self._swarm.components.work.replayed_rounds
+
+    @property
+    def donors(self) -> frozenset[PeerId]:
+        """From whom the last state came is not remembered."""
+        return frozenset()
 
     @property
     def digest(self) -> bytes:
@@ -227,10 +243,7 @@ class PeerRounds(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        if self.obtaining.current:
-            self._put(StateSought())
-        else:
-            self.obtaining.begin()
+        self._put(Loaded())
 
     def stop(self) -> None:
         """The process ended."""
@@ -343,7 +356,7 @@ class PeerRounds(Reducing):
             except RemoteError as error:
                 self._swarm.blamed(self._peer.number, sender, str(error))
         elif isinstance(message, ChainPart):
-            self.obtaining.told_chain(message)
+            self.obtaining.told_chain(sender, message)
         elif isinstance(message, HeaderAnswer | FinalsAnswer):
             self.obtaining.told(sender, message)
         elif isinstance(message, GetChain | GetHeader | GetFinals):
@@ -485,16 +498,14 @@ class PeerRounds(Reducing):
 
     def _apply(self, effect: Apply) -> None:
         value = effect.certificate.value
-        self._disk.take(value, self._candidates[value.plan][1])
-        self.obtaining.decided()
+        self.obtaining.hold(State(value, self._candidates[value.plan][1]))
 
-    def _claims_ahead(self, effect: ClaimsAhead) -> None:
-        if effect.position > next_position(self.chain.head):
-            self.obtaining.ahead(self._swarm.numbers[effect.peer])
+    def _seek(self, effect: Seek) -> None:
+        self.obtaining.begin(effect.errand)
 
-    def _seek_state(self, effect: SeekState) -> None:
-        if effect.at_once:  # else `obtaining` has its own clock
-            self.obtaining.begin()
+    def _adopt(self, effect: Adopt) -> None:
+        assert isinstance(effect.state, State)
+        self.obtaining.hold(effect.state)
 
     def _goodbye(self, effect: Goodbye) -> None:
         if not self.member.overdue(self._now):
@@ -539,6 +550,7 @@ NOTHING_RELAYED: tuple[bytes, tuple[()]] = (b"", ())
 """Nothing is led through a third here."""
 
 DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
+    Adopt: PeerRounds._adopt,
     Announce: PeerRounds._announce,
     Append: PeerRounds._append,
     Apply: PeerRounds._apply,
@@ -546,7 +558,6 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Blame: PeerRounds._blame,
     Broadcast: PeerRounds._broadcast,
     Certified: PeerRounds._nothing,
-    ClaimsAhead: PeerRounds._claims_ahead,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
     Evicted: PeerRounds._stop,
@@ -561,7 +572,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Rejoin: PeerRounds._nothing,
     Repair: PeerRounds._repair,
     ResumeWork: PeerRounds._nothing,
-    SeekState: PeerRounds._seek_state,
+    Seek: PeerRounds._seek,
     Send: PeerRounds._send,
     SettleWork: PeerRounds._nothing,
     StandOnHead: PeerRounds._nothing,
@@ -574,4 +585,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws another S(0), goes back or bans here."""
+"""What does each effect of a member. Nobody draws S(0), goes back or bans here."""

@@ -17,37 +17,37 @@ import trio
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
+from shoal.collectives.state import CertifiedState
 from shoal.node.outcome import Notice, PhaseChanged
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.going_back import GoingBack
-from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Inbox, Ordered, Own, ToHandle
+from shoal.node.rounds.inbox import Fetched, Inbox, Ordered, Own, ToHandle
 from shoal.node.rounds.orders import obeyed
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.rounds.surroundings import NodeSurroundings, NodeWishes
-from shoal.node.state.state_sync import StateSync
+from shoal.node.state.errands import Errands
 from shoal.node.training.trainer import Restarted, TrainerEvent
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.agreement import Broadcast, Mismatch, NeedState
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.effects import (
-    AdoptGenesis,
+    Adopt,
     Announce,
     Append,
     Apply,
     BeginRound,
     Blame,
     Certified,
-    ClaimsAhead,
     CloseOff,
     Contribute,
+    DrawGenesis,
     Evicted,
     Examine,
     FetchFinals,
-    FetchGenesis,
     FindWork,
     FinishWork,
     GiveWay,
@@ -56,7 +56,7 @@ from shoal.protocol.effects import (
     Rejoin,
     Repair,
     ResumeWork,
-    SeekState,
+    Seek,
     Send,
     SettleWork,
     StandOnHead,
@@ -73,20 +73,19 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
-    GenesisFetched,
     HeadMoved,
     Input,
     Linked,
+    Loaded,
     Proven,
     Rebased,
     Received,
-    StateSought,
     Tick,
     Trained,
     TrainerRestarted,
 )
 from shoal.protocol.member import Member
-from shoal.protocol.messages import ChunkResults, Message, Plan, Ready, Rebase, Report
+from shoal.protocol.messages import NO_HASH, ChunkResults, Message, Plan, Ready, Rebase, Report, Value
 from shoal.protocol.round import RoundMachine
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
@@ -101,9 +100,11 @@ class Engine:
         self._p = parts
         self._state_store = parts.state_store
         self._inbox = Inbox()
-        self._sync = StateSync(parts, put=self.put, look_up=lambda peers: self._part.look_up(peers))
+        self._errands = Errands(
+            parts.state_store, parts.links, put=self.put, look_up=lambda peers: self._part.look_up(peers)
+        )
         self._transition = StateTransition(parts)
-        self.going_back = GoingBack(parts, put=self.put)
+        self.going_back = GoingBack(parts, put=self.put, fetch=self._fetch_earlier)
         self.amending = Amending(parts)
         self.observer = RoundObserver()
         self._here = NodeSurroundings(parts)
@@ -113,6 +114,7 @@ class Engine:
             surroundings=self._here,
             wishes=NodeWishes(self.going_back, self.amending),
             deal=deal,
+            scores=parts.state_store.scores,
             rounds=parts.config.rounds,
         )
         self.left = trio.Event()
@@ -214,9 +216,9 @@ class Engine:
         self._here.begin(self._part, fragments)
         self._state_store.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._sync.run)
-            await self._sync.load()
-            await self._feed(StateSought())
+            nursery.start_soon(self._errands.run)
+            await self._state_store.load()
+            await self._feed(Loaded())
             while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
                 await self._handle(await self._inbox.next())
             nursery.cancel_scope.cancel()
@@ -226,19 +228,11 @@ class Engine:
         if isinstance(event, Tick):
             self._show_phase()
             await self._feed(event)
-        elif isinstance(event, Ordered):
+        elif isinstance(event, Ordered | Fetched):
             before = self._state_store.head.hash
-            await event.carry_out()
+            await (event.carry_out() if isinstance(event, Ordered) else self._errands.take(event))
             if self._state_store.head.hash != before:
                 await self._feed(HeadMoved())
-        elif isinstance(event, Fetched):
-            if await self._sync.take(event):
-                await self._feed(HeadMoved())
-        elif isinstance(event, CaughtUp):
-            await self._sync.caught_up(event)
-            await self._feed(StateSought())
-        elif isinstance(event, AnotherGenesis):
-            await self._feed(GenesisFetched(event.state))
         elif isinstance(event, TrainerEvent):
             await self._handle_trainer(event)
         else:
@@ -414,28 +408,39 @@ class Engine:
 
     # -- effects: catching up --------------------------------------------------------------------------------
 
-    async def _claims_ahead(self, effect: ClaimsAhead) -> None:
-        self._sync.ahead(effect.peer, effect.position)
+    async def _seek(self, effect: Seek) -> None:
+        self._errands.begin(effect.errand)
 
-    async def _fetch_genesis(self, effect: FetchGenesis) -> None:
-        self._sync.fetch_genesis(effect.founder)
+    async def _fetch_earlier(self, value: Value, initial: bytes) -> CertifiedState | None:
+        state: CertifiedState | None = await self._errands.outcome(
+            self.member.catching_up.earlier(value, initial=initial)
+        )
+        return state
 
-    async def _adopt_genesis(self, effect: AdoptGenesis) -> bool:
-        state: Any = effect.state
-        return await self._sync.take_genesis(state)
+    async def _adopt(self, effect: Adopt) -> None:
+        assert isinstance(effect.state, CertifiedState)
+        if not effect.state.round and self._state_store.state is not None:
+            logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
+        await self._hold(effect.state)
 
-    async def _seek_state(self, effect: SeekState) -> None:
-        if effect.at_once:
-            self._sync.hurry()
-        else:
-            self._sync.advance(in_round=effect.in_round)
+    async def _draw_genesis(self, effect: DrawGenesis) -> None:
+        state = await self._p.training_client.initial_state()
+        if effect.certified in (NO_HASH, await trio.to_thread.run_sync(self._p.cache.digest, state)):
+            await self._hold(state)
+
+    async def _hold(self, state: CertifiedState) -> None:
+        if state.layout_hash != self._p.training_client.layout_hash:
+            raise ConfigError(
+                "the swarm's model has other parameters than this workload builds here; install the same version of it"
+            )
+        await self._state_store.adopt(state)
 
     async def _rejoin(self, effect: Rejoin) -> None:
         self._p.log.caught_up(effect.base.state_round)
 
 
 PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Awaitable[Any]]] = {
-    AdoptGenesis: Engine._adopt_genesis,
+    Adopt: Engine._adopt,
     Announce: Engine._announce,
     Append: Engine._append,
     Apply: Engine._apply,
@@ -443,13 +448,12 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Awaitable[Any]]] = {
     Blame: Engine._blame,
     Broadcast: Engine._broadcast,
     Certified: Engine._certified,
-    ClaimsAhead: Engine._claims_ahead,
     CloseOff: Engine._close_off,
     Contribute: Engine._contribute,
+    DrawGenesis: Engine._draw_genesis,
     Evicted: Engine._evicted,
     Examine: Engine._examine,
     FetchFinals: Engine._fetch_finals,
-    FetchGenesis: Engine._fetch_genesis,
     FindWork: Engine._find_work,
     FinishWork: Engine._finish_work,
     GiveWay: Engine._give_way,
@@ -461,7 +465,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Awaitable[Any]]] = {
     Rejoin: Engine._rejoin,
     Repair: Engine._repair,
     ResumeWork: Engine._resume_work,
-    SeekState: Engine._seek_state,
+    Seek: Engine._seek,
     Send: Engine._send,
     SettleWork: Engine._settle_work,
     StandOnHead: Engine._stand_on_head,

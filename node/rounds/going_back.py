@@ -15,7 +15,7 @@ reason for another to follow: only what a user ordered is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -29,7 +29,7 @@ from shoal.node.rounds.order_file import OrderFile
 from shoal.node.training.trainer import TrainerEvent
 from shoal.node.training.trainer_messages import Evaluated
 from shoal.protocol.effects import Effect
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.inputs import StateHeld
 from shoal.protocol.messages import NO_HASH, Target, Value
 from shoal.protocol.round import RoundMachine
@@ -48,12 +48,23 @@ logger = logging.getLogger(__name__)
 
 
 class GoingBack:
-    """What this node does about rollbacks. `run` is a task of the daemon's; the rest runs in the engine's task."""
+    """What this node does about rollbacks. `run` is a task of the daemon's; the rest runs in the engine's task.
 
-    def __init__(self, parts: EngineParts, *, put: Callable[[Own], None]) -> None:
+    fetch: the state that a value led to, from peers, None if it is not to be had now; with the digest of S(0), should
+    that be wanted and known, else NO_HASH.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        *,
+        put: Callable[[Own], None],
+        fetch: Callable[[Value, bytes], Awaitable[CertifiedState | None]],
+    ) -> None:
         self._p = parts
         self._state_store = parts.state_store
         self._put = put
+        self._fetch = fetch
         self._policy = parts.config.rollback
         self._order = OrderFile(parts.store.folder / NAME, Target, again="shoal rollback --to")
         self._asked = self._order.read()
@@ -213,20 +224,12 @@ class GoingBack:
             if state is not None and state.round == 0 and wanted != NO_HASH:
                 state = state if await trio.to_thread.run_sync(self._p.cache.digest, state) == wanted else None
             if state is None:
-                state = await self._fetch(target, wanted)
+                state = await self._fetch(self._state_store.chain.value(target.round), wanted)
         if state is not None:
             digest = await self._state_store.earlier.keep(state)
         else:
             await trio.sleep(RETRY_S)
         self._put(StateHeld(target, digest))
-
-    async def _fetch(self, target: Target, digest: bytes) -> CertifiedState | None:
-        value = self._state_store.chain.value(target.round)
-        try:
-            return await self._state_store.fetch_earlier(value, sorted(self._p.links.linked()), initial=digest)
-        except (NetworkError, RemoteError) as error:
-            logger.info("%s", error)
-            return None
 
 
 def _age(target: Target) -> tuple[int, bytes]:

@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 
 import trio
 
-from shoal.collectives.state import CertifiedState
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Linked, Proven, Received, Reduced, SetPaused, StateHeld, Tick
+from shoal.protocol.inputs import (
+    GenesisFetched,
+    Linked,
+    Proven,
+    Received,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    StateSought,
+    Tick,
+)
 from shoal.protocol.messages import Entry, Ready
 
 TICK_S = 0.1
@@ -49,21 +58,6 @@ class Fetched:
         return self.new
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CaughtUp:
-    """An attempt to come to the state at the head is over, `seconds` after it began; with a state, or none."""
-
-    state: CertifiedState | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AnotherGenesis:
-    """S(0) as the first founder has it."""
-
-    state: CertifiedState
-
-
 Own = (
     TrainerEvent
     | Reduced
@@ -73,8 +67,8 @@ Own = (
     | Proven
     | Ordered
     | Fetched
-    | CaughtUp
-    | AnotherGenesis
+    | StateSought
+    | GenesisFetched
     | Tick
 )
 ToHandle = Received | Own

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.collectives.fragments import Fragments
+from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.going_back import GoingBack
@@ -44,6 +45,21 @@ class NodeSurroundings:
     def current(self) -> bool:
         """Whether the state at the head is here."""
         return self._p.state_store.current
+
+    @property
+    def held(self) -> CertifiedState | None:
+        """The state that is here."""
+        return self._p.state_store.state
+
+    @property
+    def replayed_rounds(self) -> int:
+        """For how many rounds the finals are fewer bytes than a state."""
+        return self._p.state_store.replayed_rounds
+
+    @property
+    def donors(self) -> Collection[PeerId]:
+        """From whom the last state or finals came that were fetched."""
+        return self._p.state_store.donors
 
     @property
     def digest(self) -> bytes:

@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
+from shoal.protocol.donors import HEDGE_S
 from shoal.protocol.identity import PeerId
-
-HEDGE_S = 0.5
-"""Whoever has not answered by then is waited for no longer before the next one is asked."""
 
 
 async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[float | None]]) -> None:

@@ -1,8 +1,6 @@
-"""Catching up: certificates, finals and state from other nodes, each checked against what is already believed.
+"""Certificates, finals and states from other nodes, each checked against what is already believed.
 
-    behind by rounds whose finals are fewer bytes than a state ─── replay them, one after the other
-    else ─── the headers that peers hold now ─► one round ─► its chunks, from all of them at once ─► replay the rest
-
+Which of them are sought, and from whom, is decided elsewhere (`shoal.protocol.catching_up`); here it is carried out.
 Certificates are checked one against the one before, from the founders on. Finals carry their owners' signatures and
 belong to a plan that the certificate names. State chunks have the hashes of a header that has the certified digest.
 So any node may serve anything; who serves something else is left out, and nothing of it stays.
@@ -15,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -32,9 +31,18 @@ from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
-from shoal.node.state.transfer import DonorScores
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
 from shoal.protocol.chain import Chain
+from shoal.protocol.donors import DonorScores
+from shoal.protocol.errands import (
+    HEADER_TIMEOUT_S,
+    AskHolders,
+    CountLacking,
+    FetchState,
+    FindBegun,
+    Holders,
+    Replay,
+)
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
@@ -55,10 +63,6 @@ from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
-ASKED_LIMIT = 32
-"""Peers that are asked what they hold; of more, those that were fastest the last time."""
-HEADER_TIMEOUT_S = 0.5
-"""After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
 FINALS_DONORS = 4
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
@@ -233,37 +237,29 @@ class CatchUp:
 
     # -- the state at the head -------------------------------------------------------------------------------
 
-    async def advance(
-        self, state: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
-    ) -> CertifiedState:
-        """A state nearer to the one on which `chain` stands, mostly that one itself. `state` is what is here, if any.
+    @property
+    def replayed_rounds(self) -> int:
+        """For how many rounds the finals are fewer bytes than a state; 0 as long as the model is not built."""
+        if self.shape is None:
+            return 0
+        return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
 
-        Rounds whose finals are fewer bytes than a state are replayed; of more, a state is fetched whole, which may be
-        older than the head if more peers hold it, and the rest replayed. Raises NetworkError if there is no progress.
-        """
-        before, goal = state, chain.standing.round
-        if state is not None and await self._replay_pays(state.round, chain):
-            state = await self.replay(state, chain, peers)
-            if state.round == goal:
-                return state
-        try:
-            state = await self._fetch_state(state, chain, peers, on_chunk)
-        except NetworkError:
-            if state is None or state is before:
-                raise
-            return state
-        return await self.replay(state, chain, peers)
+    def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+        """What carries out the requests of an errand that are about states; `on_chunk` is told how a transfer goes."""
+        return {
+            AskHolders: self._ask_holders,
+            CountLacking: self._count_lacking,
+            FetchState: partial(self._fetch_state, on_chunk),
+            FindBegun: self._find_begun,
+            Replay: self._replay,
+        }
 
-    async def _replay_pays(self, round: int, chain: Chain) -> bool:
-        """Whether the finals that lack on the way from `round` to the head are fewer bytes than the state there."""
-        goal = chain.standing.round
-        if self.shape is None or not round < goal:
-            return False
-        hashes = [chain.value(between).plan for between in range(round + 1, goal + 1)]
-        limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
-        if len(hashes) <= limit:
-            return True
-        return await trio.to_thread.run_sync(lambda: sum(not self._cache.has_finals(h) for h in hashes) <= limit)
+    async def _count_lacking(self, request: CountLacking) -> int:
+        return await trio.to_thread.run_sync(lambda: sum(not self._cache.has_finals(plan) for plan in request.plans))
+
+    async def _replay(self, request: Replay) -> CertifiedState:
+        assert isinstance(request.state, CertifiedState)
+        return await self.replay(request.state, request.chain, request.peers)
 
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
@@ -304,17 +300,17 @@ class CatchUp:
 
     # -- a whole state ---------------------------------------------------------------------------------------
 
-    async def _fetch_state(
-        self, base: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
-    ) -> CertifiedState:
-        value, header, holders = await self._choose(chain, peers, above=-1 if base is None else base.round)
+    async def _fetch_state(self, on_chunk: OnChunk, request: FetchState) -> CertifiedState | None:
+        """The state of a header, None if it is not to be had. Raises ConfigError where `accepts` does."""
+        value, certified, header, base = request.value, request.certified, request.header, request.base
+        assert isinstance(header, StateHeader)
+        assert base is None or isinstance(base, CertifiedState)
         self.accepts(header)
-        certified = chain.digest(value.round)
         unfinished = await trio.to_thread.run_sync(self._begin, header, base)
         assembly, partial_download = unfinished.assembly, unfinished.partial_download
 
         async def introduce(peer: PeerId) -> None:
-            if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
+            if peer not in request.holders and (await self._header(peer, value, certified)).digest != header.digest:
                 raise NetworkError("it has another initial state")
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
@@ -335,7 +331,11 @@ class CatchUp:
             places=_Places(assembly),
             hashing=True,
         )
-        self.donated = await self._fetch_and_keep(job, peers, partial_download)
+        try:
+            self.donated = await self._fetch_and_keep(job, request.peers, partial_download)
+        except NetworkError as error:
+            logger.info("%s", error)
+            return None
         self._unfinished = None
         logger.info(
             "%s is here: %d of %d chunks were, %s",
@@ -382,68 +382,37 @@ class CatchUp:
         self._unfinished = _Unfinished(assembly, partial_download)
         return self._unfinished
 
-    async def _choose(
-        self, chain: Chain, peers: Sequence[PeerId], *, above: int
-    ) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
-        """Which state to fetch, of a round later than `above`: its value, its header, and who is known to hold it.
+    async def _find_begun(self, request: FindBegun) -> list[tuple[int, bytes]]:
+        return await trio.to_thread.run_sync(self._begun)
 
-        One that came in part already, if it is still held somewhere; else the newest that most of those hold who hold
-        any. Raises NetworkError if nobody holds one.
-        """
-        goal = chain.standing.round
-        begun = await trio.to_thread.run_sync(self._begun, chain)
-        for round in (round for round in begun if round > above):
-            holders, _ = await self._holders(chain, round, peers)
-            if holders:
-                return _chosen(chain.value(round), holders)
-        newest, others = await self._holders(chain, goal, peers)
-        older, _ = await self._holders(chain, goal - 1, others) if goal - 1 > max(0, above) else ({}, others)
-        if len(newest) >= len(older) and newest:
-            return _chosen(chain.value(goal), newest)
-        if older:
-            return _chosen(chain.value(goal - 1), older)
-        raise NetworkError(f"no peer has the state of round {goal}")
-
-    def _begun(self, chain: Chain) -> list[int]:
-        """The rounds of states that are here in part, and from which a replay would lead to the head. Blocks."""
+    def _begun(self) -> list[tuple[int, bytes]]:
+        """The rounds and digests of states that are here in part. Blocks."""
         headers = [file.header for file in self._folder.unfinished()]
         if self._unfinished is not None:
             headers.insert(0, self._unfinished.assembly.header)
-        goal = chain.standing.round
-        fragments, vectors = self._outer.fragments, len(self._outer.kinds)
-        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape, fragments=fragments, vectors=vectors)
-        rounds = dict.fromkeys(header.round for header in headers if 0 < header.round < goal <= header.round + limit)
-        digests = {header.digest for header in headers}
-        return [round for round in rounds if chain.value(round).digest in digests]
+        return [(header.round, header.digest) for header in headers]
 
-    async def _holders(
-        self, chain: Chain, round: int, peers: Sequence[PeerId]
-    ) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
-        """Who holds the state of `round`, and who does not, of those who say so soon enough."""
-        value, certified = chain.value(round), chain.digest(round)
-        scores, found, others = self.scores, dict[PeerId, StateHeader](), list[PeerId]()
-        ranked = scores.ranked(peers, trio.current_time())[:ASKED_LIMIT]
+    async def _ask_holders(self, request: AskHolders) -> Holders:
+        found, others = dict[PeerId, StateHeader](), list[PeerId]()
         async with trio.open_nursery() as nursery:
 
             async def ask(peer: PeerId) -> None:
                 try:
-                    found[peer] = await self._header(peer, value, certified)
+                    found[peer] = await self._header(peer, request.value, request.certified)
                 except NetworkError as error:
                     logger.info("%s: %s", peer, error)
                     others.append(peer)
                 except RemoteError as error:
                     logger.warning("%s", error)
-                    scores.offended(peer, trio.current_time())
+                    self.scores.offended(peer, trio.current_time())
                 else:
                     nursery.cancel_scope.deadline = min(
                         nursery.cancel_scope.deadline, trio.current_time() + HEADER_TIMEOUT_S
                     )
 
-            for peer in ranked:
+            for peer in request.peers:
                 nursery.start_soon(ask, peer)
-        # S(0) is what the first founder drew, should the founders differ.
-        order = sorted(found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
-        return {peer: found[peer] for peer in order}, others
+        return Holders(found, others)
 
     async def _header(self, peer: PeerId, value: Value, certified: bytes) -> StateHeader:
         """The header of the state of `value` as `peer` holds it: it has the certified digest, if there is one.
@@ -485,11 +454,6 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
     trailers = grid.chunks * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
     finals = how.encoded_bytes(grid.length(0)) * (grid.chunks - 1) + how.encoded_bytes(grid.length(grid.chunks - 1))
     return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
-
-
-def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
-    header = next(iter(holders.values()))
-    return value, header, {peer: held for peer, held in holders.items() if held.digest == header.digest}
 
 
 async def _ignore(done: int, total: int) -> None:

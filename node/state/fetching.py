@@ -13,7 +13,8 @@ from typing import Final
 
 import trio
 
-from shoal.node.state.transfer import Ask, DonorScores, Transfer
+from shoal.node.state.transfer import Ask, Transfer
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.chunks import (

@@ -4,7 +4,8 @@ A state that this node computed is saved beside the rounds that follow: until it
 lead to it. One that came from elsewhere is on disk before anything follows from it, and so is S(0), which nobody
 certifies: what does follow from it, tells whether it is the one.
 
-A node that missed rounds heals by coming to the state at the head, whatever way is shorter (`catchup`). What it has
+A node that missed rounds heals by coming to the state at the head, whatever way is shorter
+(`shoal.protocol.catching_up`). What it has
 learnt meanwhile is no part of that state, and is kept by these rules:
 
     inner steps since its last contribution     move along: the replica becomes the new anchor plus them
@@ -22,9 +23,9 @@ depends on which states the node held or skipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -42,24 +43,18 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.node.state.transfer import DonorScores
 from shoal.protocol.amending import settings_text
 from shoal.protocol.bans import named
+from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
+from shoal.protocol.donors import DonorScores
+from shoal.protocol.errands import AskChain, LookInto
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
+from shoal.protocol.messages import Amendment, Entry, Rebase, Value
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.wire import COUNTER_LIMIT
 from shoal.swarm.links import Links
-
-PURSUIT_LIMIT = 64
-"""Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
-ANSWER_TIMEOUT_S = 0.5  # for others' certificates, once a member has answered or new ones came
-EMPTY_TIMEOUT_S = 2.0
-"""For certificates from others, once a member has answered or new ones came; or once an outsider had nothing new."""
-PURSUE_AFTER_S = 1.0
-"""A catching up that was shorter is not suspected to have missed a round."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,19 +121,34 @@ class StateStore:
         return self._p.catchup.scores
 
     @property
+    def replayed_rounds(self) -> int:
+        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        return self._p.catchup.replayed_rounds
+
+    @property
+    def donors(self) -> Collection[PeerId]:
+        """From whom the last state or finals came that were fetched."""
+        return self._p.catchup.donated
+
+    @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self.state is not None and self._stands(self.state)
-
-    def _stands(self, state: CertifiedState) -> bool:
-        standing = self._p.chain.standing
-        return (state.term, state.round) == (standing.term, standing.round)
+        return self.state is not None and is_state_of(self._p.chain.standing, self.state)
 
     @property
     def digest(self) -> bytes:
         """The digest of the state that is here."""
         assert self.state is not None
         return self._p.cache.digest(self.state)
+
+    @property
+    def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+        """What carries out the requests of an errand that are about the chain and about states."""
+        return {
+            **self._p.catchup.performers(self.on_chunk),
+            AskChain: self.ask_chain,
+            LookInto: self.look_into,
+        }
 
     def expect(self, codec: str, numel: int, chunk_values: int) -> None:
         """The model is built: plans that are fetched have this shape."""
@@ -258,7 +268,7 @@ class StateStore:
             self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
         if entry.value.bans:
             self._tell_of_bans(entry.value)
-        if self.state is not None and not self.on_branch(self.state):
+        if self.state is not None and not on_branch(self.chain, self.state):
             self.state = None
             await self._take_earlier()
 
@@ -289,38 +299,34 @@ class StateStore:
         if self.state is not None:
             self._p.on_progress(Notice(text=text))
 
-    def on_branch(self, state: CertifiedState) -> bool:
-        """Whether the state at the head is this one, or descends from it."""
-        if state.round > self._p.chain.standing.round:
-            return False
-        return state.round == 0 or state.term == self._p.chain.value(state.round).term
+    async def ask_chain(self, request: AskChain) -> None:
+        """Take newer entries of the chain from peers, as a request says, or the chain that a newcomer may take.
 
-    async def extend(self, first: Collection[PeerId], *, others: bool) -> list[PeerId]:
-        """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked; these too
-        where none of `first` is. Members are asked before others, who did not answer lately after them; nobody who is
-        slow is waited for long once another has answered.
-
-        Returns all linked peers, those in `first` before the others. Raises StorageError, ConfigError where this node
-        has to choose between chains and cannot.
+        Raises StorageError, ConfigError where this node has to choose between chains and cannot.
         """
-        now, scores, members = trio.current_time(), self.scores, self.head.members
-        peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
         if self._p.choice.pending:
-            await self._choose(peers)
-            return peers
-        preferred = [peer for peer in peers if peer in first]
-        asked = peers if others or not preferred else preferred
+            await self._choose(request.peers)
+            return
 
         async def ask(peer: PeerId) -> float | None:
             before = self.chain.height
-            if not await self._extend_quietly(peer):
+            try:
+                await self.extend_from(peer)
+            except (NetworkError, RemoteError) as error:
+                logger.info("certificates from %s: %s", peer, error)
+                self.scores.disappointed(peer, trio.current_time())
                 return None
-            return ANSWER_TIMEOUT_S if peer in members or self.chain.height > before else EMPTY_TIMEOUT_S
+            return request.wait_s(peer, grew=self.chain.height > before)
 
-        await ask_in_turn(
-            sorted(asked, key=lambda peer: (scores.resting(peer, now), peer not in first, peer not in members)), ask
-        )
-        return peers
+        await ask_in_turn(request.peers, ask)
+
+    async def look_into(self, request: LookInto) -> bool:
+        """Take newer entries of the chain from who claims to have some; whether there were any. Raises StorageError."""
+        try:
+            return await self.extend_from(request.peer)
+        except (NetworkError, RemoteError) as error:
+            logger.info("certificates from %s: %s", request.peer, error)
+            return False
 
     async def extend_from(self, peer: PeerId) -> bool:
         """Fetch newer certificates from one peer, those of one answer after the other; whether there were any.
@@ -349,16 +355,6 @@ class StateStore:
         """
         entries = await self._p.choice.choose()
         return bool(entries) and await self.take(min(peers), entries, trusted=True) > 0
-
-    async def _extend_quietly(self, peer: PeerId) -> bool:
-        """Whether it answered, and with what holds."""
-        try:
-            await self.extend_from(peer)
-        except (NetworkError, RemoteError) as error:
-            logger.info("certificates from %s: %s", peer, error)
-            self.scores.disappointed(peer, trio.current_time())
-            return False
-        return True
 
     async def take_entries(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
@@ -421,56 +417,7 @@ class StateStore:
             raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
         return finals
 
-    async def fetch(self, peers: list[PeerId], *, closely: bool = False) -> CertifiedState | None:
-        """The state at the head, from peers; None when none of them can help now.
-
-        Rounds that are certified while a state is on its way are followed too. If in the end the way to the head is not
-        to be had, what is returned is older, and the next attempt begins from it.
-
-        closely: rounds may have been certified however short it took, and states be gone that were there a moment ago.
-        """
-        state, found = self.state, None
-        for _ in range(PURSUIT_LIMIT):
-            began, goal, helped = trio.current_time(), self.head.hash, True
-            try:
-                chain = self._p.chain.snapshot()  # the engine may extend it meanwhile
-                state = found = await self._p.catchup.advance(state, chain, peers, self._on_chunk)
-            except NetworkError as error:
-                logger.info("%s", error)
-                helped = False
-            if closely or (helped and trio.current_time() - began > PURSUE_AFTER_S):
-                await self._extend_from_any(sorted(peers, key=lambda peer: peer not in self._p.catchup.donated))
-            if (found is not None and self._stands(found)) if helped else self.head.hash == goal:
-                break
-        return found if found is None or self.on_branch(found) else None
-
-    async def _extend_from_any(self, peers: list[PeerId]) -> None:
-        """Fetch newer certificates from the first peer that answers."""
-
-        async def ask(peer: PeerId) -> float | None:
-            return 0.0 if await self._extend_quietly(peer) else None
-
-        await ask_in_turn(peers, ask)
-
-    async def fetch_earlier(self, value: Value, peers: list[PeerId], *, initial: bytes = NO_HASH) -> CertifiedState:
-        """The state that `value` led to, from peers. initial: the digest of S(0), if that is wanted and it is known.
-
-        Raises NetworkError when none of them can help now.
-        """
-        chain = self._p.chain.back_to(value, initial=initial)
-        state = await self._p.catchup.advance(None, chain, peers, self._on_chunk)
-        if state.round != value.round:
-            raise NetworkError(f"no peer has the state of round {value.round}")
-        return state
-
-    async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
-        """S(0) as this founder has it; None if it cannot be had now."""
-        try:
-            return await self._p.catchup.advance(None, self._p.chain.snapshot(), [founder], self._on_chunk)
-        except NetworkError as error:
-            logger.info("%s", error)
-            return None
-
-    async def _on_chunk(self, done: int, total: int) -> None:
+    async def on_chunk(self, done: int, total: int) -> None:
+        """So many chunks of a state that is fetched are here."""
         self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
         await self._p.holds.at(self.head.next_round, "transfer", done / total)

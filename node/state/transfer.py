@@ -11,8 +11,8 @@
 * When nothing is left to be asked for, a donor with room takes over chunks that another would take more than
   STEAL_FACTOR times as long for. Whoever is first counts; the other's bytes are dropped.
 * A donor is out for the rest of the transfer when it does not hold a chunk, its lane breaks, it stalls, or a chunk of
-  it is not what it should be. The last is remembered in `DonorScores`: who served bad bytes is not asked again for a
-  while, which doubles each time.
+  it is not what it should be. The last is remembered (`shoal.protocol.donors`): who served bad bytes is not asked
+  again for a while, which doubles each time.
 
 It has no clock and draws nothing: the same calls lead to the same requests. Times are in seconds of any
 monotonic clock, rates in bytes/s.
@@ -50,78 +50,6 @@ STALL_S: Final = 5.0
 """A donor that owes chunks and from which not a byte comes for this long is given up."""
 IDLE_LIMIT_S: Final = 30.0
 """The same for a donor whose lanes carry other things, but nothing that was asked for."""
-BAN_S: Final = 600.0  # that who served something wrong is not asked; doubled each time
-BAN_LIMIT_S: Final = 24 * 3600.0
-REST_S: Final = 1.0
-REST_LIMIT_S: Final = 64.0
-"""How long the claims of a peer are left alone that showed nothing: doubled each time."""
-SCORE_LIMIT: Final = 256
-"""Donors that are remembered; the ones that were heard of longest ago are forgotten."""
-
-
-@dataclass(slots=True)
-class _Score:
-    offences: int = 0
-    banned_until: float = float("-inf")
-    disappointments: int = 0
-    rests_until: float = float("-inf")
-    rate: float | None = None
-
-
-class DonorScores:
-    """What is remembered of donors from one transfer to the next: how fast they were, whether they lied, and whether
-    what they claimed or were asked for came to nothing."""
-
-    def __init__(self) -> None:
-        self._scores: dict[PeerId, _Score] = {}
-
-    def _of(self, peer: PeerId) -> _Score:
-        score = self._scores.pop(peer, None) or _Score()
-        self._scores[peer] = score  # at the end: the least recently touched are first
-        while len(self._scores) > SCORE_LIMIT:
-            del self._scores[next(iter(self._scores))]
-        return score
-
-    def offended(self, peer: PeerId, now: float) -> None:
-        """It served something that is not what it should be."""
-        score = self._of(peer)
-        score.offences += 1
-        score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)
-
-    def disappointed(self, peer: PeerId, now: float) -> None:
-        """It did not answer, or what it claimed to have it does not have."""
-        score = self._of(peer)
-        score.disappointments += 1
-        score.rests_until = now + min(REST_S * 2 ** min(score.disappointments - 1, 30), REST_LIMIT_S)
-
-    def showed(self, peer: PeerId) -> None:
-        """It had what it claimed."""
-        score = self._of(peer)
-        score.disappointments, score.rests_until = 0, float("-inf")
-
-    def resting(self, peer: PeerId, now: float) -> bool:
-        """Whether it is to be left alone for now, or asked after all others."""
-        score = self._scores.get(peer)
-        return score is not None and now < max(score.rests_until, score.banned_until)
-
-    def measured(self, peer: PeerId, rate: float) -> None:
-        """It brought that many bytes/s."""
-        self._of(peer).rate = rate
-
-    def rate(self, peer: PeerId) -> float | None:
-        """The last measured rate; None if there is none."""
-        score = self._scores.get(peer)
-        return None if score is None else score.rate
-
-    def banned(self, peer: PeerId, now: float) -> bool:
-        """Whether nothing is to be asked of it now."""
-        score = self._scores.get(peer)
-        return score is not None and now < score.banned_until
-
-    def ranked(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
-        """Those that are not banned, who disappointed lately last, the fastest first; otherwise in the given order."""
-        allowed = [peer for peer in peers if not self.banned(peer, now)]
-        return sorted(allowed, key=lambda peer: (self.resting(peer, now), -(self.rate(peer) or 0.0)))
 
 
 @dataclass(frozen=True, slots=True)

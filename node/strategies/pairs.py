@@ -8,10 +8,10 @@ from shoal.node.gossip.engine import GossipEngine
 from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.parts import Parts
 from shoal.node.state.fetching import Fetcher
-from shoal.node.state.transfer import DonorScores
 from shoal.node.strategies.certified import engine_parts
 from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.chain import Position
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,14 @@ from types import SimpleNamespace
 import trio
 from msgspec.structs import replace
 
-from shoal.node.state.catchup import CatchUp
+from shoal.collectives.state import CertifiedState
+from shoal.node.state.catchup import CatchUp, OnChunk
+from shoal.node.state.errands import carry_out
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
+from shoal.protocol.catching_up import StateSearch
 from shoal.protocol.chain import Chain
+from shoal.protocol.errands import Errand
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import FetchAnswer, FetchRequest
@@ -48,6 +54,25 @@ class Donor:
 
     def __post_init__(self) -> None:
         self.answer = StateServer(chain=self.chain, cache=self.cache).answer
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """All that is logged meanwhile of what is sought and fetched."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [logging.getLogger(name) for name in ("shoal.protocol.catching_up", "shoal.node.state")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(handler)
+            one.setLevel(level)
 
 
 class World:
@@ -125,6 +150,18 @@ class World:
     def chunks_from(self, peer: PeerId) -> int:
         """STATE frames that a donor sent."""
         return sum(sender == peer and header.kind is FrameKind.STATE for sender, _, header in self.frames)
+
+    async def advance(
+        self, state: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
+    ) -> CertifiedState:
+        """A state nearer to the head of `chain`. Raises NetworkError, with all that was logged, if there is none."""
+        search = StateSearch(self.catchup.scores, lambda: self.catchup.replayed_rounds)
+        errand = Errand(search.nearer(state, chain, peers), search.clock)
+        with logged() as lines:
+            found: CertifiedState | None = await carry_out(errand, self.catchup.performers(on_chunk))
+        if found is None:
+            raise NetworkError("; ".join(lines))
+        return found
 
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any, cast
 
 import trio
 from trio.testing import MockClock
 
+from shoal.collectives.state import CertifiedState
 from shoal.node.config import Hold
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
@@ -17,13 +19,21 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.errands import carry_out
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.store import Store
+from shoal.protocol.catching_up import CatchingUp
+from shoal.protocol.chain import Chain
+from shoal.protocol.errands import Clock, Errand, Steps
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import GenesisFetched
+from shoal.protocol.messages import NO_HASH, Value
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest
+from shoal.protocol.surroundings import Rules
 from tests.node.donors import ME, Donor, World
 from tests.node.ledger import OUTER, Ledger
 
+GRACE_S = 4.0
 GOOD, BAD = PeerId("good"), PeerId("bad")
 
 
@@ -63,11 +73,70 @@ class Home:
                 on_progress=self.progress.append,
             )
         )
+        self.peers: Collection[PeerId] | None = None
+        """Who is linked, if not all of the world."""
+        self.catching_up = CatchingUp(ME, self, self.state_store.scores)
         for certificate in store.certificates():
             self.state_store.chain.extend(certificate)
 
     async def catch_up(self, *first: PeerId) -> list[PeerId]:
-        return await self.state_store.extend(set(first), others=True)
+        """Ask for newer entries of the chain, those in `first` first; all who are linked, in that order."""
+        peers = sorted(self.world.donors, key=lambda peer: peer not in first)
+        self._clock.now = trio.current_time()
+        await self.state_store.ask_chain(self.catching_up._asking(peers, first))
+        return peers
+
+    async def fetch(self, peers: Sequence[PeerId]) -> CertifiedState | None:
+        """The state at the head, from peers; None when none of them can help now."""
+        return await self._outcome(self.catching_up._pursue(peers, closely=False))
+
+    async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
+        """S(0) as this founder has it."""
+        found: GenesisFetched | None = await self._outcome(self.catching_up._fetch_genesis(founder))
+        return None if found is None else cast(CertifiedState, found.state)
+
+    async def fetch_earlier(
+        self, value: Value, peers: Collection[PeerId], *, initial: bytes = NO_HASH
+    ) -> CertifiedState | None:
+        """The state that `value` led to, from peers."""
+        self.peers = peers
+        return await self._outcome(self.catching_up.earlier(value, initial=initial)._steps)
+
+    @property
+    def _clock(self) -> Clock:
+        return self.catching_up._search.clock
+
+    async def _outcome(self, steps: Steps) -> Any:
+        return await carry_out(Errand(steps, self._clock), self.state_store.performers)
+
+    # -- what catching up looks at ---------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> Chain:
+        return self.state_store.chain
+
+    @property
+    def current(self) -> bool:
+        return self.state_store.current
+
+    @property
+    def held(self) -> CertifiedState | None:
+        return self.state_store.state
+
+    @property
+    def replayed_rounds(self) -> int:
+        return self.state_store.replayed_rounds
+
+    @property
+    def donors(self) -> Collection[PeerId]:
+        return self.state_store.donors
+
+    def linked(self) -> Collection[PeerId]:
+        return frozenset(self.world.donors) if self.peers is None else self.peers
+
+    def rules(self, round: int) -> Rules:
+        settings: Any = SimpleNamespace(grace_s=GRACE_S)
+        return Rules(settings=settings, staleness_rounds=3)
 
 
 @asynccontextmanager

@@ -154,11 +154,11 @@ STATE: tuple[Bug, ...] = (
         "tests/node/state/test_catchup.py::test_who_offers_another_header_is_not_asked_again",
         """
         logger.warning("%s", error)
-        scores.offended(peer, trio.current_time())
+        self.scores.offended(peer, trio.current_time())
         """,
         """
         logger.warning("%s", error)
-        scores.disappointed(peer, trio.current_time())
+        self.scores.disappointed(peer, trio.current_time())
         """,
     ),
     bug(
@@ -185,5 +185,65 @@ STATE: tuple[Bug, ...] = (
         "::test_files_are_those_of_one_moment_though_names_change_twice_between_two_looks",
         "if _is_still(log, files.get(log)):",
         "if len({_inode(file) for file in files.values()}) == len(files):",
+    ),
+    bug(
+        "rounds are replayed although their finals are more bytes than a state",
+        "tests/protocol/test_catching_up.py::test_rounds_are_replayed_while_the_finals_that_lack_are_fewer_bytes_than_a_state",
+        "return len(plans) <= limit or (yield CountLacking(plans)) <= limit",
+        "return len(plans) <= limit or (yield CountLacking(plans)) <= 2 * limit",
+    ),
+    bug(
+        "the newest state is fetched however few hold it",
+        "tests/protocol/test_catching_up.py::test_of_the_newest_two_states_the_one_that_more_hold_is_fetched",
+        "if len(newest) >= len(older):",
+        "if newest or not older:",
+    ),
+    bug(
+        "a state that came in part is fetched on although no replay leads from it to the head",
+        "tests/protocol/test_catching_up.py::test_state_that_came_in_part_is_fetched_on_while_it_leads_to_the_head_and_somebody_holds_it",
+        "if 0 < round < goal <= round + limit)",
+        "if 0 < round < goal)",
+    ),
+    bug(
+        "an attempt that brought nothing is made again at once",
+        "tests/protocol/test_catching_up.py::test_an_attempt_that_brought_nothing_is_made_again_after_a_while_and_one_that_did_at_once",
+        "self._coming, self._retry_at = True, now + RETRY_S",
+        "self._coming, self._retry_at = True, now",
+    ),
+    bug(
+        "everybody is asked although the head is of just now",
+        "tests/protocol/test_catching_up.py::test_nobody_is_asked_for_certificates_when_the_head_is_of_just_now_unless_somebody_claims_more",
+        "if first or not fresh:",
+        "if first or not self._fresh:",
+    ),
+    bug(
+        "a state that was overtaken is taken for that of the head",
+        "tests/protocol/test_catching_up.py::test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long",
+        "if here.chain.head.hash == goal if nearer is None else is_state_of(here.chain.standing, nearer):",
+        "if nearer is not None or here.chain.head.hash == goal:",
+    ),
+    bug(
+        "who was slow says that it comes",
+        "tests/protocol/test_catching_up.py::test_who_came_quickly_once_says_that_it_comes_and_looks_whether_more_was_certified",
+        "self._took_s <= grace_s / 2",
+        "self._took_s <= 2 * grace_s",
+    ),
+    bug(
+        "any founder gives the initial state",
+        "tests/protocol/test_catching_up.py::test_initial_state_is_the_first_founders_if_founders_differ",
+        "key=lambda peer: (peer != value.planner, ranked.index(peer))",
+        "key=lambda peer: (False, ranked.index(peer))",
+    ),
+    bug(
+        "what was found is held although as good is here",
+        "tests/protocol/test_member.py::test_what_was_found_is_held_before_a_round_begins_on_it_and_only_while_it_is_wanted",
+        "return held is None or state.round > held.round or not on_branch(chain, held)",
+        "return True",
+    ),
+    bug(
+        "a second attempt begins while one is under way",
+        "tests/protocol/test_member.py::test_nothing_more_is_sought_while_an_attempt_is_under_way",
+        "if self._coming or now < self._retry_at:",
+        "if now < self._retry_at:",
     ),
 )

@@ -13,23 +13,24 @@ import pytest
 from shoal.collectives.partition import deal
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.catching_up import RETRY_S
+from shoal.protocol.chain import Chain, Position
 from shoal.protocol.departure import LINGER_S
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.effects import (
-    AdoptGenesis,
+    Adopt,
     Append,
     Apply,
     BeginRound,
     Certified,
-    ClaimsAhead,
     Contribute,
-    FetchGenesis,
+    DrawGenesis,
     FinishWork,
     Goodbye,
     MemberEffect,
     PauseTrainer,
-    SeekState,
+    Seek,
     Send,
     SettleWork,
     StandOnHead,
@@ -41,6 +42,7 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
+from shoal.protocol.errands import LookInto
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
@@ -48,6 +50,7 @@ from shoal.protocol.inputs import (
     HeadMoved,
     Input,
     Linked,
+    Loaded,
     Rebased,
     Received,
     Reduced,
@@ -76,6 +79,14 @@ SETTINGS = RoundSettings(
 ROOT = bytes(32)
 
 
+@dataclass(frozen=True)
+class Somewhere:
+    """A state, as far as a member looks at it."""
+
+    term: Term
+    round: int
+
+
 @dataclass
 class Paper:
     """A member whose surroundings are plain fields; what it asks for is noted, and comes to what `results` says."""
@@ -91,6 +102,9 @@ class Paper:
     still: str | None = None
     digest: bytes = NO_HASH
     peers: frozenset[PeerId] = frozenset()
+    held: Any = None
+    replayed_rounds: int = 0
+    donors: frozenset[PeerId] = frozenset()
     records: list[DurableRecord] = field(default_factory=list)
     asked: list[MemberEffect] = field(default_factory=list)
     now: float = 0.0
@@ -106,7 +120,9 @@ class Paper:
             Write: lambda effect: self.records.extend(effect.records),
             PauseTrainer: lambda effect: setattr(self, "paused", effect.paused),
         }
-        self.member = Member(identity=self.me, surroundings=self, wishes=nothing, deal=deal, rounds=self.rounds)
+        self.member = Member(
+            identity=self.me, surroundings=self, wishes=nothing, deal=deal, rounds=self.rounds, scores=DonorScores()
+        )
 
     # -- its surroundings ------------------------------------------------------------------------------------
 
@@ -164,7 +180,7 @@ class Paper:
 
     def begin(self) -> str:
         """Take part; as what."""
-        asked = self.feed(StateSought())
+        asked = self.feed(Loaded())
         return next(effect.role for effect in asked if isinstance(effect, TakePart))
 
 
@@ -190,7 +206,7 @@ def kinds(asked: list[MemberEffect]) -> list[type]:
 
 def test_member_takes_no_input_before_the_last_effect_is_done() -> None:
     here = paper()
-    assert here.member.take(Tick(), 0.0) == SeekState(in_round=False)
+    assert isinstance(here.member.take(Tick(), 0.0), Seek)
     with pytest.raises(LocalError, match="before the last effect was done"):
         here.member.take(Tick(), 0.0)
     assert here.member.done(None, 0.0) is None
@@ -290,6 +306,17 @@ def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> N
 # -- what others say -------------------------------------------------------------------------------------------
 
 
+def looked_into(here: Paper) -> PeerId | None:
+    """Whose claim to be ahead is looked into with the next tick."""
+    seeks = [effect for effect in here.feed(Tick()) if isinstance(effect, Seek)]
+    request = seeks[0].errand.go_on(None, here.now) if seeks else None
+    return request.peer if isinstance(request, LookInto) else None
+
+
+def nothing_found() -> StateSought:
+    return StateSought(None, 0.0)
+
+
 def test_what_is_early_waits_for_its_round_and_whoever_is_late_is_answered_once_a_second() -> None:
     here = paper()
     here.begin()
@@ -300,9 +327,10 @@ def test_what_is_early_waits_for_its_round_and_whoever_is_late_is_answered_once_
         here.now = now
         assert kinds(here.hear(peer, late)).count(Send) == answers
     ahead = msgspec.structs.replace(late, round=here.chain.head.next_round + 1)
-    assert ClaimsAhead(peer, next_position(here.chain.head)) not in here.hear(peer, ahead)
+    assert looked_into(here) is None
+    here.hear(peer, ahead)
     assert here.member.early == 1
-    assert here.asked[-1] == ClaimsAhead(peer, (Term(), ahead.round))
+    assert looked_into(here) == peer
 
 
 def test_early_messages_are_taken_up_once_their_round_begins() -> None:
@@ -322,15 +350,55 @@ def test_first_founders_state_is_taken_as_long_as_nothing_binds() -> None:
     founder, head = here.ledger.peers[0], here.chain.head
     assert founder == head.planner
     theirs = absent_ready(TRAINING, head, bytes([7]) * 32)
-    assert FetchGenesis(founder) in here.hear(founder, theirs)
+    assert Seek in kinds(here.hear(founder, theirs))
+    assert Seek not in kinds(here.hear(founder, theirs)), "it is under way"
     before = here.member.machine
-    assert kinds(here.feed(GenesisFetched("none of theirs"))) == [AdoptGenesis]
+    assert here.feed(GenesisFetched(Somewhere(Term(), 1))) == []  # none of theirs
     assert here.member.machine is before
-    here.results[AdoptGenesis] = lambda effect: True
-    assert BeginRound in kinds(here.feed(GenesisFetched("theirs")))
+    initial = GenesisFetched(Somewhere(Term(), 0))
+    asked = kinds(here.feed(initial))
+    assert asked.index(Adopt) < asked.index(BeginRound)
     here.record("vote")
-    assert here.feed(GenesisFetched("theirs")) == []
-    assert FetchGenesis(founder) not in here.hear(founder, theirs)
+    assert here.feed(initial) == []
+    here.member.catching_up._fetching_genesis = False
+    assert Seek not in kinds(here.hear(founder, theirs))
+
+
+def test_founder_draws_the_initial_state_and_others_wait_for_it() -> None:
+    for me, draws in ((None, True), (identity(200), False)):
+        here = paper(0, me=me, current=False)
+        here.results[DrawGenesis] = lambda effect, here=here: setattr(here, "current", True)
+        asked = here.feed(Loaded())
+        assert ([DrawGenesis(NO_HASH)] == asked[:1]) is draws
+        assert here.member.standing is (Standing.IN_ROUND if draws else Standing.OUTSIDE)
+    here = paper(3, current=False)
+    assert here.feed(Loaded()) == []
+
+
+def test_what_was_found_is_held_before_a_round_begins_on_it_and_only_while_it_is_wanted() -> None:
+    here = paper(current=False)
+    found = StateSought(Somewhere(Term(), 3), 1.0)
+    here.held = Somewhere(Term(), 3)
+    assert here.feed(found) == [], "another as old is here"
+    here.held = Somewhere(Term(), 2)
+    here.results[Adopt] = lambda effect: setattr(here, "current", True)
+    asked = kinds(here.feed(found))
+    assert asked.index(Adopt) < asked.index(BeginRound)
+    assert here.feed(found) == []
+
+
+def test_nothing_more_is_sought_while_an_attempt_is_under_way() -> None:
+    here = paper(current=False)
+    assert kinds(here.feed(Tick())) == [Seek]
+    here.now = 10.0
+    assert here.feed(Tick()) == []
+    here.feed(nothing_found())
+    assert kinds(here.feed(Tick())) == [Seek]
+    here.feed(nothing_found())
+    here.now += RETRY_S / 2
+    assert here.feed(Tick()) == []
+    here.now += RETRY_S / 2
+    assert kinds(here.feed(Tick())) == [Seek]
 
 
 # -- certified, and other chains -------------------------------------------------------------------------------
@@ -378,7 +446,8 @@ def test_what_was_certified_and_not_worked_out_here_is_caught_up_with() -> None:
     here.begin()
     asked = kinds(certify(here, computed=False))
     assert Apply not in asked
-    assert asked[-2:] == [StopReduction, SeekState]
+    assert asked[-1] is StopReduction
+    assert kinds(here.feed(Tick())) == [Seek]
     assert asked.index(Append) < asked.index(Broadcast)
     assert here.member.standing is Standing.OUTSIDE
     here.current = True
@@ -400,8 +469,8 @@ def test_a_rebase_that_does_not_follow_is_a_claim_to_be_ahead_from_a_peer_and_an
     stranger = Ledger(codec="int8")
     stranger.certify(5)
     rebase: Rebase = make_rebase(AUTHORITY, stranger.chain.head, stranger.peers[:1])
-    asked = here.hear(here.ledger.peers[1], rebase)
-    assert ClaimsAhead(here.ledger.peers[1], next_position(rebase.value)) in asked
+    here.hear(here.ledger.peers[1], rebase)
+    assert looked_into(here) == here.ledger.peers[1]
     with pytest.raises(RemoteError, match="not known here"):
         here.feed(Rebased(rebase))
     assert here.member.standing is Standing.IN_ROUND
@@ -425,9 +494,9 @@ def test_member_that_may_sign_nothing_leaves_its_round_and_says_why() -> None:
     here = paper()
     here.begin()
     here.still = "forked"
-    assert kinds(here.feed(Tick())) == [StopReduction, SeekState]
+    assert kinds(here.feed(Tick())) == [StopReduction, Seek]
     assert (here.member.standing, here.member.phase) == (Standing.OUTSIDE, "forked")
-    assert kinds(here.feed(StateSought())) == []
+    assert kinds(here.feed(nothing_found())) == []
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -435,7 +504,7 @@ def test_member_whose_rounds_are_done_lingers_until_the_others_know_and_no_longe
     here = paper(rounds=3)
     here.member._departure._rounds = 3
     here.peers = frozenset(here.ledger.peers[1:2])
-    here.feed(StateSought())
+    here.feed(Loaded())
     assert (here.member.standing, here.member.phase) == (Standing.LINGERING, "done")
     assert here.feed(SetPaused(True)) == []
     if told:
@@ -455,7 +524,7 @@ def test_member_that_is_gone_takes_nothing_any_more() -> None:
     here.member.ask_to_leave(0.0)
     assert Goodbye() in here.feed(Tick())
     assert here.member.standing is Standing.GONE
-    for event in (Tick(), StateSought(), Linked(here.ledger.peers[1], (Term(), 3)), StateHeld.__new__(StateHeld)):
+    for event in (Tick(), nothing_found(), Linked(here.ledger.peers[1], (Term(), 3)), StateHeld.__new__(StateHeld)):
         assert here.feed(event) == []
 
 

@@ -31,7 +31,7 @@ from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import NeedState
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.certificate import lead
-from shoal.protocol.effects import AdoptGenesis, FetchGenesis, MemberEffect
+from shoal.protocol.effects import DrawGenesis, MemberEffect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from tests.lab.simulate.seeded_bugs import (
@@ -335,6 +335,6 @@ def test_many_seeds_are_told_with_their_faults() -> None:
 
 def test_every_effect_of_a_member_is_done_or_cannot_come_about_here() -> None:
     """Everybody draws the same S(0); nobody goes back or shows evidence."""
-    never = {AdoptGenesis, FetchGenesis, NeedState, NeedEvidence}
+    never = {DrawGenesis, NeedState, NeedEvidence}
     assert DOERS.keys() | never == set(MemberEffect.__args__)
     assert DOERS.keys().isdisjoint(never)

@@ -18,7 +18,8 @@ from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.lab.simulate.states import Header
 from shoal.lab.simulate.talk import ChunkRequest, GetHeader
 from shoal.node.state import transfer as transfer_module
-from shoal.node.state.transfer import STALL_S, DonorScores, Transfer
+from shoal.node.state.transfer import STALL_S, Transfer
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import RemoteError
 
 JOIN = Fault(kind="join", at_s=6.0)

@@ -18,7 +18,8 @@ from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector
 from shoal.collectives.state import StateHeader
 from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorCache
 from shoal.node.state.fetching import Fetcher
-from shoal.node.state.transfer import STALL_S, DonorScores
+from shoal.node.state.transfer import STALL_S
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId

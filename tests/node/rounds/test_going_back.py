@@ -24,7 +24,7 @@ from shoal.node.state.state_files import read_state, write_state
 from shoal.node.training.trainer_messages import Evaluated
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import Effect
-from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import Consent, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
@@ -56,7 +56,7 @@ class Bench:
         self._arrived = trio.Event()
         self.fetched: list[int] = []
         self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, cache=world.cache, outer=OUTER)
-        state_store = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
+        state_store = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier)
         self._parts = SimpleNamespace(
             state_store=state_store,
             config=SimpleNamespace(rollback=policy),
@@ -71,7 +71,7 @@ class Bench:
 
     def restart(self) -> None:
         """Be a new process over the same folder, in the round after the head."""
-        self.going_back = GoingBack(self._parts, put=self._put)  # type: ignore[arg-type]
+        self.going_back = GoingBack(self._parts, put=self._put, fetch=self._fetch)  # type: ignore[arg-type]
         self.machine = self.new_machine()
 
     def save(self, state: CertifiedState) -> None:
@@ -88,12 +88,10 @@ class Bench:
             identity=self.me, previous=head, state=head.digest, life=bytes(32), settings=SETTINGS, deal=deal
         )
 
-    async def _fetch(self, value: Value, peers: list[str], *, initial: bytes) -> object:
+    async def _fetch(self, value: Value, initial: bytes) -> CertifiedState | None:
         self.fetched.append(value.round)
         await trio.lowlevel.checkpoint()
-        if value.round not in self.peers_have:
-            raise NetworkError("no peer has it")
-        return self.ledger.states[value.round]
+        return self.ledger.states[value.round] if value.round in self.peers_have else None
 
     def target(self, round: int) -> Target:
         return Target(round, self.ledger.chain.value(round).hash)

@@ -61,7 +61,7 @@ def assert_state(state: CertifiedState, ledger: Ledger, round: int) -> None:
 
 
 async def advance(world: World, state: CertifiedState | None, peers: Sequence[PeerId]) -> CertifiedState:
-    return await world.catchup.advance(state, world.ledger.chain, peers, Watch())
+    return await world.advance(state, world.ledger.chain, peers, Watch())
 
 
 FINE = Grid(60_000, 1000)

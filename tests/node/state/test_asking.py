@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import trio
 from trio.testing import MockClock
 
-from shoal.node.state.asking import HEDGE_S, ask_in_turn
+from shoal.node.state.asking import ask_in_turn
+from shoal.protocol.donors import HEDGE_S
 from shoal.protocol.identity import PeerId
 
 NEVER = float("inf")

@@ -49,7 +49,7 @@ def test_state_is_fetched_whole_and_is_the_certified_one(tmp_path: Path) -> None
         world = World(tmp_path, ledger_of(3))
         world.donor(GOOD)
         watch = Watch()
-        state = await world.catchup.advance(None, world.ledger.chain, [GOOD], watch)
+        state = await world.advance(None, world.ledger.chain, [GOOD], watch)
         assert_state(state, world.ledger, 3)
         assert watch.seen == [(done, 6) for done in range(7)]
         assert world.chunks_from(GOOD) == 2 * GRID.chunks

@@ -9,8 +9,8 @@ import trio
 
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.state import StateAssembly
-from shoal.node.state.catchup import HEADER_TIMEOUT_S
-from shoal.node.state.transfer import BAN_S
+from shoal.protocol.donors import BAN_S
+from shoal.protocol.errands import HEADER_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import (
@@ -73,7 +73,7 @@ def test_donor_killed_in_mid_transfer_costs_what_it_owed(tmp_path: Path) -> None
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(line.run)
-            state = await world.catchup.advance(None, world.ledger.chain, PEERS, kill_when_half_is_here)
+            state = await world.advance(None, world.ledger.chain, PEERS, kill_when_half_is_here)
             nursery.cancel_scope.cancel()
         assert_fine(state, world, 2)
         assert trio.current_time() - began < 1.1 * STATE_BYTES / 2 * (1 / 90_000 + 1 / 60_000) + 1

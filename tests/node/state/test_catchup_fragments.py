@@ -30,7 +30,7 @@ def test_missed_rounds_of_fragments_are_replayed_each_on_its_own_chunks(tmp_path
         ledger.certify(missed)
         world = World(tmp_path, ledger)
         donor = world.donor(GOOD)
-        state = await world.catchup.advance(ledger.states[0], ledger.chain, [GOOD], Watch())
+        state = await world.advance(ledger.states[0], ledger.chain, [GOOD], Watch())
         assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
         assert world.cache.digest(state) == ledger.chain.value(missed).digest
         assert [type(request) for request in donor.asked] == [GetFinals] * missed

@@ -57,7 +57,7 @@ async def interrupted(world: World, peers: Sequence[PeerId], *, after: int) -> N
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
 
-        await world.catchup.advance(None, world.ledger.chain, peers, stop)
+        await world.advance(None, world.ledger.chain, peers, stop)
     assert scope.cancelled_caught
 
 
@@ -211,7 +211,7 @@ def test_full_disk_does_not_keep_the_state_from_arriving(
         async def dawdle(done: int, total: int) -> None:
             await trio.sleep(KEEP_AFTER_S)
 
-        assert_fine(await world.catchup.advance(None, world.ledger.chain, PEERS, dawdle), world, 2)
+        assert_fine(await world.advance(None, world.ledger.chain, PEERS, dawdle), world, 2)
         assert "is not kept for a restart: the disk is full" in caplog.text
 
     run(main)

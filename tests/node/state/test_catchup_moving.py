@@ -64,7 +64,7 @@ async def join(world: World, *, bytes_per_s: float, period_s: float, limit_s: fl
                     chain.extend(certificate)
                 if state is not None and state.round == chain.head.round:
                     break
-                state = await world.catchup.advance(state, chain, PEERS, Watch())
+                state = await world.advance(state, chain, PEERS, Watch())
         nursery.cancel_scope.cancel()
     assert_fine(state, world, state.round)
     return trio.current_time(), state.round
@@ -131,7 +131,7 @@ def test_state_that_is_gone_everywhere_is_given_up_for_the_next(
             nursery.start_soon(line.run)
             nursery.start_soon(rounds_go_on, world, 2.0)
             with pytest.raises(NetworkError, match="does not hold it"):
-                await world.catchup.advance(None, chain, PEERS, Watch())
+                await world.advance(None, chain, PEERS, Watch())
             nursery.cancel_scope.cancel()
         world.line = None
         world.frames.clear()
@@ -190,7 +190,7 @@ def test_ten_who_join_all_arrive_while_rounds_go_on(tmp_path: Path, apart_s: flo
                     if state is not None and state.round == chain.head.round:
                         break
                     with contextlib.suppress(NetworkError):  # a state that is held no longer: the next
-                        state = await world.catchup.advance(state, chain, PEERS, Watch())
+                        state = await world.advance(state, chain, PEERS, Watch())
                 nursery.cancel_scope.cancel()
             assert_fine(state, world, state.round)
             arrived.append(number)

@@ -147,7 +147,7 @@ def test_node_that_slept_through_a_rollback_fetches_the_state_of_the_next_term(t
             peers = await node.catch_up()
             assert node.state_store.head == ledger.chain.head
             assert not node.state_store.current
-            state = await node.state_store.fetch(peers)
+            state = await node.fetch(peers)
             assert state is not None
             await node.state_store.adopt(state)
             assert node.state_store.current
@@ -166,7 +166,7 @@ def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) 
         donor.cache.put(third, donor.cache.header(third))
         async with home(world) as node:
             await node.catch_up()
-            state = await node.state_store.fetch_earlier(ledger.chain.value(3), [GOOD])
+            state = await node.fetch_earlier(ledger.chain.value(3), [GOOD])
             assert state.anchor.tobytes() == third.anchor.tobytes()
             assert node.state_store.head.round == 6
 

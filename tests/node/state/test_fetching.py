@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from shoal.node.state.fetching import INTRODUCTION_LIMIT, Fetcher, Job, _Run
-from shoal.node.state.transfer import DonorScores
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.chunks import ChunkExchange, ChunkFailed, ChunkRef, ChunkSpace, LaneBroke

@@ -13,8 +13,8 @@ import trio
 from shoal.node.config import Hold
 from shoal.node.outcome import StateFetched
 from shoal.node.state import state_server as state_server_module
-from shoal.node.state.state_store import PURSUE_AFTER_S
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.catching_up import PURSUE_AFTER_S
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term
@@ -163,35 +163,6 @@ def test_peer_that_claims_to_have_ever_more_is_not_asked_for_ever(tmp_path: Path
     run(main)
 
 
-def test_others_are_asked_where_who_is_ahead_is_not_linked(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        donor = world.donor(GOOD)
-        async with home(world) as node:
-            assert await node.state_store.extend({PeerId("behind a firewall")}, others=False) == [GOOD]
-            assert node.state_store.head.round == 2
-            assert len(donor.asked) == 1
-
-    run(main)
-
-
-def test_certificates_are_taken_from_those_named_first(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        others = [world.donor(PeerId(f"other{n}")) for n in range(3)]
-        chosen = world.donor(GOOD)
-        async with home(world) as node:
-            await node.state_store.append(world.ledger.chain.after(0, 1)[0])  # a newcomer would ask all of them
-            peers = await node.state_store.extend({GOOD}, others=False)
-            assert peers[0] == GOOD
-            assert set(peers) == set(world.donors)
-            assert node.state_store.head.round == 2
-            assert [donor.asked for donor in others] == [[]] * 3
-            assert chosen.asked == [GetChain(after=1)]
-
-    run(main)
-
-
 def test_decided_rounds_are_taken_off_the_agreement_log(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, ledger_of(2))
@@ -215,7 +186,7 @@ def test_newcomer_fetches_adopts_serves_and_keeps_the_state(tmp_path: Path) -> N
         world.donor(GOOD)
         async with home(world) as node:
             peers = await node.catch_up()
-            state = await node.state_store.fetch(peers)
+            state = await node.fetch(peers)
             assert state is not None
             await node.state_store.adopt(state)
             assert node.state_store.current
@@ -238,7 +209,7 @@ def test_corrupt_donor_first_and_good_donor_second_lead_to_the_certified_state(t
         world.donor(GOOD)
         async with home(world) as node:
             await node.catch_up()
-            state = await node.state_store.fetch([BAD, GOOD])
+            state = await node.fetch([BAD, GOOD])
             assert state is not None
             assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
 
@@ -252,7 +223,7 @@ def test_corrupt_donor_alone_changes_nothing(tmp_path: Path, caplog: pytest.LogC
         world.donor(BAD).spoil = lambda header, data: flipped(data)
         async with home(world) as node:
             with caplog.at_level(logging.INFO):
-                assert await node.state_store.fetch(await node.catch_up()) is None
+                assert await node.fetch(await node.catch_up()) is None
             assert node.state_store.state is None
             assert not node.state_store.current
             assert list((world.folder / str(ME) / "state").iterdir()) == []
@@ -270,7 +241,7 @@ def test_member_that_missed_two_rounds_replays_them(tmp_path: Path) -> None:
             for certificate in ledger.chain.after(0, 3):
                 await node.state_store.append(certificate)
             await node.state_store.adopt(ledger.states[3])
-            state = await node.state_store.fetch(await node.catch_up())
+            state = await node.fetch(await node.catch_up())
             assert state is not None
             await node.state_store.adopt(state)
             assert node.state_store.digest == ledger.chain.head.digest
@@ -325,8 +296,8 @@ def test_initial_state_comes_from_a_founder_and_is_kept(tmp_path: Path) -> None:
         world.donor(founder)
         world.donor(BAD)
         async with home(world) as node:
-            assert await node.state_store.fetch_initial(BAD) is None
-            state = await node.state_store.fetch_initial(founder)
+            assert await node.fetch_initial(BAD) is None
+            state = await node.fetch_initial(founder)
             assert state is not None
             await node.state_store.adopt(state)
             assert node.state_store.current
@@ -345,7 +316,7 @@ def test_transfer_can_be_held(tmp_path: Path) -> None:
             fetched = []
 
             async def fetch() -> None:
-                fetched.append(await node.state_store.fetch([GOOD]))
+                fetched.append(await node.fetch([GOOD]))
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch)
@@ -366,8 +337,8 @@ def test_nobody_to_help_is_no_error(tmp_path: Path) -> None:
         async with home(world) as node:
             for certificate in world.ledger.chain.after(0, 2):
                 await node.state_store.append(certificate)
-            assert await node.state_store.fetch([]) is None
-            assert await node.state_store.fetch([BAD, PeerId("gone")]) is None
+            assert await node.fetch([]) is None
+            assert await node.fetch([BAD, PeerId("gone")]) is None
             with pytest.raises(NetworkError):
                 await node.state_store.finals(2, [BAD])
 
@@ -393,8 +364,8 @@ def test_rounds_certified_while_a_state_is_on_its_way_are_followed_before_it_is_
                 await trio.sleep(PURSUE_AFTER_S)
 
             donor.answer = busy
-            node.state_store._on_chunk = dawdle  # type: ignore[method-assign]
-            state = await node.state_store.fetch(peers)
+            node.state_store.on_chunk = dawdle  # type: ignore[method-assign]
+            state = await node.fetch(peers)
             assert state is not None
             assert state.round == node.state_store.head.round
             assert state.round > 9
@@ -415,14 +386,14 @@ def test_state_short_of_the_head_is_returned_if_the_rest_is_not_to_be_had(tmp_pa
         async with home(world) as node:
             peers = await node.catch_up()
             assert node.state_store.head.round == 9
-            state = await node.state_store.fetch(peers)
+            state = await node.fetch(peers)
             assert state is not None
             assert state.round == 8
 
             await node.state_store.adopt(state)
             assert not node.state_store.current
             head.answer = answer
-            state = await node.state_store.fetch(peers)
+            state = await node.fetch(peers)
             assert state is not None
             assert state.round == 9
             assert sum(isinstance(request, GetHeader) for request in head.asked) <= 4  # refused, and not asked for ever
@@ -436,7 +407,7 @@ def test_adopting_a_state_ends_what_is_kept_of_transfers(tmp_path: Path) -> None
         world.donor(GOOD)
         kept = world.folder / str(ME) / "transfer" / "0.0-9-0000000000000000"
         async with home(world) as node:
-            state = await node.state_store.fetch(await node.catch_up())
+            state = await node.fetch(await node.catch_up())
             assert state is not None
             kept.mkdir(parents=True)
             await node.state_store.adopt(state)

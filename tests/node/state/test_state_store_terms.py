@@ -112,7 +112,7 @@ def test_initial_state_that_was_certified_comes_from_anyone_who_has_it(tmp_path:
             liar = world.donor(PeerId("liar"))
             liar.cache.put(state_of(0, seed=8), liar.cache.header(state_of(0, seed=8)))
             donor = world.donor(STRANGER)
-            state = await node.state_store.fetch([PeerId("liar"), STRANGER])
+            state = await node.fetch([PeerId("liar"), STRANGER])
             assert state is not None
             assert state.anchor.tobytes() == ledger.states[0].anchor.tobytes()
             assert world.chunks_from(PeerId("liar")) == 0
@@ -141,7 +141,7 @@ def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_fo
                 await node.state_store.append(entry)
             value = ledger.chain.value(0)
             peers = [STRANGER] if known else [STRANGER, founder]
-            state = await node.state_store.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
+            state = await node.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
             assert world.cache.header(state).digest == digest
             assert (world.chunks_from(STRANGER) > 0) is known
 

@@ -10,15 +10,14 @@ import pytest
 
 from shoal.node.state import transfer as transfer_module
 from shoal.node.state.transfer import (
-    BAN_LIMIT_S,
-    BAN_S,
     IDLE_LIMIT_S,
     STALL_S,
     WINDOW_LIMIT_BYTES,
     WINDOW_MIN_CHUNKS,
-    DonorScores,
     Transfer,
 )
+from shoal.protocol import donors as donors_module
+from shoal.protocol.donors import BAN_LIMIT_S, BAN_S, DonorScores
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 
@@ -375,7 +374,7 @@ def test_ranking_is_by_rate_and_leaves_out_the_banned() -> None:
 
 
 def test_scores_are_bounded_and_forget_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_module, "SCORE_LIMIT", 3)
+    monkeypatch.setattr(donors_module, "SCORE_LIMIT", 3)
     scores = DonorScores()
     scores.offended(FAST, 0.0)
     record: Callable[[str], None] = lambda name: scores.measured(PeerId(name), 1.0)  # noqa: E731

@@ -72,7 +72,7 @@ async def _ignore(done: int, total: int) -> None:
 
 
 async def advance(world: World, state: CertifiedState | None, *peers: PeerId) -> CertifiedState:
-    return await world.catchup.advance(state, world.ledger.chain, peers, _ignore)
+    return await world.advance(state, world.ledger.chain, peers, _ignore)
 
 
 def test_the_ledger_moves_all_three_vectors() -> None:

@@ -7,22 +7,24 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
-from shoal.node.state.state_sync import StateSync
+from shoal.node.rounds.inbox import Fetched, Own
+from shoal.node.state.errands import Errands
+from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import GenesisFetched, StateSought
 from shoal.protocol.messages import Message, Term
 from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
 from tests.node.donors import Donor, World
 from tests.node.ledger import forged, identity, state_of
-from tests.node.state_store_lab import GOOD, Home, home, ledger_of, liar, run
+from tests.node.state_store_lab import GOOD, GRACE_S, Home, home, ledger_of, liar, run
 
-GRACE_S = 4.0
 NEWCOMER = identity(50)
 
 
@@ -43,7 +45,9 @@ class Here:
     def __init__(self, world: World, donor: Donor, node: Home, me: Identity) -> None:
         self.world = world
         self.donor = donor
+        self.node = node
         self.state_store = node.state_store
+        self.me = me.peer_id
         self.said: list[Message] = []
         self._honest = donor.answer
         self.inputs: trio.MemorySendChannel[Own]
@@ -52,44 +56,46 @@ class Here:
         self.ended = 0
         """Rounds under way that certificates showed to be over."""
         self.looked_up: list[Sequence[PeerId]] = []
-        self.sync = StateSync(
-            SimpleNamespace(
-                identity=me,
-                state_store=node.state_store,
-                links=SimpleNamespace(broadcast=self.said.append, linked=lambda: frozenset(world.donors)),
-                config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
-                training_client=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
-                cache=world.cache,
-                store=node.store,
-            ),  # type: ignore[arg-type]
-            put=self.inputs.send_nowait,
-            look_up=self._look_up,
-        )
+        self.catching_up = CatchingUp(self.me, node, node.state_store.scores)
+        links: Any = SimpleNamespace(broadcast=self.said.append)
+        self.errands = Errands(node.state_store, links, put=self.inputs.send_nowait, look_up=self._look_up)
 
     async def _look_up(self, peers: Sequence[PeerId]) -> None:
         await trio.lowlevel.checkpoint()
-        self.looked_up.append(peers)
+        self.looked_up.append(list(peers))
 
     async def be_an_engine(self) -> None:
-        """Do with what comes of jobs what the engine does."""
+        """Do with what comes of errands what engine and member do."""
         async for event in self._received:
+            before = self.state_store.head.hash
             if isinstance(event, Fetched):
-                self.ended += await self.sync.take(event)
-            elif isinstance(event, CaughtUp):
-                await self.sync.caught_up(event)
+                await self.errands.take(event)
+            elif isinstance(event, StateSought):
+                if self.catching_up.over(event):
+                    await self.hold(event.state)
+                    self.catching_up.adopted(event, trio.current_time())
                 self._over.set()
-            elif isinstance(event, AnotherGenesis):
-                await self.sync.take_genesis(event.state)
+            elif isinstance(event, GenesisFetched):
+                await self.hold(event.state)
+            if self.state_store.head.hash != before:
+                self.ended += 1
+                self.catching_up.head_moved(trio.current_time())
 
-    def begins(self) -> bool:
-        """Whether an attempt to catch up is due, and begins."""
-        before = self.sync._coming
-        self.sync.advance(in_round=False)
-        return self.sync._coming and not before
+    async def hold(self, state: object) -> None:
+        assert isinstance(state, CertifiedState)
+        await self.state_store.adopt(state)
 
-    async def _draw(self) -> CertifiedState:
-        await trio.lowlevel.checkpoint()
-        return self.world.ledger.states[0]
+    def begins(self, *, in_round: bool = False) -> bool:
+        """Whether something is due, and begins."""
+        errand = self.catching_up.due(trio.current_time(), in_round=in_round)
+        if errand is not None:
+            self.errands.begin(errand)
+        return errand is not None
+
+    def fetch_genesis(self, founder: PeerId) -> None:
+        errand = self.catching_up.genesis(founder, trio.current_time())
+        if errand is not None:
+            self.errands.begin(errand)
 
     def overtake(self, times: int, *, after_s: float = 0.0, refuse: bool = False) -> None:
         """While the next `times` requests for finals or headers are answered, another round is certified each time."""
@@ -107,11 +113,11 @@ class Here:
         async def dawdle(done: int, total: int) -> None:
             await trio.sleep(after_s)
 
-        self.state_store._on_chunk = dawdle  # type: ignore[method-assign]
+        self.errands._performers = {**self.errands._performers, **self.world.catchup.performers(dawdle)}
 
     async def obtain(self) -> None:
         """Start, and try until the state is here."""
-        await self.sync.load()
+        await self.state_store.load()
         while not self.state_store.current:
             await self.catch_up()
 
@@ -135,7 +141,7 @@ async def here(folder: Path, *, me: Identity = NEWCOMER, rounds: int = 4) -> Asy
     donor = world.donor(GOOD)
     async with home(world) as node, trio.open_nursery() as nursery:
         made = Here(world, donor, node, me)
-        nursery.start_soon(made.sync.run)
+        nursery.start_soon(made.errands.run)
         nursery.start_soon(made.be_an_engine)
         yield made
         nursery.cancel_scope.cancel()
@@ -222,7 +228,7 @@ def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
 async def look(node: Here) -> None:
     """Let time pass in a round, as the engine's ticks do."""
     for _ in range(20):
-        node.sync.advance(in_round=True)
+        node.begins(in_round=True)
         await trio.sleep(0.1)
 
 
@@ -230,13 +236,13 @@ def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_p
     async def main() -> None:
         async with here(tmp_path) as node:
             await node.obtain()
-            asked, node.ended = len(node.donor.asked), 0
-            node.sync.ahead(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
+            node.ended, asked = 0, len(node.donor.asked)
+            node.catching_up.claimed(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
             await look(node)
             assert node.donor.asked[asked:] == [GetChain(after=4)]
             assert node.ended == 0
             node.world.certify()
-            node.sync.ahead(GOOD, (Term(), 6))
+            node.catching_up.claimed(GOOD, (Term(), 6))
             await look(node)
             assert node.ended == 1
             assert node.state_store.head == node.world.ledger.chain.head
@@ -262,7 +268,7 @@ def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
                     head=part.head,
                 ),
             )
-            node.sync.ahead(GOOD, (Term(), 6))
+            node.catching_up.claimed(GOOD, (Term(), 6))
             await look(node)
             assert node.ended == 0
             assert node.state_store.head.round == 4
@@ -301,10 +307,10 @@ def test_first_founders_state_is_fetched_once_at_a_time_and_held(tmp_path: Path)
         async with here(tmp_path, me=identity(2), rounds=0) as node:
             ledger = node.world.ledger
             founder = ledger.peers[0]
-            await node.sync.adopt(state_of(0, seed=77))
+            await node.hold(state_of(0, seed=77))
             theirs = node.world.donor(founder)
-            node.sync.fetch_genesis(founder)
-            node.sync.fetch_genesis(founder)
+            node.fetch_genesis(founder)
+            node.fetch_genesis(founder)
             await trio.sleep(1.0)
             assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
             assert node.state_store.digest == ledger.header(0).digest

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.node.state.asking import HEDGE_S
-from shoal.node.state.hints import CLAIMS_LIMIT, OUTSIDERS_LIMIT, Hints
-from shoal.node.state.transfer import REST_LIMIT_S, DonorScores
+from shoal.protocol.claims import CLAIMS_LIMIT, OUTSIDERS_LIMIT, Claims
+from shoal.protocol.donors import HEDGE_S, REST_LIMIT_S, DonorScores
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 from tests.node.ledger import Ledger
@@ -16,17 +15,17 @@ FIRST, SECOND, _ = LEDGER.peers
 
 
 class Here:
-    """The hints of a node whose head is genesis."""
+    """The claims that reached a node whose head is genesis."""
 
     def __init__(self) -> None:
-        self.hints = Hints(DonorScores())
+        self.claims = Claims(DonorScores())
 
     def claim(self, *peers: PeerId) -> None:
         for peer in peers:
-            self.hints.heard(peer, FAR, members=HEAD.members)
+            self.claims.heard(peer, FAR, members=HEAD.members)
 
     def asks(self, now: float) -> PeerId | None:
-        return self.hints.next(HEAD, now)
+        return self.claims.next(HEAD, now)
 
 
 def stranger(number: int) -> PeerId:
@@ -51,12 +50,12 @@ def test_claim_that_showed_nothing_makes_the_next_ones_wait_twice_as_long() -> N
         while here.asks(now) is None:
             now += 0.25
         waited.append(now - began)
-        here.hints.answered(stranger(1), HEAD, now, new=False)
+        here.claims.answered(stranger(1), HEAD, now, new=False)
     assert waited == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, REST_LIMIT_S, REST_LIMIT_S]
     assert here.asks(now + 1000) is None  # without another claim there is nothing to look into
     here.claim(stranger(1))
     assert here.asks(now + 1000) == stranger(1)
-    here.hints.answered(stranger(1), HEAD, now + 1000, new=True)
+    here.claims.answered(stranger(1), HEAD, now + 1000, new=True)
     here.claim(stranger(1))
     assert here.asks(now + 1000) == stranger(1)
 
@@ -64,13 +63,13 @@ def test_claim_that_showed_nothing_makes_the_next_ones_wait_twice_as_long() -> N
 def test_claim_that_came_true_meanwhile_is_held_against_nobody() -> None:
     here, ledger = Here(), Ledger()
     ledger.certify()
-    here.hints.heard(FIRST, (Term(), 2), members=HEAD.members)
+    here.claims.heard(FIRST, (Term(), 2), members=HEAD.members)
     assert here.asks(0.0) == FIRST
-    here.hints.answered(FIRST, ledger.chain.head, 0.1, new=False)  # the certificate came another way
+    here.claims.answered(FIRST, ledger.chain.head, 0.1, new=False)  # the certificate came another way
     here.claim(FIRST)
     assert here.asks(0.2) == FIRST
-    here.hints.heard(SECOND, (Term(), 2), members=HEAD.members)
-    assert SECOND not in here.hints.claimants(ledger.chain.head)
+    here.claims.heard(SECOND, (Term(), 2), members=HEAD.members)
+    assert SECOND not in here.claims.claimants(ledger.chain.head)
 
 
 def test_outsiders_that_do_not_answer_leave_room_for_members() -> None:
@@ -89,7 +88,7 @@ def test_outsiders_that_do_not_answer_leave_room_for_members() -> None:
 def test_claims_of_many_are_forgotten_but_those_of_members() -> None:
     here = Here()
     here.claim(FIRST, *map(stranger, range(2 * CLAIMS_LIMIT)))
-    found = here.hints.claimants(HEAD)
+    found = here.claims.claimants(HEAD)
     assert len(found) == CLAIMS_LIMIT
     assert FIRST in found
     assert stranger(0) not in found

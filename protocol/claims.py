@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shoal.node.state.asking import HEDGE_S
-from shoal.node.state.transfer import DonorScores
 from shoal.protocol.chain import Position, next_position
+from shoal.protocol.donors import HEDGE_S, DonorScores
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Value
 
@@ -25,7 +24,7 @@ OUTSIDERS_LIMIT = 4
 """Requests that are under way to peers that are no members."""
 
 
-class Hints:
+class Claims:
     """What peers claim, and which of them are being asked. `scores` remembers whose claims showed nothing."""
 
     def __init__(self, scores: DonorScores) -> None:

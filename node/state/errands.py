@@ -1,0 +1,116 @@
+"""Errands of a member (`shoal.protocol.errands`), carried out beside the engine.
+
+Whatever waits for a peer is a job of `run`, and what comes of it is put to the engine as an input. What peers give of
+the chain is handed over too, request by request. So chain and state change in the engine's task only, which waits for
+nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from shoal.node.rounds.inbox import Fetched, Own
+from shoal.node.rounds.orders import obeyed
+from shoal.node.state.state_store import StateStore
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.chain import Chain
+from shoal.protocol.errands import Errand, LookUp
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Entry
+from shoal.swarm.links import Links
+
+ERRANDS_LIMIT = 512
+"""More than peers that can be asked at once: one errand for each, one for the state, one for S(0)."""
+
+Performers = Mapping[type[Any], Callable[[Any], Awaitable[Any]]]
+"""What carries out each request."""
+
+
+async def carry_out(errand: Errand, performers: Performers) -> Any:
+    """All requests of an errand, one after the other; what came of it. Cancellation: what was handed over stands."""
+    request = errand.go_on(None, trio.current_time())
+    while request is not None:
+        perform = performers.get(type(request))
+        if perform is None:
+            raise LocalError(f"nothing here does {type(request).__name__}")
+        request = errand.go_on(await perform(request), trio.current_time())
+    return errand.outcome
+
+
+class Errands:
+    """Carries errands out. `run` is a task beside the engine; `begin` and `take` are called in the engine's task.
+
+    put: takes what comes of an errand, as an input of the engine's. look_up: called beside the engine once the state at
+    the head is to be had, with the peers that may have what this node's own contribution is settled by.
+    """
+
+    def __init__(
+        self,
+        state_store: StateStore,
+        links: Links,
+        *,
+        put: Callable[[Own], None],
+        look_up: Callable[[Sequence[PeerId]], Awaitable[None]],
+    ) -> None:
+        self._state_store = state_store
+        self._state_store.take = self._hand_over
+        self._state_store.replace = self._hand_over_chain
+        self._links = links
+        self._put = put
+        self._look_up = look_up
+        self._jobs, self._job_queue = trio.open_memory_channel[Errand](ERRANDS_LIMIT)
+        self._performers: Performers = {**state_store.performers, Broadcast: self._broadcast, LookUp: self._settle}
+
+    async def run(self) -> None:
+        """Do what waits for peers, until cancelled.
+
+        Raises ConfigError when the swarm's parameters are not this workload's. Cancellation: what was put stands.
+        """
+        async with trio.open_nursery() as nursery:
+            async for errand in self._job_queue:
+                nursery.start_soon(self._carry_out, errand)
+
+    def begin(self, errand: Errand) -> None:
+        """Have an errand carried out; what comes of it is put to the engine."""
+        self._jobs.send_nowait(errand)
+
+    async def _carry_out(self, errand: Errand) -> None:
+        outcome = await self.outcome(errand)
+        if outcome is not None:
+            self._put(outcome)
+
+    async def outcome(self, errand: Errand) -> Any:
+        """What comes of an errand. Raises ConfigError, StorageError."""
+        return await carry_out(errand, self._performers)
+
+    async def _broadcast(self, request: Broadcast) -> None:
+        self._links.broadcast(request.message)  # type: ignore[arg-type]
+
+    async def _settle(self, request: LookUp) -> None:
+        await self._look_up(request.peers)
+
+    # -- the chain, in the engine's task -----------------------------------------------------------------------
+
+    async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+        if not entries:
+            return 0
+        fetched = Fetched(peer, tuple(entries), trusted)
+        self._put(fetched)
+        return await fetched.outcome()
+
+    async def _hand_over_chain(self, theirs: Chain, height: int) -> None:
+        await obeyed(self._put, partial(self._state_store.replace_chain, theirs, height))
+
+    async def take(self, fetched: Fetched) -> None:
+        """Check what a peer gave of the chain, in order, and keep what holds. Raises StorageError."""
+        try:
+            fetched.new = await self._state_store.take_entries(fetched.peer, fetched.entries, trusted=fetched.trusted)
+        except RemoteError as error:
+            fetched.fault = error
+        finally:
+            fetched.taken.set()

@@ -1,0 +1,318 @@
+"""Catching up: when a member looks for entries of the chain and for a state, which state, from whom, and when again.
+
+It opens no socket and reads no clock. What is due is an errand (errands.py), which a driver carries out beside the
+rounds. When it is over, what came of it is an input of the member (`StateSought`, `GenesisFetched`) or nothing.
+
+    due              the errand                                     over, it is due again
+    in a round       look into one claim to be ahead (claims.py)    as claims come; see there
+    not in a round   come to the state at the head                  RETRY_S after it began; at once if it brought one
+    another S(0)     fetch it from the first founder                RETRY_S after it was over
+
+    to the head:  ask for certificates ─► the state there ─► and again, as long as rounds went on meanwhile
+    the state:    replay, where the finals that lack are fewer bytes than a state
+                  else a whole one: one that came in part, or the newest that most of those hold who hold any; and
+                  replay the rest
+
+Whoever is told at once that the head moved (`head_moved`, `hurry`) asks nobody for a newer one, unless somebody claims
+that there is one. Where rounds are shorter than this takes, a newcomer says that it comes (newcomers.py), and follows
+the chain until that one stands still.
+
+What is tried again, and when, is said here, but for what happens within one transfer: who stalls and who takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.chain import Chain, Position
+from shoal.protocol.claims import Claims
+from shoal.protocol.donors import DonorScores
+from shoal.protocol.errands import (
+    AskChain,
+    AskHolders,
+    Clock,
+    CountLacking,
+    Errand,
+    FetchState,
+    FindBegun,
+    Holders,
+    LookInto,
+    LookUp,
+    OfHeader,
+    Replay,
+    Steps,
+)
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import GenesisFetched, OfState, StateSought
+from shoal.protocol.messages import NO_HASH, Value
+from shoal.protocol.newcomers import coming
+from shoal.protocol.surroundings import Rules
+
+RETRY_S: Final = 1.0
+"""Between two attempts to come to a state that peers could not give."""
+PURSUIT_LIMIT: Final = 64
+"""Times that rounds which were certified meanwhile are followed before what was reached is taken."""
+PURSUE_AFTER_S: Final = 1.0
+"""A catching up that was shorter is not suspected to have missed a round."""
+ASKED_LIMIT: Final = 32
+"""Peers that are asked what they hold; of more, those that were fastest the last time."""
+
+logger = logging.getLogger(__name__)
+
+
+class StateSearch:
+    """Which state is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
+
+    replayed_rounds: for how many rounds the finals are fewer bytes than a state; 0 as long as that is not known.
+    """
+
+    def __init__(self, scores: DonorScores, replayed_rounds: Callable[[], int]) -> None:
+        self._scores = scores
+        self._replayed_rounds = replayed_rounds
+        self.clock = Clock()
+
+    def nearer(self, state: OfState | None, chain: Chain, peers: Iterable[PeerId]) -> Steps:
+        """A state nearer to the one on which `chain` stands, mostly that one itself. `state` is what is here, if any.
+
+        Comes to None if there is no progress.
+        """
+        before, asked = state, tuple(peers)
+        if state is not None and (yield from self._replay_pays(state.round, chain)):
+            state = yield Replay(state, chain, asked)
+            if state.round == chain.standing.round:
+                return state
+        whole = yield from self._whole(state, chain, asked)
+        if whole is None:
+            return None if state is before else state
+        return (yield Replay(whole, chain, asked))
+
+    def _replay_pays(self, round: int, chain: Chain) -> Steps:
+        """Whether the finals that lack on the way from `round` to the head are fewer bytes than the state there."""
+        goal, limit = chain.standing.round, self._replayed_rounds()
+        if not limit or round >= goal:
+            return False
+        plans = tuple(chain.value(between).plan for between in range(round + 1, goal + 1))
+        return len(plans) <= limit or (yield CountLacking(plans)) <= limit
+
+    def _whole(self, base: OfState | None, chain: Chain, peers: tuple[PeerId, ...]) -> Steps:
+        """A state of a later round than `base`, fetched whole; None if there is none to be had."""
+        value, found = yield from self._choose(chain, peers, above=-1 if base is None else base.round)
+        if not found:
+            logger.info("no peer has the state of round %d", value.round)
+            return None
+        header: OfHeader = next(iter(found.values()))
+        holders = frozenset(peer for peer, held in found.items() if held.digest == header.digest)
+        return (yield FetchState(value, chain.digest(value.round), header, holders, base, peers))
+
+    def _choose(self, chain: Chain, peers: tuple[PeerId, ...], *, above: int) -> Steps:
+        """Which state of a round later than `above` to fetch: its value, and the header by who is known to hold it.
+
+        One that came in part already, if it is still held somewhere; else the newest that most of those hold who hold
+        any. There are no headers if nobody holds one.
+        """
+        goal = chain.standing.round
+        for round in self._replayable((yield FindBegun()), chain):
+            if round > above:
+                holders, _ = yield from self._holders(chain, round, peers)
+                if holders:
+                    return chain.value(round), holders
+        newest, others = yield from self._holders(chain, goal, peers)
+        older: Mapping[PeerId, OfHeader] = {}
+        if goal - 1 > max(0, above):
+            older, _ = yield from self._holders(chain, goal - 1, others)
+        if len(newest) >= len(older):
+            return chain.value(goal), newest
+        return chain.value(goal - 1), older
+
+    def _replayable(self, begun: Sequence[tuple[int, bytes]], chain: Chain) -> list[int]:
+        """The rounds of states that are here in part, and from which a replay would lead to the head."""
+        goal, limit = chain.standing.round, self._replayed_rounds()
+        rounds = dict.fromkeys(round for round, _ in begun if 0 < round < goal <= round + limit)
+        digests = {digest for _, digest in begun}
+        return [round for round in rounds if chain.value(round).digest in digests]
+
+    def _holders(self, chain: Chain, round: int, peers: Sequence[PeerId]) -> Steps:
+        """Who holds the state of `round`, and who does not, of those who say so soon enough."""
+        value = chain.value(round)
+        ranked = self._scores.ranked(peers, self.clock.now)[:ASKED_LIMIT]
+        held: Holders = yield AskHolders(value, chain.digest(round), tuple(ranked))
+        # S(0) is what the first founder drew, should the founders differ.
+        order = sorted(held.found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
+        return {peer: held.found[peer] for peer in order}, held.others
+
+
+class Here(Protocol):
+    """What is looked at before it is decided; a part of `Surroundings`."""
+
+    @property
+    def chain(self) -> Chain: ...
+    @property
+    def current(self) -> bool: ...
+    @property
+    def held(self) -> OfState | None: ...
+    @property
+    def replayed_rounds(self) -> int: ...
+    @property
+    def donors(self) -> Collection[PeerId]: ...
+    def linked(self) -> Collection[PeerId]: ...
+    def rules(self, round: int) -> Rules: ...
+
+
+class CatchingUp:
+    """What is due of looking for entries and states, and what is held of what comes. `scores` are of all who are asked.
+
+    Times are those of the member, in whose hands it is.
+    """
+
+    def __init__(self, me: PeerId, here: Here, scores: DonorScores) -> None:
+        self._me = me
+        self._here = here
+        self._scores = scores
+        self._claims = Claims(scores)
+        self._search = StateSearch(scores, lambda: here.replayed_rounds)
+        self._coming = self._fetching_genesis = False
+        self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
+        self._retry_at = 0.0
+        self._took_s: float | None = None  # to come to the state at the head, the last time
+
+    def claimed(self, peer: PeerId, position: Position) -> None:
+        """This peer claims that all before `position` is decided."""
+        self._claims.heard(peer, position, members=self._here.chain.head.members)
+
+    def hurry(self, now: float) -> None:
+        """The head is of just now, and its state is not here: come to it as soon as there is nothing else to do."""
+        self._retry_at, self._fresh = now, True
+
+    def head_moved(self, now: float) -> None:
+        """The round under way is over, by certificates that came; those who are being asked for more go on with it."""
+        if not self._coming:
+            self.hurry(now)
+
+    # -- what is due -----------------------------------------------------------------------------------------
+
+    def due(self, now: float, *, in_round: bool) -> Errand | None:
+        """What is to be begun now. in_round: the member takes part in the round after its head."""
+        if in_round:
+            peer = self._claims.next(self._here.chain.head, now)
+            return None if peer is None else self._errand(self._look_into(peer))
+        if self._coming or now < self._retry_at:
+            return None
+        self._coming, self._retry_at = True, now + RETRY_S
+        return self._errand(self._come())
+
+    def genesis(self, founder: PeerId, now: float) -> Errand | None:
+        """Have S(0) as the first founder has it, unless that is under way; it is tried as often as it is heard of."""
+        if self._fetching_genesis or now < self._retry_at:
+            return None
+        self._fetching_genesis = True
+        return self._errand(self._fetch_genesis(founder))
+
+    def earlier(self, value: Value, *, initial: bytes = NO_HASH) -> Errand:
+        """Have the state that `value` led to. Comes to None when nobody can help now.
+
+        initial: the digest of S(0), if that is wanted and it is known.
+        """
+        return self._errand(self._fetch_earlier(self._here.chain.back_to(value, initial=initial), value.round))
+
+    def _errand(self, steps: Steps) -> Errand:
+        return Errand(steps, self._search.clock)
+
+    # -- what came -------------------------------------------------------------------------------------------
+
+    def over(self, sought: StateSought) -> bool:
+        """An attempt is over. Whether what it brought is still wanted: nearer to the head than what is here."""
+        self._coming = False
+        state, held, chain = sought.state, self._here.held, self._here.chain
+        if state is None or self._here.current or not on_branch(chain, state):
+            return False
+        return held is None or state.round > held.round or not on_branch(chain, held)
+
+    def adopted(self, sought: StateSought, now: float) -> None:
+        """What it brought is held: more may have been certified meanwhile."""
+        self._took_s, self._retry_at = sought.seconds, now
+
+    # -- errands ---------------------------------------------------------------------------------------------
+
+    def _look_into(self, peer: PeerId) -> Steps:
+        new: bool = yield LookInto(peer)
+        self._claims.answered(peer, self._here.chain.head, self._search.clock.now, new=new)
+
+    def _come(self) -> Steps:
+        """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
+        here, clock, state = self._here, self._search.clock, None
+        began = clock.now
+        first, fresh, self._fresh = self._claims.claimants(here.chain.head), self._fresh, False
+        peers = list(here.linked())
+        if first or not fresh:
+            peers.sort(key=lambda peer: peer not in first)
+            yield self._asking(peers, first)
+        if not here.current:
+            awaited = self._can_be_awaited()
+            if awaited:
+                yield Broadcast(coming(here.chain.head))
+            state = yield from self._pursue(peers, closely=awaited)
+        if state is not None or here.current:
+            yield LookUp(tuple(peers))
+        return StateSought(state, clock.now - began)
+
+    def _asking(self, peers: Collection[PeerId], first: Collection[PeerId]) -> AskChain:
+        """Ask members before others, those in `first` before these, and who did not answer lately after them."""
+        scores, members = self._scores, self._here.chain.head.members
+        order = sorted(
+            peers,
+            key=lambda peer: (scores.resting(peer, self._search.clock.now), peer not in first, peer not in members),
+        )
+        return AskChain(peers=tuple(order), members=frozenset(members))
+
+    def _can_be_awaited(self) -> bool:
+        """Whether this node, no member, was overtaken though it needs far less than a lead would wait for it."""
+        head = self._here.chain.head
+        grace_s = self._here.rules(head.next_round).settings.grace_s
+        return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members
+
+    def _pursue(self, peers: Sequence[PeerId], *, closely: bool) -> Steps:
+        """The state at the head, from peers; None when none of them can help now.
+
+        Rounds that are certified while a state is on its way are followed too. If in the end the way to the head is not
+        to be had, what is returned is older, and the next attempt begins from it.
+
+        closely: rounds may have been certified however short it took, and states be gone that were there a moment ago.
+        """
+        here, search = self._here, self._search
+        state, found = here.held, None
+        for _ in range(PURSUIT_LIMIT):
+            began, goal = search.clock.now, here.chain.head.hash
+            nearer: OfState | None = yield from search.nearer(state, here.chain.snapshot(), peers)
+            if nearer is not None:
+                state = found = nearer
+            if closely or (nearer is not None and search.clock.now - began > PURSUE_AFTER_S):
+                order = tuple(sorted(peers, key=lambda peer: peer not in here.donors))
+                yield AskChain(peers=order, members=frozenset(here.chain.head.members), until_one=True)
+            if here.chain.head.hash == goal if nearer is None else is_state_of(here.chain.standing, nearer):
+                break
+        return found if found is None or on_branch(here.chain, found) else None
+
+    def _fetch_genesis(self, founder: PeerId) -> Steps:
+        state: OfState | None = yield from self._search.nearer(None, self._here.chain.snapshot(), [founder])
+        self._fetching_genesis = False
+        self._retry_at = self._search.clock.now + RETRY_S
+        return None if state is None else GenesisFetched(state)
+
+    def _fetch_earlier(self, chain: Chain, round: int) -> Steps:
+        state: OfState | None = yield from self._search.nearer(None, chain, sorted(self._here.linked()))
+        return state if state is not None and state.round == round else None
+
+
+def is_state_of(value: Value, state: OfState) -> bool:
+    """Whether a state is the one that `value` led to."""
+    return (state.term, state.round) == (value.term, value.round)
+
+
+def on_branch(chain: Chain, state: OfState) -> bool:
+    """Whether the state at the head of a chain is this one, or descends from it."""
+    if state.round > chain.standing.round:
+        return False
+    return state.round == 0 or state.term == chain.value(state.round).term

@@ -1,0 +1,157 @@
+"""Errands: what a member seeks beside its rounds, as one request after the other.
+
+A driver carries a request out, however long that takes, and tells the errand what came of it, for the next; which it
+is, is decided by who made the errand (catching_up.py). A request that brings nothing comes to nothing, and is no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.chain import Chain
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import OfState
+from shoal.protocol.messages import Value
+
+ANSWER_TIMEOUT_S: Final = 0.5
+"""For certificates from others, once a member has answered or new ones came."""
+EMPTY_TIMEOUT_S: Final = 2.0
+"""The same once somebody who is no member had nothing new."""
+HEADER_TIMEOUT_S: Final = 0.5
+"""After the first answer to what peers hold, the others have this long to be counted; who is later may still give."""
+
+
+class OfHeader(Protocol):
+    """The header of a state, as whoever fetches states knows it: everything of it but its values."""
+
+    @property
+    def digest(self) -> bytes:
+        """What is certified of the state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskChain:
+    """Ask these peers for newer entries of the chain, in this order, and wait for nobody who is slow; take what holds.
+
+    until_one: the first that answers is enough.
+    """
+
+    peers: tuple[PeerId, ...]
+    members: frozenset[PeerId]
+    until_one: bool = False
+
+    def wait_s(self, peer: PeerId, *, grew: bool) -> float:
+        """For how long the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
+        if self.until_one:
+            return 0.0
+        return ANSWER_TIMEOUT_S if peer in self.members or grew else EMPTY_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class LookInto:
+    """Ask a peer that claims to be ahead for newer entries, and take what holds. Comes to whether there were any."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class FindBegun:
+    """Look which states came in part, in this process or an earlier one. Comes to the round and digest of each, the
+    one of this process first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountLacking:
+    """Comes to how many of these plans there are no finals of on disk."""
+
+    plans: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskHolders:
+    """Ask all of these at once for the header of the state that `value` led to. Comes to `Holders`.
+
+    certified: the digest that it has to have, NO_HASH if any is right. Once one has answered, the others have
+    HEADER_TIMEOUT_S.
+    """
+
+    value: Value
+    certified: bytes
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who holds a state, with its header; and who said that it does not."""
+
+    found: Mapping[PeerId, OfHeader]
+    others: Sequence[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Fetch the state of a header whole, from all peers that hold it; `holders` are known to.
+
+    base: a state that is here, of which it may have chunks. Comes to the state, None if it was not to be had.
+    """
+
+    value: Value
+    certified: bytes
+    header: OfHeader
+    holders: frozenset[PeerId]
+    base: OfState | None
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Replay rounds of a chain from a state on, as far as their finals are to be had.
+
+    Comes to the last state, which is `state` itself if there was nothing to replay by.
+    """
+
+    state: OfState
+    chain: Chain
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """The state at the head is to be had: look from these peers for what this node's own contribution is settled by."""
+
+    peers: tuple[PeerId, ...]
+
+
+Request = AskChain | LookInto | FindBegun | CountLacking | AskHolders | FetchState | Replay | LookUp | Broadcast
+"""All that a driver of errands does, beside the rounds. One that it does not know is an error."""
+
+Steps = Generator[Request, Any, Any]
+"""Requests, one after the other; each comes to what its class says."""
+
+
+class Clock:
+    """The time, as an errand was told it last."""
+
+    now = 0.0
+
+
+class Errand:
+    """Something that is sought beside the rounds. `outcome`: what came of it, once it is over."""
+
+    def __init__(self, steps: Steps, clock: Clock) -> None:
+        self._steps = steps
+        self._clock = clock
+        self.outcome: Any = None
+
+    def go_on(self, came: Any, now: float) -> Request | None:
+        """The last request came to that, the first time None; the next request, None if the errand is over."""
+        self._clock.now = now
+        try:
+            return self._steps.send(came)
+        except StopIteration as over:
+            self.outcome = over.value
+            return None
