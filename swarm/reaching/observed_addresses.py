@@ -21,12 +21,12 @@ from msgspec import Meta
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import Rates
 from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.seal import format_address
-from shoal.swarm.limits import Rates
 from shoal.swarm.streams import MessageStream
 
 OBSERVED_ADDRESS_PROTOCOL = "/shoal/sighting/1"

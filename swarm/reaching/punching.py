@@ -35,10 +35,10 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import Rates
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.reach import LaneReach
 from shoal.swarm.lanes.seal import format_address, parse_address
-from shoal.swarm.limits import Rates
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.reaching.observed_addresses import ask_seen, sight
 
