@@ -24,12 +24,12 @@ from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, R
 from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host
+from shoal.swarm.questions import REQUEST_DEADLINE_S, hear
 from shoal.swarm.streams import MessageStream
 
 MANIFEST_PROTOCOL = "/shoal/manifest/1"
 REQUEST_LIMIT_BYTES = 128
 ANSWER_LIMIT_BYTES = MANIFEST_LIMIT_BYTES + 64
-REQUEST_DEADLINE_S = 5.0
 FETCH_DEADLINE_S = 45.0
 TRY_DEADLINE_S = 10.0
 """Of one member, for one answer."""
@@ -67,8 +67,7 @@ class ManifestServer:
         host.serve(MANIFEST_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
 
     async def _serve(self, stream: MessageStream) -> None:
-        request = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(request, GetManifest, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
+        asked: GetManifest = await hear(stream, GetManifest, limit_bytes=REQUEST_LIMIT_BYTES)
         await stream.send(
             self._reply(asked.swarm, self._host.host_of(stream.peer) or ""), deadline_s=REQUEST_DEADLINE_S
         )

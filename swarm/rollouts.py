@@ -47,6 +47,7 @@ from shoal.protocol.rollouts import (
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
+from shoal.swarm.questions import REQUEST_DEADLINE_S
 from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL, CatchUp
 from shoal.swarm.streams import MessageStream
 
@@ -58,7 +59,6 @@ PUBLISH_PAUSE_S = 1.0
 """After gossip took nothing."""
 OUTBOX_LIMIT_ITEMS = 256
 CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
-REQUEST_DEADLINE_S = 5.0
 REQUEST_COST_BYTES = 4096
 """The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2

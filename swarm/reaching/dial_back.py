@@ -19,13 +19,13 @@ from typing import Annotated
 import trio
 from msgspec import Meta
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates, TokenBucket, take_of_all
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Refusal
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.reaching.dial_back_probes import SECRET_BYTES, Expected, probe
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.streams import MessageStream
@@ -34,6 +34,7 @@ DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
 PORTS_LIMIT = 4
 PROBE_DEADLINE_S = 4.0
 ASK_DEADLINE_S = 8.0
+"""For an answer, which takes a dial of each port."""
 REQUEST_LIMIT_BYTES = 256
 ANSWER_LIMIT_BYTES = 512
 AT_ONCE_LIMIT = 8
@@ -76,10 +77,8 @@ class DialBackServer:
         host.serve(DIAL_BACK_PROTOCOL, self._serve)
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=ASK_DEADLINE_S)
-        asked = decode(data, AskDialBack, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
-        await stream.send(canonical(await self._answer(stream.peer, asked)), deadline_s=ASK_DEADLINE_S)
-        await stream.aclose()
+        asked: AskDialBack = await hear(stream, AskDialBack, limit_bytes=REQUEST_LIMIT_BYTES)
+        await answer(stream, await self._answer(stream.peer, asked))
 
     async def _answer(self, peer: PeerId, asked: AskDialBack) -> DialBackReply:
         host = self._host.host_of(peer)
@@ -133,18 +132,17 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     expected = Expected(ports=ports)
     host.dial_back_probes.expect(expected)
     try:
-        data = await host.request(
+        reply: DialedBack = await ask(
+            host,
             checker,
             DIAL_BACK_PROTOCOL,
-            canonical(AskDialBack(secret=expected.secret, ports=ports)),
-            deadline_s=ASK_DEADLINE_S,
+            AskDialBack(secret=expected.secret, ports=ports),
+            DialedBack,
             limit_bytes=ANSWER_LIMIT_BYTES,
+            deadline_s=ASK_DEADLINE_S,
         )
     finally:
         host.dial_back_probes.forget(expected)
-    reply: DialBackReply = decode(data, DialBackReply, peer=checker, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
-    if isinstance(reply, Refusal):
-        raise NetworkError(f"{checker} does not dial back: {reply.reason}")
     claimed = set(reply.reached)
     if not claimed.issubset(expected.came):
         raise RemoteError(f"says it reached ports {sorted(claimed - expected.came.keys())}, and did not", peer=checker)

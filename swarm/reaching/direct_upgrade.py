@@ -22,8 +22,8 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.reaching.observed_addresses import Address
 from shoal.swarm.reaching.punching import ANSWER_DEADLINE_S, Puncher, Unanswered
 from shoal.swarm.reaching.reach import LOOK_PERIOD_S
@@ -31,7 +31,6 @@ from shoal.swarm.streams import MessageStream
 
 DIRECT_UPGRADE_PROTOCOL = "/shoal/straight/1"
 MESSAGE_LIMIT_BYTES = 256
-REQUEST_DEADLINE_S = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -83,25 +82,22 @@ class DirectUpgrade:
 
     async def _offer(self, peer: PeerId, relay: PeerId, address: str) -> str:
         try:
-            data = await self._host.request(
+            reply: Straight = await ask(
+                self._host,
                 peer,
                 DIRECT_UPGRADE_PROTOCOL,
-                canonical(Straighten(relay=relay, address=address)),
-                deadline_s=ANSWER_DEADLINE_S,
+                Straighten(relay=relay, address=address),
+                Straight,
                 limit_bytes=MESSAGE_LIMIT_BYTES,
+                deadline_s=ANSWER_DEADLINE_S,
             )
         except NetworkError as error:
             raise Unanswered(str(error)) from error
-        reply: DirectUpgradeReply = decode(data, DirectUpgradeReply, peer=peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
-        if isinstance(reply, Refusal):
-            raise Unanswered(f"{peer}: {reply.reason}")
         return reply.address
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(data, Straighten, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)
-        await stream.send(canonical(await self._answer(stream.peer, asked)), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        asked: Straighten = await hear(stream, Straighten, limit_bytes=MESSAGE_LIMIT_BYTES)
+        await answer(stream, await self._answer(stream.peer, asked))
 
     async def _answer(self, peer: PeerId, asked: Straighten) -> DirectUpgradeReply:
         take = partial(self._host.take_over, peer=peer, dialled=False)
