@@ -8,10 +8,10 @@ from shoal.swarm.host import Host
 from shoal.swarm.lanes.lane import FrameSink
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.questions import REQUEST_DEADLINE_S
 from shoal.swarm.streams import MessageStream
 
 LANE_PROTOCOL = "/shoal/lane/1"
-LANE_REQUEST_DEADLINE_S = 5.0
 LANE_REQUEST_LIMIT_BYTES = 64 << 10
 
 
@@ -20,7 +20,7 @@ def lane_pool_of(config: NodeConfig, *, me: PeerId, host: Host, sink: FrameSink)
 
     async def request(peer: PeerId, offer: bytes) -> bytes:
         return await host.request(
-            peer, LANE_PROTOCOL, offer, deadline_s=LANE_REQUEST_DEADLINE_S, limit_bytes=LANE_REQUEST_LIMIT_BYTES
+            peer, LANE_PROTOCOL, offer, deadline_s=REQUEST_DEADLINE_S, limit_bytes=LANE_REQUEST_LIMIT_BYTES
         )
 
     return LanePool(
@@ -37,8 +37,8 @@ def lane_pool_of(config: NodeConfig, *, me: PeerId, host: Host, sink: FrameSink)
 
 async def answer_lane_request(lanes: LanePool, stream: MessageStream) -> None:
     """Answer the request of an admitted peer. Raises as `LanePool.answer` and `MessageStream` do."""
-    offer = await stream.receive(deadline_s=LANE_REQUEST_DEADLINE_S)
-    await stream.send(await lanes.answer(stream.peer, offer), deadline_s=LANE_REQUEST_DEADLINE_S)
+    offer = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+    await stream.send(await lanes.answer(stream.peer, offer), deadline_s=REQUEST_DEADLINE_S)
     await stream.aclose()
 
 

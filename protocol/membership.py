@@ -53,11 +53,13 @@ import math
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 
 
 class State(enum.Enum):
@@ -331,6 +333,10 @@ class MembershipMachine:
         return True
 
     # --- what peers say ---
+
+    def receive(self, peer: PeerId, message: SignOfLife, now: float) -> list[Effect]:
+        """Take what `peer` itself says of who is alive."""
+        return _RECEIVERS[type(message)](self, peer, message, now)
 
     def peer_seen(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
         """Anything at all came from `peer` itself; the first time begins to watch it."""
@@ -609,3 +615,18 @@ class MembershipMachine:
 
     def _nonce(self) -> int:
         return self.rng.getrandbits(NONCE_BITS)
+
+
+def _take_ack(machine: MembershipMachine, peer: PeerId, ack: Ack, now: float) -> list[Effect]:
+    if ack.about is None:
+        return machine.on_ack(peer, ack.nonce, ack.incarnation, now)
+    return machine.on_indirect_ack(peer, PeerId(ack.about), ack.nonce, now)
+
+
+_RECEIVERS: dict[type, Callable[[MembershipMachine, PeerId, Any, float], list[Effect]]] = {
+    Ping: lambda machine, peer, ping, now: machine.on_ping(peer, ping.nonce, ping.incarnation, now),
+    Ack: _take_ack,
+    PingRequest: lambda machine, peer, asked, now: machine.on_ping_request(peer, asked.target, asked.nonce, now),
+    Nack: lambda machine, peer, nack, now: machine.on_nack(peer, nack.target, nack.nonce, now),
+    Suspicion: lambda machine, peer, said, now: machine.on_suspicion(said.peer, said.incarnation, now),
+}

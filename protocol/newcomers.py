@@ -24,8 +24,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import TokenBucket
 from shoal.protocol.messages import NO_HASH, Message, Ready, Value
-from shoal.protocol.offer_book import TokenBucket
 from shoal.protocol.planning import JOINER, absent_ready
 
 REST = 20

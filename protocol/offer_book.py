@@ -11,12 +11,12 @@ numbers of an origin have not come, to be asked for.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
 
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import TokenBucket
 from shoal.protocol.rollouts import (
     Announcement,
     CatchUpRequest,
@@ -63,35 +63,6 @@ class Offer:
     def digest(self) -> bytes:
         """The name of the group's bytes."""
         return self.announcement.digest
-
-
-class TokenBucket:
-    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back. Full at first."""
-
-    __slots__ = ("_at", "_burst", "_level", "_per_second")
-
-    def __init__(self, per_second: float, burst: float, now: float = -math.inf) -> None:
-        self._per_second, self._burst = per_second, burst
-        self._level, self._at = burst, now
-
-    def has(self, amount: float, now: float) -> bool:
-        """Return whether there is room for `amount`."""
-        self._level = min(self._burst, self._level + (now - self._at) * self._per_second)
-        self._at = now
-        return amount <= self._level
-
-    def take(self, amount: float, now: float) -> bool:
-        """Take `amount` if there is room for it; return whether there was."""
-        if not self.has(amount, now):
-            return False
-        self._level -= amount
-        return True
-
-    def owe(self, amount: float, now: float) -> float:
-        """Take `amount`, whatever there is room for; how many seconds until that is paid, 0 if it was there."""
-        self.has(amount, now)
-        self._level -= amount
-        return max(0.0, -self._level / self._per_second)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ import trio
 
 from shoal.protocol.address import Address
 from shoal.protocol.errors import ConfigError
-from shoal.swarm.limits import Rates
+from shoal.protocol.limits import Rates
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.networks import in_dialling_order, is_private, own_hosts, own_networks
 

@@ -21,13 +21,13 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.peering import RECORD_LIMIT_BYTES, AskNewest, Newest
 from shoal.protocol.records import Entry, NodeRecord, RecordBook, open_record
-from shoal.protocol.wire import Sealer, SwarmId, canonical, decode
+from shoal.protocol.wire import Sealer, SwarmId
 from shoal.swarm.host import Host
+from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 ELSEWHERE_PROTOCOL = "/shoal/elsewhere/1"
 ANSWER_LIMIT_BYTES = 2 * RECORD_LIMIT_BYTES
-REQUEST_DEADLINE_S = 5.0
 PERIOD_S = 5.0
 """Between two probes."""
 EARLIER_S = 10.0
@@ -88,17 +88,10 @@ class KeyProbe:
         try:
             peer = parse_address(address).peer
             await host.dial(address, deadline_s=REQUEST_DEADLINE_S)
-            request = canonical(AskNewest(record=self._sealed_record()))
-            reply = await host.request(
-                peer,
-                ELSEWHERE_PROTOCOL,
-                request,
-                deadline_s=REQUEST_DEADLINE_S,
-                limit_bytes=ANSWER_LIMIT_BYTES,
-            )
-            answer = decode(reply, Newest, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
-            if answer.record:
-                self._judge(open_record(answer.record, self._swarm_id, trio.current_time(), peer=peer))
+            question = AskNewest(record=self._sealed_record())
+            newest: Newest = await ask(host, peer, ELSEWHERE_PROTOCOL, question, Newest, limit_bytes=ANSWER_LIMIT_BYTES)
+            if newest.record:
+                self._judge(open_record(newest.record, self._swarm_id, trio.current_time(), peer=peer))
         except (ConfigError, NetworkError, RemoteError) as error:
             logger.debug("%s does not say whether this node's key is in use elsewhere: %s", address, error)
 
@@ -116,7 +109,6 @@ class KeyProbe:
 
     async def _serve(self, stream: MessageStream) -> None:
         """Answer one request. Raises RemoteError when it is malformed, or not signed by whom it is about."""
-        asked = decode(await stream.receive(deadline_s=REQUEST_DEADLINE_S), AskNewest, peer=stream.peer)
+        asked: AskNewest = await hear(stream, AskNewest, limit_bytes=ANSWER_LIMIT_BYTES)
         peer = open_record(asked.record, self._swarm_id, trio.current_time(), peer=stream.peer).record.peer
-        await stream.send(canonical(Newest(record=self._book.sealed(peer) or b"")), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        await answer(stream, Newest(record=self._book.sealed(peer) or b""))

@@ -26,14 +26,13 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Generic, TypeVar
 
 import trio
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.offer_book import TokenBucket
+from shoal.protocol.limits import KEY_LIMIT, Rates, TokenBucket
 
 CONNECTION_LIMIT = 512
 """Connections to peers, of all kinds together."""
@@ -51,8 +50,6 @@ ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST = 3.0, 96.0
 """From one IP address. A whole swarm on one machine, or behind one router, comes and is re-linked within the burst."""
 CALLS_PER_S, CALLS_BURST = 16.0, 256.0
 """Through one relay, of those who belong here or may: all of a swarm behind routers comes and is re-linked that way."""
-ADDRESSES_LIMIT = 4096
-"""IP addresses and peers that are remembered; beyond it the one heard of least lately begins anew."""
 
 LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST = 200.0, 4096.0
 LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST = 32.0, 1024.0
@@ -147,44 +144,6 @@ class Refusals:
     def counts(self) -> dict[str, int]:
         """By reason, those that happened."""
         return dict(sorted(self._counts.items()))
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-class Rates(Generic[Key]):
-    """A token bucket per key, for as many keys as there is room; those unused longest make room."""
-
-    def __init__(self, per_s: float, burst: float, *, limit: int = ADDRESSES_LIMIT) -> None:
-        self._per_s, self._burst, self._limit = per_s, burst, limit
-        self._buckets: OrderedDict[Key, TokenBucket] = OrderedDict()
-
-    def take(self, key: Key, now: float, amount: float = 1.0) -> bool:
-        """Whether there is room for `amount` of `key`; if so it is taken."""
-        return self._bucket(key, now).take(amount, now)
-
-    def owe(self, key: Key, now: float, amount: float = 1.0) -> float:
-        """Take `amount` of `key`, whatever there is room for; how many seconds until that is paid."""
-        return self._bucket(key, now).owe(amount, now)
-
-    def _bucket(self, key: Key, now: float) -> TokenBucket:
-        bucket = self._buckets.pop(key, None) or TokenBucket(self._per_s, self._burst, now)
-        if len(self._buckets) >= self._limit:
-            self._buckets.popitem(last=False)
-        self._buckets[key] = bucket
-        return bucket
-
-    def is_spent(self, key: Key, now: float) -> bool:
-        """Whether there is no room for one more of `key`; nothing is taken."""
-        bucket = self._buckets.get(key)
-        return bucket is not None and not bucket.has(1.0, now)
-
-    def forget(self, key: Key) -> None:
-        """Begin anew with `key`."""
-        self._buckets.pop(key, None)
-
-    def __len__(self) -> int:
-        return len(self._buckets)
 
 
 class UnprovenConnections:
@@ -316,7 +275,7 @@ class KnownHosts:
         if host is not None:
             self._hosts.pop(host, None)
             self._hosts[host] = None
-            if len(self._hosts) > ADDRESSES_LIMIT:
+            if len(self._hosts) > KEY_LIMIT:
                 self._hosts.popitem(last=False)
 
     def __contains__(self, host: str) -> bool:

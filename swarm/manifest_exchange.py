@@ -18,18 +18,18 @@ import trio
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.limits import Rates, TokenBucket, take_of_all
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host
-from shoal.swarm.message_relay import Allowance
+from shoal.swarm.questions import REQUEST_DEADLINE_S, hear
 from shoal.swarm.streams import MessageStream
 
 MANIFEST_PROTOCOL = "/shoal/manifest/1"
 REQUEST_LIMIT_BYTES = 128
 ANSWER_LIMIT_BYTES = MANIFEST_LIMIT_BYTES + 64
-REQUEST_DEADLINE_S = 5.0
 FETCH_DEADLINE_S = 45.0
 TRY_DEADLINE_S = 10.0
 """Of one member, for one answer."""
@@ -62,13 +62,12 @@ class ManifestServer:
         self._host = host
         self._swarm_id = manifest.swarm_id
         self._answer = canonical(ManifestAnswer(manifest=manifest.to_canonical()))
-        self._hosts: dict[str, Allowance] = {}
-        self._total = Allowance(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
+        self._hosts: Rates[str] = Rates(HOST_BYTES_PER_S, HOST_BURST_BYTES, limit=HOST_LIMIT)
+        self._total = TokenBucket(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
         host.serve(MANIFEST_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
 
     async def _serve(self, stream: MessageStream) -> None:
-        request = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(request, GetManifest, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
+        asked: GetManifest = await hear(stream, GetManifest, limit_bytes=REQUEST_LIMIT_BYTES)
         await stream.send(
             self._reply(asked.swarm, self._host.host_of(stream.peer) or ""), deadline_s=REQUEST_DEADLINE_S
         )
@@ -83,15 +82,7 @@ class ManifestServer:
 
     def _spend(self, host: str) -> bool:
         cost, now = max(len(self._answer), ANSWER_LEAST_BYTES), trio.current_time()
-        of_host = self._hosts.pop(host, None) or Allowance(HOST_BYTES_PER_S, HOST_BURST_BYTES)
-        self._hosts[host] = of_host  # the last to ask goes last
-        if len(self._hosts) > HOST_LIMIT:
-            del self._hosts[next(iter(self._hosts))]
-        if not (of_host.covers(cost, now) and self._total.covers(cost, now)):
-            return False
-        of_host.left_bytes -= cost
-        self._total.left_bytes -= cost
-        return True
+        return take_of_all((self._hosts.of(host, now), self._total), cost, now)
 
 
 def _tell_nobody(text: str) -> None:

@@ -15,6 +15,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, get_args
 
 import trio
 
@@ -52,6 +53,7 @@ from shoal.protocol.peering import (
     PingRequest,
     Reach,
     Refusal,
+    SignOfLife,
     Suspicion,
     SwarmMessage,
     Welcome,
@@ -172,6 +174,7 @@ class Members:
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
+        self._takers = self._who_takes()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
@@ -367,30 +370,24 @@ class Members:
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
-        now = trio.current_time()
         self._note_seen(peer)
-        if isinstance(message, Ping):
-            self._carry_out(self.machine.on_ping(peer, message.nonce, message.incarnation, now))
-        elif isinstance(message, Ack):
-            if message.about is None:
-                self._carry_out(self.machine.on_ack(peer, message.nonce, message.incarnation, now))
-            else:
-                self._carry_out(self.machine.on_indirect_ack(peer, message.about, message.nonce, now))
-        elif isinstance(message, PingRequest):
-            self._carry_out(self.machine.on_ping_request(peer, message.target, message.nonce, now))
-        elif isinstance(message, Nack):
-            self._carry_out(self.machine.on_nack(peer, message.target, message.nonce, now))
-        elif isinstance(message, Reach):
-            self.links.message_relay.told(peer, message.lacks)
-        elif isinstance(message, Announce):
-            self._take_record(message.record, blame=peer)
-        elif isinstance(message, Revocations):
-            self.revoke(message, blame=peer)
-        elif isinstance(message, Suspicion):
-            self._carry_out(self.machine.on_suspicion(message.peer, message.incarnation, now))
-        else:
-            self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), now))
-            self._deliver(peer, message)
+        self._takers.get(type(message), self._take_of_round)(peer, message)
+
+    def _who_takes(self) -> dict[type, Callable[[PeerId, Any], None]]:
+        """Who takes which message; all that is not here is of rounds, and somebody else's."""
+        return {
+            **dict.fromkeys(get_args(SignOfLife), self._take_sign_of_life),
+            Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
+            Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
+            Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
+        }
+
+    def _take_sign_of_life(self, peer: PeerId, message: SignOfLife) -> None:
+        self._carry_out(self.machine.receive(peer, message, trio.current_time()))
+
+    def _take_of_round(self, peer: PeerId, message: LinkMessage) -> None:
+        self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
+        self._deliver(peer, message)
 
     def admits(self, peer: PeerId) -> bool:
         """Whether a peer may be heard through others: it is admitted, and said who it is."""

@@ -8,7 +8,7 @@
 Only what came over its signer's own link is passed on, once, so no message makes more than one hop, and no more than
 `RELAYS_PER_PAIR` copies of it reach anybody. The receiver checks the signer's signature as always, and takes what it
 has already from nobody: a relay can withhold a message, not change, invent or repeat one. How much a node passes on
-from one to another, and how much between all pairs together, is bounded by `Allowance`.
+from one to another, and how much between all pairs together, is bounded.
 
 Where everybody reaches everybody, nothing of this costs more than looking at an empty table.
 """
@@ -16,9 +16,9 @@ Where everybody reaches everybody, nothing of this costs more than looking at an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import Rates, TokenBucket, take_of_all
 from shoal.protocol.messages import domain_hash
 
 RELAYS_PER_PAIR = 2
@@ -29,23 +29,6 @@ TOTAL_BYTES_PER_S = 8 << 20
 TOTAL_BURST_BYTES = 64 << 20
 PATH_LIMIT = 4096
 """Beyond it the path that was used least lately begins anew."""
-
-
-@dataclass(slots=True)
-class Allowance:
-    """A token bucket, full at first."""
-
-    bytes_per_s: int
-    burst_bytes: int
-    left_bytes: float = 0.0
-    at: float = float("-inf")
-
-    def covers(self, bytes: int, now: float) -> bool:
-        """Whether this many bytes may be sent now."""
-        if now > self.at:
-            earned = (now - self.at) * self.bytes_per_s
-            self.left_bytes, self.at = min(self.burst_bytes, self.left_bytes + earned), now
-        return bytes <= self.left_bytes
 
 
 class MessageRelay:
@@ -59,10 +42,10 @@ class MessageRelay:
         self.belongs: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer is one of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
         self._lacks: dict[PeerId, frozenset[PeerId]] = {}
-        self._paths: dict[tuple[PeerId, PeerId], Allowance] = {}
-        self._total = Allowance(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
+        self._paths: Rates[tuple[PeerId, PeerId]] = Rates(PATH_BYTES_PER_S, PATH_BURST_BYTES, limit=PATH_LIMIT)
+        self._total = TokenBucket(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
         self.dropped = 0
-        """Copies that no allowance was left for."""
+        """Copies that there was no room for."""
 
     @property
     def needed(self) -> bool:
@@ -122,13 +105,6 @@ class MessageRelay:
         return sorted(common, key=lambda peer: domain_hash("forward", *pair, peer.encode()))
 
     def _spend(self, signer: PeerId, target: PeerId, size_bytes: int, now: float) -> bool:
-        path = self._paths.pop((signer, target), None) or Allowance(PATH_BYTES_PER_S, PATH_BURST_BYTES)
-        self._paths[signer, target] = path  # the last in order is the one used last
-        if len(self._paths) > PATH_LIMIT:
-            del self._paths[next(iter(self._paths))]
-        if not path.covers(size_bytes, now) or not self._total.covers(size_bytes, now):
-            self.dropped += 1
-            return False
-        path.left_bytes -= size_bytes
-        self._total.left_bytes -= size_bytes
-        return True
+        fits = take_of_all((self._paths.of((signer, target), now), self._total), size_bytes, now)
+        self.dropped += not fits
+        return fits

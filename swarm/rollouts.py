@@ -25,7 +25,8 @@ import trio
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
-from shoal.protocol.offer_book import BookLimits, Offer, OfferBook, TokenBucket
+from shoal.protocol.limits import Rates
+from shoal.protocol.offer_book import BookLimits, Offer, OfferBook
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_ITEMS,
     CHUNK_LIMIT_BYTES,
@@ -46,6 +47,7 @@ from shoal.protocol.rollouts import (
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
+from shoal.swarm.questions import REQUEST_DEADLINE_S
 from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL, CatchUp
 from shoal.swarm.streams import MessageStream
 
@@ -57,11 +59,9 @@ PUBLISH_PAUSE_S = 1.0
 """After gossip took nothing."""
 OUTBOX_LIMIT_ITEMS = 256
 CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
-REQUEST_DEADLINE_S = 5.0
 REQUEST_COST_BYTES = 4096
 """The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
-METER_LIMIT_PEERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +92,6 @@ class Holdings(Protocol):
 
     def keep(self, digest: bytes, data: bytes) -> None:
         """Hold a group, own or pulled, for as long as it may."""
-
-
-class _Meters:
-    """A token bucket per peer, for as many peers as there is room; those idle longest make room."""
-
-    def __init__(self, per_second: float, burst: float) -> None:
-        self._per_second, self._burst = per_second, burst
-        self._buckets: dict[PeerId, TokenBucket] = {}
-
-    def take(self, peer: PeerId, amount: float) -> bool:
-        now = trio.current_time()
-        bucket = self._buckets.pop(peer, None) or TokenBucket(self._per_second, self._burst, now)
-        if len(self._buckets) >= METER_LIMIT_PEERS:
-            del self._buckets[next(iter(self._buckets))]
-        self._buckets[peer] = bucket
-        return bucket.take(amount, now)
 
 
 class RolloutExchange:
@@ -148,8 +132,8 @@ class RolloutExchange:
         self._blame = blame
         self._limits = limits
         self._outbox, self._to_publish = trio.open_memory_channel[tuple[bool, bytes]](OUTBOX_LIMIT_ITEMS)
-        self._message_meters = _Meters(limits.messages_per_second, limits.messages_burst)
-        self._served_meters = _Meters(limits.served_bytes_per_second, limits.served_bytes_burst)
+        self._messages: Rates[PeerId] = Rates(limits.messages_per_second, limits.messages_burst)
+        self._served: Rates[PeerId] = Rates(limits.served_bytes_per_second, limits.served_bytes_burst)
         self._catch_up = CatchUp(
             host=host,
             protocol=f"{CATCH_UP_PROTOCOL}/{swarm_id.hex()[:16]}",
@@ -249,7 +233,7 @@ class RolloutExchange:
             self.rejected[Reason.STRANGER] += 1
         elif self._ignored(peer):
             self.rejected[Reason.IGNORED] += 1
-        elif not self._message_meters.take(peer, 1):
+        elif not self._messages.take(peer, trio.current_time()):
             self._reject(peer, Reason.QUOTA)
         else:
             try:
@@ -311,13 +295,13 @@ class RolloutExchange:
             self._answering -= 1
 
     def _chunk(self, peer: PeerId, request: GroupRequest) -> GroupChunk:
-        if not self._served_meters.take(peer, REQUEST_COST_BYTES):
+        if not self._served.take(peer, trio.current_time(), REQUEST_COST_BYTES):
             return GroupChunk(status="busy")
         group = None if self._is_stranger(peer) else self._holdings.get(request.digest)
         if group is None or request.offset >= len(group):
             return GroupChunk(status="absent")
         data = group[request.offset : request.offset + CHUNK_LIMIT_BYTES]
-        if not self._served_meters.take(peer, len(data)):
+        if not self._served.take(peer, trio.current_time(), len(data)):
             return GroupChunk(status="busy")
         self.bytes_served += len(data)
         return GroupChunk(status="chunk", data=data)

@@ -17,15 +17,14 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.shared import SharedOffer
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 SHARE_PROTOCOL: Final = "/shoal/share/1"
-REQUEST_DEADLINE_S: Final = 5.0
 MESSAGE_LIMIT_BYTES: Final = 256
 WAITING_LIMIT: Final = 256
 
@@ -76,25 +75,18 @@ class SharedMemory:
     async def _offer(self, lane: Lane, offer: SharedOffer) -> None:
         taken = False
         try:
-            data = await self._host.request(
-                lane.peer,
-                SHARE_PROTOCOL,
-                canonical(offer),
-                deadline_s=REQUEST_DEADLINE_S,
-                limit_bytes=MESSAGE_LIMIT_BYTES,
+            reply: SharedAnswer = await ask(
+                self._host, lane.peer, SHARE_PROTOCOL, offer, SharedAnswer, limit_bytes=MESSAGE_LIMIT_BYTES
             )
-            taken = decode(data, SharedAnswer, peer=lane.peer, limit_bytes=MESSAGE_LIMIT_BYTES).taken
+            taken = reply.taken
         except (NetworkError, RemoteError) as error:
             logger.debug("%s shares no memory: %s", lane.peer, error)
         finally:
             lane.answered(taken)
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        offer = decode(data, SharedOffer, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)
-        taken = stream.peer in self._linked() and self._take(stream.peer, offer)
-        await stream.send(canonical(SharedAnswer(taken=taken)), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        offer: SharedOffer = await hear(stream, SharedOffer, limit_bytes=MESSAGE_LIMIT_BYTES)
+        await answer(stream, SharedAnswer(taken=stream.peer in self._linked() and self._take(stream.peer, offer)))
 
     def _take(self, peer: PeerId, offer: SharedOffer) -> bool:
         lane = next((lane for lane in self._lanes.lanes_of(peer) if lane.id == offer.lane), None)

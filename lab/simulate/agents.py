@@ -22,7 +22,8 @@ from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GivenUp, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.offer_book import BookLimits, Offer, TokenBucket
+from shoal.protocol.limits import TokenBucket
+from shoal.protocol.offer_book import BookLimits, Offer
 from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_ITEMS,

@@ -28,7 +28,7 @@ from shoal.protocol.membership import (
     State,
     Suspected,
 )
-from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
+from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
@@ -228,22 +228,10 @@ class Watch:
     def receive(self, sender: int, message: LinkTalk) -> None:
         """Take what concerns links and liveness."""
         peer, now, machine = self._swarm.peers[sender].id, self._swarm.timeline.now, self.machine
-        if isinstance(message, Ping):
-            self._carry_out(machine.on_ping(peer, message.nonce, message.incarnation, now))
-        elif isinstance(message, Ack):
-            if message.about is None:
-                self._carry_out(machine.on_ack(peer, message.nonce, message.incarnation, now))
-            else:
-                self._carry_out(machine.on_indirect_ack(peer, message.about, message.nonce, now))
-        elif isinstance(message, PingRequest):
-            if "vouch" in self._peer.lies:
-                self._say(sender, Ack(nonce=message.nonce, incarnation=0, about=message.target))
-            else:
-                self._carry_out(machine.on_ping_request(peer, message.target, message.nonce, now))
-        elif isinstance(message, Nack):
-            self._carry_out(machine.on_nack(peer, message.target, message.nonce, now))
-        elif isinstance(message, Suspicion):
-            self._carry_out(machine.on_suspicion(message.peer, message.incarnation, now))
+        if isinstance(message, PingRequest) and "vouch" in self._peer.lies:
+            self._say(sender, Ack(nonce=message.nonce, incarnation=0, about=message.target))
+        elif isinstance(message, SignOfLife):
+            self._carry_out(machine.receive(peer, message, now))
         elif isinstance(message, Announce):
             self._carry_out(machine.on_refutation(peer, message.incarnation, now))
         elif isinstance(message, Hello):

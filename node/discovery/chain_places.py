@@ -23,6 +23,7 @@ from shoal.protocol.address import parse_address
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.limits import TokenBucket
 from shoal.protocol.peering import (
     CERTIFICATES_IN_ANSWER_LIMIT,
     REASON_LIMIT_CHARS,
@@ -36,7 +37,6 @@ from shoal.protocol.records import open_record
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
-from shoal.swarm.message_relay import Allowance
 from shoal.swarm.streams import MessageStream
 
 LOOK_PROTOCOL = "/shoal/look/1"
@@ -155,7 +155,7 @@ class ChainLooks:
         self._swarm_id = swarm_id
         self._members = members
         self._chain = chain
-        self._allowance = Allowance(BYTES_PER_S, BURST_BYTES)
+        self._allowance = TokenBucket(BYTES_PER_S, BURST_BYTES)
         host.serve(LOOK_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
 
     async def _serve(self, stream: MessageStream) -> None:
@@ -173,8 +173,6 @@ class ChainLooks:
         chain = self._chain
         part = chain.after(asked.after, CERTIFICATES_IN_ANSWER_LIMIT, asked.rebases)
         answer = ChainPart(certificates=part, head=chain.height)
-        cost, now = len(canonical(answer)), trio.current_time()
-        if not self._allowance.covers(cost, now):
+        if not self._allowance.take(len(canonical(answer)), trio.current_time()):
             return Refusal(reason="too many look at the chain; try again in a minute")
-        self._allowance.left_bytes -= cost
         return answer

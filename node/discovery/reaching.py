@@ -26,7 +26,6 @@ from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
-from shoal.swarm.lanes.reach import Way
 from shoal.swarm.lanes.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
 from shoal.swarm.lanes.seal import format_address as format_lane
 from shoal.swarm.lanes.seal import parse_address as parse_lane
@@ -37,6 +36,7 @@ from shoal.swarm.reaching.direct_upgrade import DirectUpgrade
 from shoal.swarm.reaching.networks import is_private, own_hosts
 from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.reach import Reach, Way
 from shoal.swarm.reaching.relayed_lanes import RelayedLaneServer, ask_relayed_lane
 
 CHECKERS = 4
@@ -88,15 +88,18 @@ class Reaching:
         self.observed_addresses = ObservedAddressServer(self._host)
         self._parted: set[PeerId] = set()
         """The linked members of whom the user was told that there are no lanes to them."""
-        self._puncher = Puncher(self._host, self, self._evidence.hosts)
-        self._puncher.parted = self._tell_parted
+        self._reach = Reach(self._host.peer_id, self, is_direct=self._host.is_direct)
+        self._reach.parted = self._tell_parted
+        self._puncher = Puncher(self._host, self._reach, self._evidence.hosts)
         self._direct_upgrade = DirectUpgrade(self._host, self._puncher, self._relayed)
 
     def connect(self) -> None:
         """Have circuits and lanes go by what is known here: who comes first, who relays, where holes are punched."""
         self._host.relay.comes_first = self._host.comes_first
         handlers = (self.relayed_lanes, self.observed_addresses)
-        self._lanes.use(self, dial_back_probes=self._host.dial_back_probes, handlers=handlers, puncher=self._puncher)
+        self._lanes.use(
+            self._reach, dial_back_probes=self._host.dial_back_probes, handlers=handlers, puncher=self._puncher
+        )
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 
@@ -187,6 +190,7 @@ class Reaching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_checking)
                 nursery.start_soon(self._keep_reservations)
+                nursery.start_soon(self._puncher.run)
                 nursery.start_soon(self._direct_upgrade.run)
         finally:
             if self._mapping is not None:

@@ -21,14 +21,13 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 LET_GO_PROTOCOL = "/shoal/let-go/1"
 PERIOD_S = 0.05
-REQUEST_DEADLINE_S = 3.0
 MESSAGE_LIMIT_BYTES = 256
 
 logger = logging.getLogger(__name__)
@@ -73,16 +72,10 @@ class RelayRoom:
     async def _ask(self, peer: PeerId, relay: PeerId, scope: bytes) -> None:
         size: int | None = None
         try:
-            data = await self._host.request(
-                relay,
-                LET_GO_PROTOCOL,
-                canonical(AskLetGo(scope=scope, to=peer)),
-                deadline_s=REQUEST_DEADLINE_S,
-                limit_bytes=MESSAGE_LIMIT_BYTES,
+            question = AskLetGo(scope=scope, to=peer)
+            reply: LetGo = await ask(
+                self._host, relay, LET_GO_PROTOCOL, question, LetGo, limit_bytes=MESSAGE_LIMIT_BYTES
             )
-            reply: LetGoReply = decode(data, LetGoReply, peer=relay, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
-            if isinstance(reply, Refusal):
-                raise NetworkError(reply.reason)
             size = reply.size
         except (NetworkError, RemoteError) as error:
             logger.debug("%s does not tell what it has let go of frames for %s: %s", relay, peer, error)
@@ -91,11 +84,9 @@ class RelayRoom:
         self._traffic.hear_let_go(peer, relay, scope, size)
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(data, AskLetGo, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)
+        asked: AskLetGo = await hear(stream, AskLetGo, limit_bytes=MESSAGE_LIMIT_BYTES)
         if stream.peer in self._linked():
             reply: LetGoReply = LetGo(size=self._traffic.let_go(asked.scope, stream.peer, PeerId(asked.to)))
         else:
             reply = Refusal(reason="this node passes frames on for members only")
-        await stream.send(canonical(reply), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        await answer(stream, reply)

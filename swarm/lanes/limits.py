@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.limits import TokenBucket
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
 from shoal.swarm.lanes.queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, FrameQueue
 from shoal.swarm.lanes.seal import LANES_PER_PEER_LIMIT
@@ -37,17 +38,16 @@ class RateLimit:
             )
         self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
         """How much to take at a time."""
-        self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._paid_until = clock()
+        saved = bytes_per_s * RATE_SAVED_S
+        self._bucket = TokenBucket(bytes_per_s, saved, clock())
+        self._bucket.owe(saved, clock())  # nothing is saved up at first
 
     def reserve(self, size: int) -> float:
         """Take `size` bytes from the budget; returns how many seconds to wait before taking more."""
         with self._lock:
-            now = self._clock()
-            self._paid_until = max(self._paid_until, now - RATE_SAVED_S) + size / self._bytes_per_s
-            owed_s = self._paid_until - now
+            owed_s = self._bucket.owe(size, self._clock())
             return owed_s if owed_s > RATE_OWED_S else 0.0
 
 

@@ -17,13 +17,13 @@ it lacks, and when lanes gained nothing it says, by a summons, how many it wants
 side gets them.
 
 A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
-neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.traversal`).
+neither reaches the other the two meet at a third, and then try to do without it: what is tried, and in which order,
+`shoal.swarm.reaching.reach` says.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,11 +43,13 @@ from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pairs import Pair
-from shoal.swarm.lanes.reach import LaneReach
 from shoal.swarm.lanes.seal import (
     LANES_PER_PEER_LIMIT,
     LaneKeys,
+    LaneOffer,
+    LanePunch,
     LaneSummons,
+    LaneVia,
     Opener,
     Sealer,
     decode_request,
@@ -55,10 +57,10 @@ from shoal.swarm.lanes.seal import (
 )
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.lanes.table import LaneTable
-from shoal.swarm.lanes.traversal import LaneTraversal
 from shoal.swarm.limits import Refusals
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.reach import Reach, Step
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -66,8 +68,6 @@ if TYPE_CHECKING:
 LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
-SUMMONS_TIMEOUT_S = 2.0
-"""So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
 SUMMONED_DIAL_DEADLINE_S = 15.0
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
 """What a retired lane has in hand may take long on a slow link, and nobody waits for it; a stall ends it before."""
@@ -112,7 +112,6 @@ class LanePool:
         self.share: Callable[[Lane, SharedOffer], None] | None = None  # as the lanes'
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
-        self._traversal = LaneTraversal(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
         self._table = LaneTable(self._new_pair)
 
@@ -147,13 +146,13 @@ class LanePool:
 
     def use(
         self,
-        reach: LaneReach,
+        reach: Reach,
         *,
         dial_back_probes: DialBackProbes,
         handlers: Sequence[ConnectionHandler],
         puncher: Puncher | None = None,
     ) -> None:
-        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the handlers', at the listener."""
+        """Go by what `reach` says, make holes, and take knocks, and what is the handlers', at the listener."""
         self._dialler.reach, self._dialler.puncher = reach, puncher
         self._listener.dial_back_probes, self._listener.handlers = dial_back_probes, handlers
 
@@ -174,14 +173,14 @@ class LanePool:
         self._check_room(peer)
         if len(self.lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
-        if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
+        if asked.via is not None and not self._dialler.reach.facts.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         if asked.punch is not None:
-            return await self._traversal.answer(peer, asked, asked.punch)
+            return await self._answer_hole(peer, asked, asked.punch)
         answer = self._listener.accept(peer, asked, self.addresses)
         self._table.pair(peer).asked_for = asked.lanes
         if asked.via is not None:
-            self._traversal.begin(asked.via)
+            self._jobs.send_nowait(partial(self._meet, asked.via))
         return encode_handshake(answer)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
@@ -299,7 +298,7 @@ class LanePool:
         self._adopted = trio.Event()
         self._settle(keys.peer)
         if keys.relayed and lane.usable:
-            self._traversal.relayed(keys.peer, pair.count.wanted)
+            self._punch(keys.peer, pair.count.wanted)
 
     def _new_pair(self, peer: PeerId) -> Pair:
         count = LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit)
@@ -348,16 +347,7 @@ class LanePool:
                 while not self._satisfied(peer, lanes):
                     self._check_up()
                     self._check_room(peer)
-                    try:
-                        await self._offer(peer, self._dialler.dial)
-                    except NetworkError as error:
-                        if self._me < peer and self._dialler.is_alone(peer):
-                            await self._offer(peer, self._dialler.punch_alone)
-                            continue
-                        if not may_summon:
-                            raise
-                        logger.debug("summoning: %s", error)
-                        await self._reach_otherwise(peer)
+                    await self._bring_up(peer, asked=not may_summon)
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
@@ -365,14 +355,24 @@ class LanePool:
     def _satisfied(self, peer: PeerId, lanes: int) -> bool:
         return sum(not lane.worn for lane in self._table.usable(peer)) >= lanes
 
-    async def _reach_otherwise(self, peer: PeerId) -> None:
-        """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
-        reach = self._dialler.reach
-        timeout_s = SUMMONS_TIMEOUT_S if reach.relays(peer) else math.inf
-        with trio.move_on_after(timeout_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
-            await self._summon(peer)
-            return
-        await self._offer(peer, self._dialler.dial_through)
+    async def _bring_up(self, peer: PeerId, *, asked: bool) -> None:
+        """Bring up one lane, by the first step that leads to one. Raises what the last one does."""
+        steps = {
+            Step.DIAL: self._dialler.dial,
+            Step.ASK: self._be_dialled,
+            Step.PUNCH: self._dialler.punch_alone,
+            Step.RELAY: self._dialler.dial_through,
+        }
+        in_vain: Step | None = None
+        reason = NetworkError(f"nothing leads to {peer}")
+        while (step := self._dialler.reach.next_step(peer, in_vain, asked=asked)) is not None:
+            try:
+                await self._offer(peer, steps[step])
+                return
+            except NetworkError as error:
+                logger.debug("%s: %s", step.value, error)
+                in_vain, reason = step, error
+        raise reason
 
     async def _offer(self, peer: PeerId, dial: Callable[[PeerId, int], Awaitable[None]]) -> None:
         """Dial, which tells the peer how many lanes are wanted; that may be fewer by the time it has heard it."""
@@ -385,15 +385,40 @@ class LanePool:
             if lanes > pair.count.wanted:
                 self._follow_count(peer)
 
-    async def _summon(self, peer: PeerId) -> None:
-        """Ask `peer` to dial, and wait until it did; the caller has the deadline."""
-        await self._offer(peer, self._be_dialled)
-
     async def _be_dialled(self, peer: PeerId, lanes: int) -> None:
+        """Ask `peer` to dial, and wait until it did. Raises NetworkError where it takes too long."""
         before = set(self.lanes_of(peer))
-        await self._request(peer, encode_handshake(LaneSummons(lanes=lanes)))
-        while before.issuperset(self.lanes_of(peer)):
-            await self._adopted.wait()
+        with trio.move_on_after(self._dialler.reach.ask_s(peer)):
+            await self._request(peer, encode_handshake(LaneSummons(lanes=lanes)))
+            while before.issuperset(self.lanes_of(peer)):
+                await self._adopted.wait()
+            return
+        raise NetworkError(f"{peer} does not dial")
+
+    async def _meet(self, via: LaneVia) -> None:
+        """Go where another wants to meet this node."""
+        try:
+            stream = await self._dialler.meet(via)
+        except (NetworkError, trio.BrokenResourceError) as error:
+            logger.debug("%s", error)
+        else:
+            await self._listener.meet(stream)
+
+    def _punch(self, peer: PeerId, lanes: int) -> None:
+        """A lane to `peer` came up through a third: try to do without, if that is for this node to begin."""
+        if self._dialler.reach.begins(peer):
+            self._jobs.send_nowait(partial(self._dialler.punch, peer, lanes))
+
+    async def _answer_hole(self, peer: PeerId, offer: LaneOffer, punch: LanePunch) -> bytes:
+        """What this node answers to an offer to make holes, which it makes when that is sent."""
+        puncher = self._dialler.puncher
+        if puncher is None:
+            raise NetworkError("this node makes no holes")
+
+        def make(address: str) -> bytes:
+            return encode_handshake(self._listener.accept(peer, offer, (address,)))
+
+        return await puncher.answer(peer, PeerId(punch.relay), punch.address, make, self._listener.meet)
 
     def _obey_summons(self, peer: PeerId, lanes: int) -> None:
         self._table.pair(peer).asked_for = lanes

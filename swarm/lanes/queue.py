@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.offer_book import TokenBucket
+from shoal.protocol.limits import TokenBucket
 from shoal.swarm.lanes.choice import Lineup
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES

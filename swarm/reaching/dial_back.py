@@ -12,20 +12,20 @@ from this node's own network, or back from its own router, proves nothing of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import trio
 from msgspec import Meta
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import Rates, TokenBucket, take_of_all
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Refusal
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
-from shoal.swarm.message_relay import Allowance
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.reaching.dial_back_probes import SECRET_BYTES, Expected, probe
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.streams import MessageStream
@@ -34,16 +34,15 @@ DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
 PORTS_LIMIT = 4
 PROBE_DEADLINE_S = 4.0
 ASK_DEADLINE_S = 8.0
+"""For an answer, which takes a dial of each port."""
 REQUEST_LIMIT_BYTES = 256
 ANSWER_LIMIT_BYTES = 512
 AT_ONCE_LIMIT = 8
 
-PEER_PROBES_PER_MINUTE, PEER_BURST_PROBES = 6, 24
-TOTAL_PROBES_PER_MINUTE, TOTAL_BURST_PROBES = 120, 480
+PEER_PROBES_PER_S, PEER_BURST_PROBES = 0.1, 24
+TOTAL_PROBES_PER_S, TOTAL_BURST_PROBES = 2.0, 480
 ASKERS_LIMIT = 1024
 """Askers that are remembered; beyond it the one that asked least lately begins anew."""
-_MILLI = 1000
-"""Probes are counted in thousandths, as an allowance earns whole units a second."""
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
@@ -71,16 +70,15 @@ class DialBackServer:
     def __init__(self, host: Host, admits: Callable[[PeerId], bool]) -> None:
         self._host = host
         self._admits = admits
-        self._allowances: dict[str, Allowance] = {}  # by peer and by IP address
-        self._total = Allowance(TOTAL_PROBES_PER_MINUTE * _MILLI // 60, TOTAL_BURST_PROBES * _MILLI)
+        self._askers: Rates[str] = Rates(PEER_PROBES_PER_S, PEER_BURST_PROBES, limit=ASKERS_LIMIT)
+        """By peer and by IP address."""
+        self._total = TokenBucket(TOTAL_PROBES_PER_S, TOTAL_BURST_PROBES)
         self._slots = trio.CapacityLimiter(AT_ONCE_LIMIT)
         host.serve(DIAL_BACK_PROTOCOL, self._serve)
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=ASK_DEADLINE_S)
-        asked = decode(data, AskDialBack, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
-        await stream.send(canonical(await self._answer(stream.peer, asked)), deadline_s=ASK_DEADLINE_S)
-        await stream.aclose()
+        asked: AskDialBack = await hear(stream, AskDialBack, limit_bytes=REQUEST_LIMIT_BYTES)
+        await answer(stream, await self._answer(stream.peer, asked))
 
     async def _answer(self, peer: PeerId, asked: AskDialBack) -> DialBackReply:
         host = self._host.host_of(peer)
@@ -89,7 +87,8 @@ class DialBackServer:
         if not self._admits(peer):
             return Refusal(reason="this node knocks for members only")
         ports = tuple(dict.fromkeys(asked.ports))
-        if not self._spend((peer, host), len(ports) * _MILLI):
+        now = trio.current_time()
+        if not take_of_all((self._total, self._askers.of(peer, now), self._askers.of(host, now)), len(ports), now):
             return Refusal(reason="too many knocks are asked for; try again in a minute")
         try:
             self._slots.acquire_on_behalf_of_nowait(stream := object())
@@ -100,20 +99,6 @@ class DialBackServer:
         finally:
             self._slots.release_on_behalf_of(stream)
         return DialedBack(host=host, reached=tuple(sorted(reached)))
-
-    def _spend(self, askers: Iterable[str], cost: int) -> bool:
-        now, allowances = trio.current_time(), [self._total]
-        for asker in askers:
-            fresh = Allowance(PEER_PROBES_PER_MINUTE * _MILLI // 60, PEER_BURST_PROBES * _MILLI)
-            self._allowances[asker] = self._allowances.pop(asker, fresh)  # the last to ask goes last
-            allowances.append(self._allowances[asker])
-        while len(self._allowances) > ASKERS_LIMIT:
-            del self._allowances[next(iter(self._allowances))]
-        if not all(allowance.covers(cost, now) for allowance in allowances):
-            return False
-        for allowance in allowances:
-            allowance.left_bytes -= cost
-        return True
 
 
 async def _probe_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[int]:
@@ -147,18 +132,17 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     expected = Expected(ports=ports)
     host.dial_back_probes.expect(expected)
     try:
-        data = await host.request(
+        reply: DialedBack = await ask(
+            host,
             checker,
             DIAL_BACK_PROTOCOL,
-            canonical(AskDialBack(secret=expected.secret, ports=ports)),
-            deadline_s=ASK_DEADLINE_S,
+            AskDialBack(secret=expected.secret, ports=ports),
+            DialedBack,
             limit_bytes=ANSWER_LIMIT_BYTES,
+            deadline_s=ASK_DEADLINE_S,
         )
     finally:
         host.dial_back_probes.forget(expected)
-    reply: DialBackReply = decode(data, DialBackReply, peer=checker, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
-    if isinstance(reply, Refusal):
-        raise NetworkError(f"{checker} does not dial back: {reply.reason}")
     claimed = set(reply.reached)
     if not claimed.issubset(expected.came):
         raise RemoteError(f"says it reached ports {sorted(claimed - expected.came.keys())}, and did not", peer=checker)

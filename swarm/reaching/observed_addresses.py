@@ -21,12 +21,13 @@ from msgspec import Meta
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.limits import Rates
 from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.seal import format_address
-from shoal.swarm.limits import Rates
+from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 OBSERVED_ADDRESS_PROTOCOL = "/shoal/sighting/1"
@@ -34,7 +35,6 @@ TICKET_BYTES = 16
 TICKET_FIRST_BYTE = 2
 """Neither a knock's nor a passage's."""
 MESSAGE_LIMIT_BYTES = 512
-REQUEST_DEADLINE_S = 3.0
 CALL_DEADLINE_S = 3.0
 """From a ticket until it is called with."""
 CALLS_LIMIT = 64
@@ -111,16 +111,14 @@ class ObservedAddressServer:
         host.serve(OBSERVED_ADDRESS_PROTOCOL, self._serve)
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked: AddressRequest = decode(data, AddressRequest, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)  # type: ignore[arg-type]
+        asked: AddressRequest = await hear(stream, AddressRequest, limit_bytes=MESSAGE_LIMIT_BYTES)
         if self.admits is None or not self.admits(stream.peer):
             reply: AddressReply = Refusal(reason="this node looks for members only, and where it relays")
         elif isinstance(asked, AskSeen):
             reply = self._tell(stream.peer, asked)
         else:
             reply = await self._sight(stream)
-        await stream.send(canonical(reply), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        await answer(stream, reply)
 
     def _tell(self, asker: PeerId, asked: AskSeen) -> AddressReply:
         now = trio.current_time()
@@ -190,11 +188,11 @@ async def sight(host: Host, relay: PeerId, addresses: tuple[str, ...], caller: C
 
 async def ask_seen(host: Host, relay: PeerId, peer: PeerId, address: str) -> None:
     """Raises NetworkError unless `relay` says that it saw `peer` there a short while ago."""
-    question = canonical(AskSeen(peer=peer, address=address))
-    data = await host.request(
-        relay, OBSERVED_ADDRESS_PROTOCOL, question, deadline_s=REQUEST_DEADLINE_S, limit_bytes=MESSAGE_LIMIT_BYTES
-    )
-    _check(data, Seen, relay)
+    question = AskSeen(peer=peer, address=address)
+    try:
+        await ask(host, relay, OBSERVED_ADDRESS_PROTOCOL, question, Seen, limit_bytes=MESSAGE_LIMIT_BYTES)
+    except RemoteError as error:
+        raise NetworkError(str(error)) from error
 
 
 async def _reply(stream: MessageStream, kind: type[Reply]) -> Reply:

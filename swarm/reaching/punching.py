@@ -16,8 +16,9 @@ Nobody is sent against a third party: tried is only an address that the peer its
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
 names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a
 connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
-(`shoal.swarm.reaching.direct_upgrade`). How often a node tries, or lets itself be asked to, is bounded per peer and in
-all.
+(`shoal.swarm.reaching.direct_upgrade`). How often a node tries, or lets itself be asked to, is `Reach`'s to say
+(`shoal.swarm.reaching.reach`). The lower PeerId begins and is the dialler, whatever TCP makes of two that connect at
+once. What comes up takes the place of what was relayed; where no hole leads through, nothing changes.
 
 Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
 """
@@ -28,7 +29,8 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -36,11 +38,10 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.host import Host
-from shoal.swarm.lanes.reach import LaneReach
 from shoal.swarm.lanes.seal import format_address, parse_address
-from shoal.swarm.limits import Rates
 from shoal.swarm.reaching.networks import is_private
 from shoal.swarm.reaching.observed_addresses import ask_seen, sight
+from shoal.swarm.reaching.reach import HOLE_OFFERS, Reach
 
 PUNCH_DEADLINE_S = 3.0
 """A lost SYN is sent again after one second."""
@@ -50,20 +51,22 @@ DIAL_PAUSE_S = 0.3
 """Between two dials from one port, where a router or its node refuses."""
 DELAY_LIMIT_S = 1.0
 BACKLOG = 4
-PUNCHES_PER_S, PUNCHES_BURST = 1 / 60, 8.0
-"""With one peer."""
-ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST = 1 / 15, 24.0
-"""The same without a third: every lane takes one, and there may come to be LANES_PER_PEER_LIMIT of them."""
-ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST = 0.5, 32.0
-FAILED_PAUSE_S = 600.0
-"""After an attempt that failed, until this node begins another with the same peer, where there is a way around."""
-FAILED_LIMIT_PEERS = 1024
-ALONE_ATTEMPTS = 3
-"""So many that failed in a row, without a third, and the two are taken to be parted."""
+ANSWER_DEADLINE_S = 3 * CALL_DEADLINE_S
+"""In which the other has a port of its own seen and asks the relay about this one's."""
+JOBS_LIMIT = 64
+"""Holes that others begin, at once."""
 
 logger = logging.getLogger(__name__)
 
-_Value = TypeVar("_Value")
+Answer = TypeVar("Answer")
+Offer = Callable[[PeerId, str], Awaitable[str]]
+"""Tells the peer who saw this node's port, and where, and returns what it says of its own; raises Unanswered."""
+Take = Callable[[trio.SocketStream], Awaitable[None]]
+"""Makes something of a connection, or closes it and raises."""
+
+
+class Unanswered(NetworkError):
+    """The peer did not say whether it makes a hole: it was not asked, does not want to, or the connection went."""
 
 
 class PunchPort:
@@ -202,39 +205,98 @@ def _host_of(stream: trio.SocketStream) -> str:
 
 
 class Puncher:
-    """When a node punches, from where, and whither. seen_at: the hosts at which members that dialled back see it."""
+    """Holes of one node, for lanes and connections alike; `run` it.
 
-    def __init__(self, host: Host, reach: LaneReach, seen_at: Callable[[], frozenset[str]]) -> None:
+    reach: with whom, and how soon again. seen_at: the hosts at which members that dialled back see this node.
+    """
+
+    def __init__(self, host: Host, reach: Reach, seen_at: Callable[[], frozenset[str]]) -> None:
         self._host = host
-        self._reach = reach
+        self.reach = reach
         self._seen_at = seen_at
-        self._by_peer: Rates[PeerId] = Rates(PUNCHES_PER_S, PUNCHES_BURST)
-        self._by_peer_alone: Rates[PeerId] = Rates(ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST)
-        self._all: Rates[None] = Rates(ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST)
-        self._failed: dict[PeerId, float] = {}  # until when this node leaves it at that
-        self._failed_alone: dict[PeerId, int] = {}  # attempts in a row
-        self.parted: Callable[[PeerId], None] = lambda peer: None
-        """Called for a peer to which no third and no hole leads, again and again while attempts fail."""
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOBS_LIMIT)
 
-    def relay(self, peer: PeerId) -> PeerId | None:
-        """Who is to look on while this node begins with `peer`; None where it shall not, now."""
-        if self._failed.get(peer, 0.0) > trio.current_time():
-            return None
-        relays = self._reach.relays(peer)
-        return relays[0] if relays and self._may(peer) else None
+    async def run(self) -> None:
+        """Make the holes that others begin, until cancelled.
 
-    def _may(self, peer: PeerId, *, alone: bool = False) -> bool:
-        now = trio.current_time()
-        return (self._by_peer_alone if alone else self._by_peer).take(peer, now) and self._all.take(None, now)
+        Not in the handlers of their streams: those end with a connection that is replaced.
+        """
+        async with trio.open_nursery() as nursery:
+            async for job in self._job_queue:
+                nursery.start_soon(job)
 
-    def failed(self, peer: PeerId) -> None:
-        """An attempt with `peer` came to nothing."""
-        _put(self._failed, peer, trio.current_time() + FAILED_PAUSE_S)
+    # -- who begins ------------------------------------------------------------------------------------------
 
-    def is_alone(self, peer: PeerId) -> bool:
-        """Whether this node and `peer`, of which neither can be dialled, have nobody but each other: a straight
-        connection, and no third that relays."""
-        return self._host.is_direct(peer) and not (self._reach.is_reached() or self._reach.relays(peer))
+    async def begin(self, peer: PeerId, offer: Offer, take: Take) -> bool:
+        """Make a hole, a third looking on, if that may be tried now; whether `take` had a connection through it.
+
+        What the peer does not answer is asked once more, and is no reason to leave it at that: the connection may just
+        have given way to another.
+        """
+        for _ in range(HOLE_OFFERS):
+            relay = self.reach.onlooker(peer)
+            if relay is None:
+                return False
+            try:
+                async with self.port(relay) as port:
+                    await self.aim(port, relay, peer, await offer(relay, port.address))
+                    await take(await port.meet())
+            except Unanswered as error:
+                logger.info("no hole to %s: %s", peer, error)
+            except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError) as error:
+                logger.info("no hole to %s: %s", peer, error)
+                self.reach.failed(peer)
+                return False
+            else:
+                return True
+        return False
+
+    async def begin_alone(self, peer: PeerId, offer: Offer, take: Take) -> None:
+        """The same with nobody's help, where nobody is left. Raises NetworkError, RemoteError."""
+        try:
+            async with self.port_alone(peer) as port:
+                self.aim_alone(port, await offer(peer, port.address))
+                await take(await port.meet())
+        except (trio.TooSlowError, trio.BrokenResourceError) as error:
+            raise NetworkError(f"nobody answers through the hole to {peer}") from error
+
+    # -- who is asked ----------------------------------------------------------------------------------------
+
+    async def answer(
+        self, peer: PeerId, relay: PeerId, address: str, make: Callable[[str], Answer], take: Take
+    ) -> Answer:
+        """What `make` answers, given where this node's port is seen, to a peer that begins; then the hole is made.
+
+        Raises RemoteError if that was not the peer's to begin, NetworkError if nothing comes of it.
+        """
+        if self.reach.begins(peer):
+            raise RemoteError("offers holes, which is for the lower PeerId to do", peer=peer)
+        agree, agreed = trio.open_memory_channel[Answer](1)
+        try:
+            self._jobs.send_nowait(partial(self._answer, peer, relay, address, make, take, agree))
+            with trio.fail_after(ANSWER_DEADLINE_S):
+                return await agreed.receive()
+        except (trio.WouldBlock, trio.EndOfChannel, trio.TooSlowError):
+            raise NetworkError("no hole is made from here now") from None
+
+    async def _answer(
+        self,
+        peer: PeerId,
+        relay: PeerId,
+        address: str,
+        make: Callable[[str], Answer],
+        take: Take,
+        agree: trio.MemorySendChannel[Answer],
+    ) -> None:
+        with agree:  # who waits for it hears that nothing comes
+            try:
+                async with self.answering(peer, relay, address) as port:
+                    agree.send_nowait(make(port.address))
+                    await take(await port.meet())
+            except (NetworkError, RemoteError, trio.BrokenResourceError) as error:
+                logger.info("no hole to %s: %s", peer, error)
+
+    # -- ports -----------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def port(self, relay: PeerId) -> AsyncIterator[PunchPort]:
@@ -242,7 +304,7 @@ class Puncher:
 
         So it does where the relay sees it at another host than the members that dialled back.
         """
-        addresses = self._reach.addresses_of(relay)
+        addresses = self.reach.facts.addresses_of(relay)
         if not addresses:
             raise NetworkError(f"{relay} is not linked, or does not relay")
         port = PunchPort()
@@ -261,9 +323,9 @@ class Puncher:
         For who begins and who answers alike, so that neither is made to dial too often.
         """
         host = self._host.host_of(peer)
-        if host is None or not self.is_alone(peer):
+        if host is None or not self.reach.is_alone(peer):
             raise NetworkError(f"holes to {peer} are not made without a third here")
-        if not self._may(peer, alone=True):
+        if not self.reach.may_punch(peer, alone=True):
             raise NetworkError(f"holes to {peer} were tried too often for now")
         port = PunchPort()
         try:
@@ -273,10 +335,10 @@ class Puncher:
             yield port
         except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError):
             if port.target[1]:  # else nothing was tried: the peer does not want to, or not now
-                self._failed_to_meet_alone(peer)
+                self.reach.failed_alone(peer)
             raise
         else:
-            self._failed_alone.pop(peer, None)
+            self.reach.found_alone(peer)
         finally:
             port.close()
 
@@ -286,12 +348,6 @@ class Puncher:
         Raises NetworkError.
         """
         port.target = (port.target[0], _parsed(address)[1])
-
-    def _failed_to_meet_alone(self, peer: PeerId) -> None:
-        attempts = self._failed_alone.get(peer, 0) + 1
-        _put(self._failed_alone, peer, attempts)
-        if attempts >= ALONE_ATTEMPTS:
-            self.parted(peer)
 
     async def aim(self, port: PunchPort, relay: PeerId, peer: PeerId, address: str) -> None:
         """Have the port dial a peer that says it is seen there. Raises NetworkError unless `relay` says so too."""
@@ -316,20 +372,12 @@ class Puncher:
                 port.delay_s = rtt_s / 2
                 yield port
             return
-        if not self._may(peer):
+        if not self.reach.may_punch(peer):
             raise NetworkError(f"{peer} wants holes too often")
         async with self.port(relay) as port:
             await self.aim(port, relay, peer, address)
             port.delay_s = rtt_s
             yield port
-
-
-def _put(table: dict[PeerId, _Value], peer: PeerId, value: _Value) -> None:
-    """Note it as the newest of FAILED_LIMIT_PEERS."""
-    table.pop(peer, None)
-    table[peer] = value
-    if len(table) > FAILED_LIMIT_PEERS:
-        del table[next(iter(table))]
 
 
 def _parsed(address: str) -> tuple[str, int]:

@@ -26,9 +26,9 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
-from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.limits import RateLimit
+from shoal.swarm.questions import answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 RELAYED_LANE_PROTOCOL = "/shoal/passage/1"
@@ -37,7 +37,6 @@ TICKET_FIRST_BYTE = 1
 """Neither a knock's; a lane id that happens to equal a ticket is one in 2^120."""
 ANSWER_LIMIT_BYTES = 1024
 REQUEST_LIMIT_BYTES = 256
-REQUEST_DEADLINE_S = 3.0
 COPY_BYTES = 256 << 10
 
 Ticket = Annotated[bytes, Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
@@ -105,10 +104,8 @@ class RelayedLaneServer:
         return len(set(map(id, self._open.values())))
 
     async def _serve(self, stream: MessageStream) -> None:
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(data, AskPassage, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
-        await stream.send(canonical(self._agree(stream.peer, PeerId(asked.peer))), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        asked: AskPassage = await hear(stream, AskPassage, limit_bytes=REQUEST_LIMIT_BYTES)
+        await answer(stream, self._agree(stream.peer, PeerId(asked.peer)))
 
     def _agree(self, near: PeerId, far: PeerId) -> RelayedLaneReply:
         if self.admits is None:
@@ -188,17 +185,10 @@ class RelayedLaneServer:
 
 async def ask_relayed_lane(host: Host, relay: PeerId, peer: PeerId) -> Passage:
     """Ask `relay` for a passage to `peer`. Raises NetworkError if it does not answer or refuses."""
-    data = await host.request(
-        relay,
-        RELAYED_LANE_PROTOCOL,
-        canonical(AskPassage(peer=peer)),
-        deadline_s=REQUEST_DEADLINE_S,
-        limit_bytes=ANSWER_LIMIT_BYTES,
-    )
     try:
-        reply: RelayedLaneReply = decode(data, RelayedLaneReply, peer=relay, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+        passage: Passage = await ask(
+            host, relay, RELAYED_LANE_PROTOCOL, AskPassage(peer=peer), Passage, limit_bytes=ANSWER_LIMIT_BYTES
+        )
     except RemoteError as error:
         raise NetworkError(str(error)) from error
-    if isinstance(reply, Refusal):
-        raise NetworkError(f"{relay} gives no passage: {reply.reason}")
-    return reply
+    return passage

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +33,9 @@ import trio
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
+from shoal.protocol.limits import Rates
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.host import Host
-from shoal.swarm.message_relay import Allowance
 from shoal.swarm.rendezvous.contacts import ADDRESSES_LIMIT, Contact, Contacts, sort_by_distance
 from shoal.swarm.rendezvous.meeting_points import (
     SLOTS,
@@ -129,7 +128,7 @@ class Kademlia:
         self._visited: set[PeerId] = set()
         self._silent: set[bytes] = set()
         self._answering = trio.CapacityLimiter(ANSWERERS_LIMIT)
-        self._hosts: OrderedDict[str, Allowance] = OrderedDict()
+        self._hosts: Rates[str] = Rates(HOST_PER_S, HOST_BURST, limit=HOST_LIMIT)
         self.contacts = Contacts(self._own)
         self.store = PointStore(swarm_id)
         host.tell_addresses()
@@ -316,15 +315,7 @@ class Kademlia:
 
     def _spend(self, host: str) -> bool:
         """Count a question of an IP address; whether it may be answered."""
-        now = trio.current_time()
-        allowance = self._hosts.setdefault(host, Allowance(HOST_PER_S, HOST_BURST))
-        self._hosts.move_to_end(host)
-        if len(self._hosts) > HOST_LIMIT:
-            self._hosts.popitem(last=False)
-        if not allowance.covers(1, now):
-            return False
-        allowance.left_bytes -= 1
-        return True
+        return self._hosts.take(host, trio.current_time())
 
 
 def _parse(data: bytes, peer: PeerId) -> Any:

@@ -38,7 +38,6 @@ from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
-from shoal.swarm.lanes.reach import Everywhere
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
@@ -49,6 +48,7 @@ from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
 from shoal.swarm.reaching.direct_upgrade import DirectUpgrade, Straighten
 from shoal.swarm.reaching.observed_addresses import AddressRequest, ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.reach import Everywhere, Reach
 from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
@@ -264,7 +264,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     named = [question.SerializeToString() for question in (*questions, put)]
 
     async def ask(stream: MessageStream) -> None:
-        kademlia._hosts.clear()  # its allowance is not what is tried here
+        kademlia._hosts.forget("")  # how much there is for a host is not what is tried here
         await kademlia._serve(stream)
 
     yield Target("kademlia", tuple(named), on_stream(ask), FOREIGN)
@@ -283,13 +283,14 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     observed_addresses = ObservedAddressServer(host, call_deadline_s=0.01)
     observed_addresses.admits = lambda peer: True
     pool = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
+    puncher = Puncher(host, Reach(host.peer_id, Everywhere()), frozenset)
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "passage": (relayed_lanes._serve, AskPassage),
         "dial back": (dial_back_probes._serve, AskDialBack),
         "sighting": (observed_addresses._serve, AddressRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
         "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
-        "straightening": (DirectUpgrade(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
+        "straightening": (DirectUpgrade(host, puncher, list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng))

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.protocol import offer_book
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.offer_book import ROUND_WINDOW, BookLimits, OfferBook, TokenBucket
+from shoal.protocol.offer_book import ROUND_WINDOW, BookLimits, OfferBook
 from shoal.protocol.rollouts import (
     CatchUpRequest,
     Reason,
@@ -200,22 +200,3 @@ def test_origins_are_bounded_and_the_idle_make_room(monkeypatch: pytest.MonkeyPa
     book.expire(1)
     receive(book, carol.announce(0), carol)
     assert {offer.origin for offer in book.offers()} == {alice.peer_id, carol.peer_id}
-
-
-def test_token_bucket_values() -> None:
-    bucket = TokenBucket(2.0, 3.0, 10.0)
-    assert [bucket.take(1, 10.0) for _ in range(4)] == [True, True, True, False]
-    assert not bucket.take(1, 10.4)
-    assert bucket.take(1, 10.5)
-    assert not bucket.take(4, 100.0)
-    assert bucket.take(3, 100.0)
-
-
-def test_token_bucket_overdrawn_gives_nothing_until_that_is_paid() -> None:
-    bucket = TokenBucket(2.0, 3.0)
-    assert bucket.owe(3, 10.0) == 0.0
-    assert bucket.owe(5, 10.0) == 2.5
-    assert not bucket.has(0, 12.4)
-    assert bucket.has(0, 12.5)
-    assert bucket.owe(1, 100.0) == 0.0
-    assert [bucket.take(1, 100.0) for _ in range(3)] == [True, True, False]

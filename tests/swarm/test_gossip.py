@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from shoal.protocol.identity import Identity
+from shoal.protocol.limits import Rates
 from shoal.swarm import gossip, limits
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, TOPICS_LIMIT, GossipMessage
 from shoal.swarm.gossip_packets import parse
@@ -220,7 +221,7 @@ def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(monkeyp
 def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
     async def main() -> None:
         async with two_hosts() as (near, far, box):
-            far._gossip._pubsub._peer_limits._gossip_entries = limits.Rates(0.001, 100)
+            far._gossip._pubsub._peer_limits._gossip_entries = Rates(0.001, 100)
             stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw
             packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"first", TOPIC)])
             for _ in range(101):

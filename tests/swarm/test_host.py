@@ -18,10 +18,11 @@ import trio
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.limits import Rates
 from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES
 from shoal.swarm.host import ConnectionChange, Host
-from shoal.swarm.limits import Door, Rates, Reason
+from shoal.swarm.limits import Door, Reason
 from shoal.swarm.multistream import NAMES_LIMIT
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
 from shoal.swarm.streams import MessageStream

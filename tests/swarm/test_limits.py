@@ -16,7 +16,7 @@ from shoal.protocol.peering import Refusal, Welcome
 from shoal.swarm import limits
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host
-from shoal.swarm.limits import Door, KnownHosts, Memory, Pace, PeerLimits, Rates, Reason, Refusals, UnprovenConnections
+from shoal.swarm.limits import Door, KnownHosts, Memory, Pace, PeerLimits, Reason, Refusals, UnprovenConnections
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
 from tests.swarm.test_members import run as run_nodes
@@ -163,7 +163,7 @@ def test_door_counts_the_addresses_of_one_network_as_one() -> None:
 
 
 def test_known_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ADDRESSES_LIMIT", 2)
+    monkeypatch.setattr(limits, "KEY_LIMIT", 2)
     known = KnownHosts()
     for host in ("a", "b", "a", "c"):
         known.note(host)
@@ -479,22 +479,6 @@ def test_pace_waits_for_what_is_over_the_rate_and_for_nothing_else() -> None:
         assert trio.current_time() - later == pytest.approx(1.0, abs=0.01)
 
     run(main)
-
-
-def test_rates_remember_few() -> None:
-    rates: Rates[int] = Rates(1, 2, limit=10)
-    for key in range(1000):
-        assert rates.take(key, 0.0)
-    assert len(rates) == 10
-    assert rates.take(999, 0.0)
-    assert not rates.take(999, 0.0)
-
-
-def test_rates_forget_what_was_asked_for_least_lately() -> None:
-    rates: Rates[str] = Rates(0, 1, limit=2)
-    assert [rates.take(key, 0.0) for key in ("a", "b", "a", "c")] == [True, True, False, True]
-    assert not rates.take("a", 0.0), "asked again, and remembered"
-    assert rates.take("b", 0.0)
 
 
 # -- on real hosts -------------------------------------------------------------------------------------------

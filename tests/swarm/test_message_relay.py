@@ -9,7 +9,7 @@ import pytest
 
 from shoal.protocol.identity import PeerId
 from shoal.swarm import message_relay
-from shoal.swarm.message_relay import PATH_BURST_BYTES, PATH_BYTES_PER_S, RELAYS_PER_PAIR, Allowance, MessageRelay
+from shoal.swarm.message_relay import PATH_BURST_BYTES, PATH_BYTES_PER_S, RELAYS_PER_PAIR, MessageRelay
 
 
 def name(index: int) -> PeerId:
@@ -151,16 +151,6 @@ def test_table_of_paths_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         node.told(name(index), [name(50)])
         node.targets(name(index), {name(index), name(50)}, 1, 0.0)
     assert len(node._paths) <= 5
-
-
-def test_allowance_fills_up_to_its_burst_and_no_further() -> None:
-    allowance = Allowance(10, 100)
-    assert allowance.covers(100, 5.0)
-    assert not allowance.covers(101, 5.0)
-    allowance.left_bytes -= 100
-    assert not allowance.covers(11, 6.0)
-    assert allowance.covers(10, 6.0)
-    assert not allowance.covers(101, 1000.0)
 
 
 @pytest.mark.parametrize(("members", "relays"), [(5, {2, 3, 4}), (4, {2, 3})])

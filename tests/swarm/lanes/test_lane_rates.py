@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shoal.protocol.offer_book import TokenBucket
+from shoal.protocol.limits import TokenBucket
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit

@@ -13,7 +13,7 @@ import trio
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.wire import canonical
+from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.reaching import dial_back, networks
 from shoal.swarm.reaching.circuit_address import format_circuit
@@ -148,7 +148,7 @@ def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
 
             async def probe_from_inside(stream: MessageStream) -> None:
                 asked = await stream.receive(deadline_s=WAIT_S)
-                secret = dial_back.decode(asked, AskDialBack).secret
+                secret = decode(asked, AskDialBack).secret
                 assert await probe("127.0.0.1", port_of(asker), secret)
                 answer = DialedBack(host="192.0.2.7", reached=(port_of(asker),))
                 await stream.send(canonical(answer), deadline_s=WAIT_S)

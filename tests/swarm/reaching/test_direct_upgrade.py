@@ -15,11 +15,12 @@ from shoal.protocol.wire import canonical
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.seal import format_address
 from shoal.swarm.reaching import observed_addresses
-from shoal.swarm.reaching.direct_upgrade import DIRECT_UPGRADE_PROTOCOL, DirectUpgrade, Straighten
+from shoal.swarm.reaching.direct_upgrade import DIRECT_UPGRADE_PROTOCOL, DirectUpgrade, Straight, Straighten
 from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.reach import Reach
 from tests.swarm.reaching.test_circuits import ECHO, LOOPBACK, SECRET, WAIT_S, echo, run, through, until
 from tests.swarm.reaching.test_punching import HERE, bystander, in_order
-from tests.swarm.reaching.test_relayed_lanes import Node, Reach, make_node
+from tests.swarm.reaching.test_relayed_lanes import Facts, Node, make_node
 
 GREETING = b"\x13/multistream/1.0.0\n"
 
@@ -48,7 +49,8 @@ def end_of(node: Node, relay: Node) -> End:
         others = node.host.connected()
         return [peer for peer in others if not node.host.is_direct(peer)]
 
-    puncher = Puncher(node.host, Reach(node, [relay]), lambda: frozenset(HERE))
+    reach = Reach(node.peer, Facts(node, [relay]), is_direct=node.host.is_direct)
+    puncher = Puncher(node.host, reach, lambda: frozenset(HERE))
     return End(node, puncher, DirectUpgrade(node.host, puncher, relayed))
 
 
@@ -63,7 +65,7 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
             await nursery.start(node.lanes.run)
         relay.observed_addresses.admits = relay.host.relay.admits = lambda peer: True
         relay.lanes.use(
-            Reach(relay, []),
+            Reach(relay.peer, Facts(relay, [])),
             dial_back_probes=relay.host.dial_back_probes,
             handlers=(relay.relayed_lanes, relay.observed_addresses),
         )
@@ -76,6 +78,7 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
         assert not lower.sees(higher)
         if straighten:
             for end in (lower, higher):
+                nursery.start_soon(end.puncher.run)
                 nursery.start_soon(end.direct_upgrade.run)
         yield lower, higher, relay
         nursery.cancel_scope.cancel()
@@ -102,11 +105,11 @@ def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytes
         async with bystander() as (port, heard):
             monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
             async with relayed_pair() as (lower, higher, _):
-                await until(lambda: higher.node.peer in lower.puncher._failed)
+                await until(lambda: lower.puncher.reach.rests(higher.node.peer))
                 assert not lower.sees(higher)
                 assert await lower.hears(higher)
                 assert await higher.hears(lower)
-                assert lower.puncher.relay(higher.node.peer) is None, "it is left at that for a while"
+                assert lower.puncher.reach.onlooker(higher.node.peer) is None, "it is left at that for a while"
             assert heard
             assert all((GREETING + b"\x07/noise\n").startswith(part) for part in heard)
 
@@ -116,17 +119,14 @@ def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytes
 
 def test_nobody_is_dialled_where_the_relay_did_not_see_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with bystander() as (port, heard), relayed_pair(straighten=False) as (lower, higher, relay):
+        async with bystander() as (port, heard), relayed_pair(straighten=False) as (lower, higher, _):
 
-            async def lie(peer: PeerId, asked: Straighten, agree: trio.MemorySendChannel[str]) -> None:
-                with agree:
-                    agree.send_nowait(f"127.0.0.1:{port}")
+            async def lie(peer: PeerId, asked: Straighten) -> Straight:
+                return Straight(address=f"127.0.0.1:{port}")
 
             monkeypatch.setattr(higher.direct_upgrade, "_answer", lie)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(higher.direct_upgrade.run)
-                await lower.direct_upgrade._begin(higher.node.peer, relay.peer)
-                nursery.cancel_scope.cancel()
+            assert not await lower.direct_upgrade.begin(higher.node.peer)
+            assert lower.puncher.reach.rests(higher.node.peer)
             assert heard == []
             assert not lower.sees(higher)
 

@@ -17,7 +17,6 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import canonical
-from shoal.swarm.lanes.dial import HOLE_OFFERS
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES
 from shoal.swarm.lanes.listener import PENDING_PER_PEER_LIMIT
 from shoal.swarm.lanes.seal import (
@@ -37,7 +36,8 @@ from shoal.swarm.reaching.observed_addresses import (
     ask_seen,
     sight,
 )
-from shoal.swarm.reaching.punching import ALONE_PUNCHES_BURST, PUNCHES_BURST, Puncher, PunchPort
+from shoal.swarm.reaching.punching import Puncher, PunchPort
+from shoal.swarm.reaching.reach import ALONE_ATTEMPTS, ALONE_PUNCHES_BURST, HOLE_OFFERS, PUNCHES_BURST
 from tests.swarm.lane_net import WAIT_S, lanes_of
 from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note, run, until
 
@@ -63,6 +63,11 @@ def puncher(node: Node) -> Puncher:
     found = node.lanes._dialler.puncher
     assert found is not None
     return found
+
+
+def blocked(one: Node, other: Node) -> int:
+    """Holes in a row that the two made without a third, and that came to nothing."""
+    return puncher(one).reach._of(other.peer).blocked_alone
 
 
 @contextlib.asynccontextmanager
@@ -113,7 +118,7 @@ def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: 
             async with nodes(seen_at=HERE) as (alice, bob, relay):
                 lower, higher = in_order(alice, bob)
                 await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-                await until(lambda: higher.peer in puncher(lower)._failed)
+                await until(lambda: puncher(lower).reach.rests(higher.peer))
                 assert ways(alice, bob) == ways(bob, alice) == [True]
                 alice.lanes.post(bob.peer, note(SECRET), SECRET)
                 assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
@@ -139,9 +144,9 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
         async with nodes(seen_at=HERE) as (alice, bob, _):
             lower, higher = in_order(alice, bob)
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            await until(lambda: higher.peer in puncher(lower)._failed)
+            await until(lambda: puncher(lower).reach.rests(higher.peer))
             assert ways(alice, bob) == [True]
-            assert puncher(lower).relay(higher.peer) is None, "it is left at that for a while"
+            assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
             assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
 
     monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 1.0)
@@ -170,7 +175,7 @@ def test_offer_that_a_lost_connection_swallows_is_made_once_more_and_held_agains
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
             await until(lambda: offers == HOLE_OFFERS and (lost == HOLE_OFFERS or ways(alice, bob) == [False]))
             assert ways(alice, bob) == [lost == HOLE_OFFERS]
-            assert puncher(lower).relay(higher.peer) is not None, "it is not left at that"
+            assert puncher(lower).reach.onlooker(higher.peer) is not None, "it is not left at that"
 
     run(main)
 
@@ -207,7 +212,7 @@ def test_relay_alone_sends_nobody_anywhere() -> None:
         async with nodes(seen_at=("192.0.2.7",)) as (alice, bob, relay):
             lower, higher = in_order(alice, bob)
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            await until(lambda: higher.peer in puncher(lower)._failed)
+            await until(lambda: puncher(lower).reach.rests(higher.peer))
             assert ways(alice, bob) == [True]
             with pytest.raises(NetworkError, match="others do not"):
                 async with puncher(lower).port(relay.peer):
@@ -254,12 +259,12 @@ def test_only_the_lower_begins_and_nobody_too_often() -> None:
                 await higher.host.request(lower.peer, LANE, offer, deadline_s=WAIT_S)
             assert lower.host.remote_errors == 1
             for _ in range(int(PUNCHES_BURST)):
-                assert puncher(higher)._may(lower.peer)
-            assert puncher(lower)._may(higher.peer)
+                assert puncher(higher).reach.may_punch(lower.peer)
+            assert puncher(lower).reach.may_punch(higher.peer)
             with pytest.raises(NetworkError, match="too often"):
                 async with puncher(higher).answering(lower.peer, relay.peer, seen.address):
                     pass
-            assert puncher(higher).relay(lower.peer) is None
+            assert puncher(higher).reach.onlooker(lower.peer) is None
 
     run(main)
 
@@ -273,7 +278,7 @@ async def two_alone() -> AsyncIterator[tuple[Node, Node, list[Node]]]:
     async with nodes(relays=0, seen_at=HERE) as (alice, bob):
         pair, parted = in_order(alice, bob), list[Node]()
         for node in pair:
-            puncher(node).parted = lambda peer, node=node: parted.append(node)  # type: ignore[misc]
+            puncher(node).reach.parted = lambda peer, node=node: parted.append(node)  # type: ignore[misc]
         yield *pair, parted
 
 
@@ -326,7 +331,7 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
         async with two_alone() as (lower, higher, parted):
             with monkeypatch.context() as router:
                 change_ports(router)
-                for number in range(punching.ALONE_ATTEMPTS):
+                for number in range(ALONE_ATTEMPTS):
                     assert parted == [], f"after {number}"
                     with pytest.raises(NetworkError, match="no hole leads"):
                         await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
@@ -338,7 +343,7 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
                     await higher.lanes.ensure(lower.peer, deadline_s=1.0)
             await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
             await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
-            await until(lambda: puncher(lower)._failed_alone == puncher(higher)._failed_alone == {})
+            await until(lambda: blocked(lower, higher) == blocked(higher, lower) == 0)
             assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
 
     monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
@@ -351,11 +356,11 @@ def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.M
 
     async def main() -> None:
         async with two_alone() as (lower, higher, parted):
-            monkeypatch.setattr(higher.lanes._dialler.reach, "is_reached", lambda: True)
-            for _ in range(punching.ALONE_ATTEMPTS):
+            monkeypatch.setattr(higher.lanes._dialler.reach.facts, "is_reached", lambda: True)
+            for _ in range(ALONE_ATTEMPTS):
                 with pytest.raises(NetworkError):
                     await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
-            assert (parted, puncher(lower)._failed_alone) == ([], {})
+            assert (parted, blocked(lower, higher)) == ([], 0)
 
     run(main)
 
@@ -390,7 +395,7 @@ def test_holes_without_a_third_are_for_two_who_have_none_and_not_made_too_often(
                 with pytest.raises(NetworkError):  # a third is linked
                     await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
                 assert dials == []
-                reach = higher.lanes._dialler.reach
+                reach = higher.lanes._dialler.reach.facts
                 spied.setattr(reach, "relays", lambda peer: ())
                 spied.setattr(reach, "is_reached", lambda: True)
                 with pytest.raises(NetworkError):  # it can be dialled
@@ -398,7 +403,7 @@ def test_holes_without_a_third_are_for_two_who_have_none_and_not_made_too_often(
                 assert dials == []
                 spied.setattr(reach, "is_reached", lambda: False)
                 for _ in range(int(ALONE_PUNCHES_BURST)):
-                    assert puncher(higher)._may(lower.peer, alone=True)
+                    assert puncher(higher).reach.may_punch(lower.peer, alone=True)
                 with pytest.raises(NetworkError):
                     await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
                 with pytest.raises(NetworkError, match="too often"):

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import trio
@@ -13,13 +14,13 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.host import Host
-from shoal.swarm.lanes import pool as lanes_module
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.pool import LanePool
-from shoal.swarm.lanes.reach import Way
+from shoal.swarm.reaching import reach as reach_module
 from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.reach import Reach, Way
 from shoal.swarm.reaching.relayed_lanes import (
     RELAYED_LANE_PROTOCOL,
     RelayedLaneLimits,
@@ -42,7 +43,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, strict_exception_groups=True)
 
 
-class Reach:
+class Facts:
     """As where nobody's lanes but the relays' may be dialled."""
 
     def __init__(self, node: Node, relays: Sequence[Node]) -> None:
@@ -111,8 +112,10 @@ async def nodes(
         for node in made:
             await nursery.start(node.host.run)
             await nursery.start(node.lanes.run)
-            reach = Reach(node, made[2:])
-            puncher = None if seen_at is None else Puncher(node.host, reach, lambda: frozenset(seen_at))
+            reach = Reach(node.peer, Facts(node, made[2:]), is_direct=node.host.is_direct)
+            puncher = None if seen_at is None else Puncher(node.host, reach, partial(frozenset, seen_at))
+            if puncher is not None:
+                nursery.start_soon(puncher.run)
             handlers = (node.relayed_lanes, node.observed_addresses)
             node.lanes.use(reach, dial_back_probes=node.host.dial_back_probes, handlers=handlers, puncher=puncher)
         for relay in made[2:]:
@@ -291,11 +294,11 @@ def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it() -> 
 def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with nodes() as (alice, bob, relay):
-            monkeypatch.setattr(Reach, "is_reached", lambda self: True)
+            monkeypatch.setattr(Facts, "is_reached", lambda self: True)
             await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
             assert relay.relayed_lanes.relayed_lanes == 1
 
-    monkeypatch.setattr(lanes_module, "SUMMONS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reach_module, "ASK_S", 0.2)
     run(main)
 
 
@@ -304,7 +307,8 @@ def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
 
     async def main() -> None:
         async with nodes() as (alice, bob, relay):
-            bob.lanes.use(Reach(bob, ()), dial_back_probes=bob.host.dial_back_probes, handlers=(bob.relayed_lanes,))
+            alone = Reach(bob.peer, Facts(bob, ()))
+            bob.lanes.use(alone, dial_back_probes=bob.host.dial_back_probes, handlers=(bob.relayed_lanes,))
             with pytest.raises(NetworkError):
                 await alice.lanes.ensure(bob.peer, deadline_s=3.0)
             assert relay.relayed_lanes.relayed_lanes <= 1
