@@ -51,7 +51,7 @@ def main() -> int:
     except ShoalError as error:
         reply = WorkReply(error=str(error))
     except Exception as error:  # the user's workload may raise anything
-        from shoal.node.workload import one_line
+        from shoal.node.pipe import one_line
 
         reply = WorkReply(error=f"the workload raised {one_line(error)}")
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(reply) + b"\n")

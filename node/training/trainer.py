@@ -1,23 +1,24 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
-A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started
-again from the anchor in shared memory and its newest snapshot, at most `RESTART_LIMIT` times in
-`RESTART_WINDOW_S`; what it had learnt since, and not contributed, it learns again. A workload that *raises*
-would raise again: its traceback is the last event and no restart is tried. This module does not import torch.
+A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started again from
+the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since, and
+not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
+restart is tried. This module does not import torch.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import trio
 
+from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, running_child
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Pause, Resume
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import SharedTensors, Vector
-from shoal.node.training.trainer_child import ChildDied, ChildRaised, TrainerConnection, logger, running_child
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -26,18 +27,15 @@ from shoal.node.training.trainer_messages import (
     Command,
     Contribution,
     Evaluated,
-    Failed,
     Initial,
     InnerSettings,
     Layout,
-    Pause,
     Ping,
     Pong,
     Progress,
     Report,
     Restore,
     Restored,
-    Resume,
     Retune,
     Scalar,
     Snapshotted,
@@ -45,14 +43,14 @@ from shoal.node.training.trainer_messages import (
     Started,
     SyncSettings,
     Trained,
+    unpack_report,
 )
 from shoal.node.workload import WorkloadError
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.manifest import Manifest
 
-RESTART_LIMIT = 3  # restarts within RESTART_WINDOW_S
-RESTART_WINDOW_S = 600.0
-RESTART_PAUSE_S = 0.5
+PROGRAM: tuple[str, ...] = ("-m", "shoal.node.training.trainer_start")
+STOP_DEADLINE_S = 2.0
 START_DEADLINE_S = 600.0
 """From spawn to attached: importing torch, building the model, loading the anchor."""
 PING_PERIOD_S = 60.0
@@ -60,6 +58,8 @@ PING_PERIOD_S = 60.0
 STALL_DEADLINE_S = 600.0
 """From that question to the answer: one inner step or one evaluation must fit."""
 EVENTS_LIMIT = 256
+
+logger = logging.getLogger("shoal.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Trainer:
         self._publish: trio.MemorySendChannel[TrainerEvent]
         self.events: trio.MemoryReceiveChannel[TrainerEvent]
         self._publish, self.events = trio.open_memory_channel[TrainerEvent](EVENTS_LIMIT)
-        self._child: TrainerConnection | None = None  # only while it takes orders
+        self._child: Connection[Report] | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
@@ -184,7 +184,7 @@ class Trainer:
         Raises `WorkloadError` if the workload raises before `task_status.started`, `ConfigError` if there is none such.
         Cancellation: the child is asked to stop, killed after `STOP_DEADLINE_S`, and always reaped.
         """
-        deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
+        deaths = Deaths("the trainer")
         cause: str | None = None
         memory = shared_tensors.open_memory()
         try:
@@ -196,12 +196,10 @@ class Trainer:
                         return
                     cause = str(ending)
                     logger.warning("the trainer died: %s", cause)
-                    now = trio.current_time()
-                    if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
-                        await self._fail(_died_too_often(cause))
+                    too_many = await deaths.count(cause)
+                    if too_many is not None:
+                        await self._fail(Failed(summary=too_many[:SUMMARY_LIMIT_CHARS], traceback=""))
                         return
-                    deaths.append(now)
-                    await trio.sleep(RESTART_PAUSE_S)
         finally:
             os.close(memory)
 
@@ -240,7 +238,15 @@ class Trainer:
         """Run one child from spawn to its end, and return that end."""
         spec = self._spec
         async with running_child(
-            memory=memory, threads=spec.threads_each, log_path=spec.log_path, processes=spec.processes
+            PROGRAM,
+            memory,
+            spec.processes,
+            unpack=unpack_report,
+            stop_s=STOP_DEADLINE_S,
+            logger=logger,
+            threads=spec.threads_each,
+            inherited=(memory,),
+            log_path=spec.log_path,
         ) as child:
             try:
                 await self._prepare(child, memory)
@@ -253,7 +259,7 @@ class Trainer:
             finally:
                 self._child = None
 
-    async def _prepare(self, child: TrainerConnection, memory: int) -> None:
+    async def _prepare(self, child: Connection[Report], memory: int) -> None:
         """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
         with trio.move_on_after(START_DEADLINE_S) as scope:
             given = self._spec if self._anchored is not None else self._in_force
@@ -284,7 +290,7 @@ class Trainer:
             anchored = None if self._anchored is None else self._anchored.round
             await self._publish.send(Restarted(cause=cause, round=anchored))
 
-    async def _start(self, child: TrainerConnection, memory: int, spec: TrainerSpec) -> None:
+    async def _start(self, child: Connection[Report], memory: int, spec: TrainerSpec) -> None:
         """Have the child build its model and map the shared vectors."""
         await child.send(
             Start(
@@ -313,7 +319,7 @@ class Trainer:
         if not isinstance(await child.receive(), Attached):
             raise LocalError("the trainer did not attach")
 
-    async def _restore(self, child: TrainerConnection, anchored: Apply) -> None:
+    async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
         """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
 
         One of the round under way was ordered when its contribution had been taken.
@@ -331,7 +337,7 @@ class Trainer:
             self._newest = None
         await self._publish.send(restored)
 
-    async def _stand_on_anchor(self, child: TrainerConnection) -> None:
+    async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
         assert self._anchored is not None
         await child.send(Apply(round=self._anchored.round, fresh=True))
@@ -365,7 +371,7 @@ class Trainer:
         await self._publish.send(TrainerFailed(summary=failed.summary, traceback=traceback))
 
 
-async def _next_report(child: TrainerConnection) -> Report:
+async def _next_report(child: Connection[Report]) -> Report:
     """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
     with trio.move_on_after(PING_PERIOD_S):
         return await child.receive()
@@ -373,13 +379,6 @@ async def _next_report(child: TrainerConnection) -> Report:
     with trio.move_on_after(STALL_DEADLINE_S):
         return await child.receive()
     raise ChildDied(f"hung: no answer for {STALL_DEADLINE_S:g} s")
-
-
-def _died_too_often(cause: str) -> Failed:
-    return Failed(
-        summary=f"the trainer died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {cause}",
-        traceback="",
-    )
 
 
 def _other_layout() -> Failed:

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
+from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import (
@@ -23,10 +24,8 @@ from shoal.node.training.trainer_messages import (
     Hurry,
     Initial,
     InnerSettings,
-    Pause,
     Progress,
     Restore,
-    Resume,
     Retune,
     Snapshot,
     SyncSettings,

@@ -16,7 +16,7 @@ import pytest
 import torch
 import trio
 
-from shoal.node.training import trainer as trainer_module
+from shoal.node import child_process
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.shard import rank_device
@@ -298,7 +298,7 @@ def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error of the user's code is told, whichever process had it; none of them outlives rank 0."""
-    monkeypatch.setattr(trainer_module, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(child_process, "RESTART_PAUSE_S", 0.0)
 
     async def begin(trainer: Trainer) -> None:
         await trainer.send(Apply(round=0, fresh=True))
