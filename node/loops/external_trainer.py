@@ -136,7 +136,7 @@ class ExternalTrainer(Trainer):
         """
         memory = shared_tensors.open_memory()
         try:
-            with self._publish, contextlib.ExitStack() as undo:
+            with contextlib.ExitStack() as undo:
                 path = self._path()
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -160,7 +160,7 @@ class ExternalTrainer(Trainer):
         """
         await super().send(command)
         if isinstance(command, Apply) and self._child is None and self._announced:
-            await self._publish.send(Applied(round=command.round))
+            self._tell(Applied(round=command.round))
 
     async def _watch_patience(self) -> None:
         while True:
@@ -241,10 +241,9 @@ class ExternalTrainer(Trainer):
             await connection.answer(Accepted(peer_id=self._peer_id), memory)
             await self._prepare(connection, memory)
             _seal(memory)
-            self._child = connection
-            await self._announce("a training loop attached", task_status)
+            await self._take_up(connection, "a training loop attached", task_status)
             while True:
-                await self._pass_on(await connection.receive())
+                self._pass_on(await connection.receive())
         except ChildDied as ending:
             cause = str(ending)
         except ChildRaised as ending:
@@ -256,7 +255,7 @@ class ExternalTrainer(Trainer):
             await connection.part()
         logger.info("%s", cause)
         if self._announced:
-            await self._publish.send(Detached(cause=cause, round=None))
+            self._tell(Detached(cause=cause, round=None))
 
 
 def _sound(layout: Layout) -> bool:

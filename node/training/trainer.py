@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -43,6 +43,7 @@ from shoal.node.training.trainer_messages import (
     Started,
     SyncSettings,
     Trained,
+    WriteInitial,
     unpack_report,
 )
 from shoal.node.workload import WorkloadError
@@ -57,7 +58,6 @@ PING_PERIOD_S = 60.0
 """A trainer silent for so long is asked for a sign of life."""
 STALL_DEADLINE_S = 600.0
 """From that question to the answer: one inner step or one evaluation must fit."""
-EVENTS_LIMIT = 256
 
 logger = logging.getLogger("shoal.trainer")
 
@@ -149,8 +149,7 @@ class Trainer:
     """Supervises one trainer process.
 
     `layout`, `started`, `anchor` and `contribution` are there once `run` has reported started, and stay
-    valid through restarts. `events` has one consumer, which must keep up: a full channel holds the child
-    back (`Progress` alone is dropped instead).
+    valid through restarts. Its events go to whoever listens.
     """
 
     layout: Layout
@@ -160,18 +159,25 @@ class Trainer:
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
-        self._publish: trio.MemorySendChannel[TrainerEvent]
-        self.events: trio.MemoryReceiveChannel[TrainerEvent]
-        self._publish, self.events = trio.open_memory_channel[TrainerEvent](EVENTS_LIMIT)
+        self._listeners: list[Callable[[TrainerEvent], None]] = []
         self._child: Connection[Report] | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
+
+    def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
+        """Have every event from now on told to `listener` too, after those that listen already. It must not raise."""
+        self._listeners.append(listener)
+
+    def _tell(self, event: TrainerEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     @property
     def pid(self) -> int | None:
@@ -188,18 +194,17 @@ class Trainer:
         cause: str | None = None
         memory = shared_tensors.open_memory()
         try:
-            with self._publish:
-                while True:
-                    ending = await self._live(memory, cause, task_status)
-                    if isinstance(ending, ChildRaised):
-                        await self._fail(ending.failed)
-                        return
-                    cause = str(ending)
-                    logger.warning("the trainer died: %s", cause)
-                    too_many = await deaths.count(cause)
-                    if too_many is not None:
-                        await self._fail(Failed(summary=too_many[:SUMMARY_LIMIT_CHARS], traceback=""))
-                        return
+            while True:
+                ending = await self._live(memory, cause, task_status)
+                if isinstance(ending, ChildRaised):
+                    self._fail(ending.failed)
+                    return
+                cause = str(ending)
+                logger.warning("the trainer died: %s", cause)
+                too_many = await deaths.count(cause)
+                if too_many is not None:
+                    self._fail(Failed(summary=too_many[:SUMMARY_LIMIT_CHARS], traceback=""))
+                    return
         finally:
             os.close(memory)
 
@@ -208,8 +213,8 @@ class Trainer:
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
         will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`, which take effect
-        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives; every
-        other order is dropped, and the daemon orders anew on `Restarted`.
+        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives, and
+        `WriteInitial` until it is done; every other order is dropped, and the daemon orders anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
@@ -223,6 +228,8 @@ class Trainer:
             self._retuned = command
         elif isinstance(command, Pause | Resume):
             self._paused = isinstance(command, Pause)
+        elif isinstance(command, WriteInitial):
+            self._owes_initial = True
         if self._child is not None:
             await self._child.send(command)
 
@@ -250,10 +257,9 @@ class Trainer:
         ) as child:
             try:
                 await self._prepare(child, memory)
-                self._child = child
-                await self._announce(cause, task_status)
+                await self._take_up(child, cause, task_status)
                 while True:
-                    await self._pass_on(await _next_report(child))
+                    self._pass_on(await _next_report(child))
             except (ChildDied, ChildRaised) as ending:
                 return ending
             finally:
@@ -282,13 +288,17 @@ class Trainer:
         if scope.cancelled_caught:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
 
-    async def _announce(self, cause: str | None, task_status: trio.TaskStatus[None]) -> None:
+    async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
+        """From here on orders go to this child; the first is what the one before it did not do."""
+        self._child, owes_initial = child, self._owes_initial
         if not self._announced:
             self._announced = True
             task_status.started()
         elif cause is not None:
             anchored = None if self._anchored is None else self._anchored.round
-            await self._publish.send(Restarted(cause=cause, round=anchored))
+            self._tell(Restarted(cause=cause, round=anchored))
+        if owes_initial:
+            await child.send(WriteInitial())
 
     async def _start(self, child: Connection[Report], memory: int, spec: TrainerSpec) -> None:
         """Have the child build its model and map the shared vectors."""
@@ -335,7 +345,7 @@ class Trainer:
             raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
         if restored.refused:
             self._newest = None
-        await self._publish.send(restored)
+        self._tell(restored)
 
     async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
@@ -344,31 +354,29 @@ class Trainer:
         if not isinstance(await child.receive(), Applied):
             raise LocalError("the trainer did not apply the anchor")
 
-    async def _pass_on(self, report: Report) -> None:
-        if isinstance(report, Progress):
-            try:
-                self._publish.send_nowait(report)
-            except trio.WouldBlock:
-                return
-        elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated | Snapshotted | Restored):
-            if isinstance(report, Contribution):
-                self._contributions, self._contributed_round = report.number, report.round
-            elif isinstance(report, Snapshotted) and not report.failure:
-                self._newest = Restore(path=report.path, round=report.round, exact=True)
-            elif isinstance(report, Restored) and report.refused:
-                self._newest = None
-            await self._publish.send(report)
-        elif not isinstance(report, Pong):
+    def _pass_on(self, report: Report) -> None:
+        if isinstance(report, Pong):
+            return
+        if isinstance(report, Started | Attached | Failed):
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
+        if isinstance(report, Contribution):
+            self._contributions, self._contributed_round = report.number, report.round
+        elif isinstance(report, Snapshotted) and not report.failure:
+            self._newest = Restore(path=report.path, round=report.round, exact=True)
+        elif isinstance(report, Restored) and report.refused:
+            self._newest = None
+        elif isinstance(report, Initial):
+            self._owes_initial = False
+        self._tell(report)
 
-    async def _fail(self, failed: Failed) -> None:
+    def _fail(self, failed: Failed) -> None:
         """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""
         if not self._announced:
             if failed.configuration:
                 raise ConfigError(failed.summary)  # one line says it all; the traceback would be of our own code
             raise WorkloadError(failed.summary, failed.traceback)
         traceback = "" if failed.configuration else failed.traceback
-        await self._publish.send(TrainerFailed(summary=failed.summary, traceback=traceback))
+        self._tell(TrainerFailed(summary=failed.summary, traceback=traceback))
 
 
 async def _next_report(child: Connection[Report]) -> Report:

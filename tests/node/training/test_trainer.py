@@ -55,6 +55,7 @@ from shoal.node.training.trainer_messages import (
 from shoal.node.workload import WorkloadError
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import LocalError
+from tests.node.told_trainer import ToldTrainer
 
 DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
@@ -83,6 +84,11 @@ while data := control.recv(1 << 16):
                 lr_of_anchor = lr
                 answer = Applied(round=round)
             case Ping(): answer = Pong()
+            case WriteInitial():
+                if os.path.exists(options["fuse"]):
+                    os.unlink(options["fuse"])
+                    sys.exit(9)
+                answer = Initial()
             case Train(round=round):
                 number += 1
                 answer = Contribution(
@@ -139,15 +145,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def running(spec: TrainerSpec) -> AsyncIterator[Trainer]:
-    trainer = Trainer(spec)
+async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
+    trainer = ToldTrainer(spec)
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
         yield trainer
         nursery.cancel_scope.cancel()
 
 
-async def expect(trainer: Trainer, kind: type[Event]) -> Event:
+async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
     """Return the next event, `Progress` apart, which must be of `kind`."""
     async for event in trainer.events:
         if not isinstance(event, Progress):
@@ -414,6 +420,23 @@ def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:
     run(scenario)
 
 
+def test_initial_parameters_that_a_trainer_died_of_are_owed_by_the_next(fake: TrainerSpec, tmp_path: Path) -> None:
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+
+    async def scenario() -> None:
+        async with running(replace(fake, options={"fuse": str(fuse)})) as trainer:
+            await trainer.send(WriteInitial())
+            await expect(trainer, Restarted)
+            await expect(trainer, Initial)
+            kill(trainer)
+            await expect(trainer, Restarted)
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            await expect(trainer, Contribution)  # and nothing before it: they are not owed a second time
+
+    run(scenario)
+
+
 def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -> None:
     async def scenario() -> None:
         async with running(fake) as trainer:
@@ -470,12 +493,12 @@ def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_o
     def rate(lr: float) -> Retune:
         return Retune(inner=InnerSettings(lr=lr), sync=SyncSettings())
 
-    async def rates(trainer: Trainer) -> tuple[float, float]:
+    async def rates(trainer: ToldTrainer) -> tuple[float, float]:
         await trainer.send(Train(round=1, steps=1, assignment=SHARE))
         told = await expect(trainer, Contribution)
         return told.seconds, told.loss
 
-    async def dies(trainer: Trainer) -> None:
+    async def dies(trainer: ToldTrainer) -> None:
         kill(trainer)
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
@@ -517,11 +540,11 @@ def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
     """Told by the fake: whether it is paused. Or it would take the accelerator again that its user wanted free."""
     monkeypatch.setattr(child_process, "RESTART_LIMIT", 9)
 
-    async def is_paused(trainer: Trainer) -> bool:
+    async def is_paused(trainer: ToldTrainer) -> bool:
         await trainer.send(Train(round=1, steps=1, assignment=SHARE))
         return bool((await expect(trainer, Contribution)).blocked_s)
 
-    async def dies(trainer: Trainer, *orders: Command) -> None:
+    async def dies(trainer: ToldTrainer, *orders: Command) -> None:
         kill(trainer)
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
