@@ -396,10 +396,7 @@ class RolloutEngine:
         while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
             await trio.sleep(ANNOUNCE_PERIOD_S)
         self._arrived = self._exchange.announcements_received
-        oldest = self.state_round - self._p.section.staleness_rounds
-        fresh = [
-            offer for offer in self._exchange.offers() if offer.digest not in self._store and offer.arrived >= oldest
-        ]
+        fresh = [offer for offer in self._exchange.offers() if offer.digest not in self._store]
         return self._random.sample(fresh, OFFERS_LIMIT) if len(fresh) > OFFERS_LIMIT else fresh
 
     async def _deliver(self, child: Child[AgentReport], intake: Intake, wanted: list[Offer]) -> None:
@@ -422,6 +419,8 @@ class RolloutEngine:
             self.contributors.note(origin)
         self._store.advance(self.state_round)
         self._trust.advance(self.state_round)
+        stale = self.state_round - self._p.section.staleness_rounds
+        self._exchange.expire(offered_before=stale, announced_before=self._store.oldest)
         refused = taken.rejected + (self._exchange.rejected - self._refused)
         self._refused = Counter(self._exchange.rejected)
         rejected = Counter({str(reason): count for reason, count in refused.items()})
