@@ -91,9 +91,9 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.state.store:_entry",
     "node.state.tensor_files:TensorFile.__init__",
-    "node.audits.work_audit:_ask",
     "node.state.work_file:read_account",
-    "node.audits.work_process:main",
+    "node.audits.work_process:unpack_request",
+    "node.audits.work_process:unpack_reply",
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
