@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from shoal.node.training import trainer_child
+from shoal.node.training import trainer
 from shoal.testnet.parent_death import tie_to
 
 READY: Final = b"ready"
@@ -204,7 +204,7 @@ def _preload(modules: Sequence[str], trainers: str) -> None:
         importlib.import_module(name)
     gc.enable()
     gc.freeze()  # a collection in a copy that looks at all this would have to copy its memory
-    trainer_child.PROGRAM = ("-I", "-S", str(STAND_IN), trainers)
+    trainer.PROGRAM = ("-I", "-S", str(STAND_IN), trainers)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"{', '.join(modules)} started {threads - 1} threads: no copy of them can be made")
 

@@ -65,7 +65,7 @@ def main() -> int:
     except ShoalError as error:
         _say(msgspec.structs.replace(report, error=str(error)))
     except Exception as error:  # the user's workload may raise anything; the report is what becomes of it
-        from shoal.node.workload import one_line
+        from shoal.node.pipe import one_line
 
         _say(msgspec.structs.replace(report, error=f"the workload raised {one_line(error)}"))
     return 0

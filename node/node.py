@@ -210,6 +210,14 @@ class Node:
         parts, rounds = self.parts, self.rounds
         self.router.connect(self.traffic, parts.chunks, is_leaving=self._either_leaves)
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
+        for listener in (
+            parts.training_client.heard,
+            parts.resumption.heard,
+            self._note_trainer,
+            self.attendance.heard,
+            rounds.engine.put,
+        ):
+            self.trainer.listen(listener)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
         parts.state_store.parted = parts.standstill.forks.suspect
@@ -334,36 +342,18 @@ class Node:
         """Start the trainer, then take part in rounds."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.trainer.run)
-            nursery.start_soon(self._watch_trainer)
             started, layout = self.trainer.started, self.trainer.layout
             self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(layout)
             await self.parts.checkpoints.expect(layout)
             await self.rounds.run(numel=layout.numel)
 
-    async def _watch_trainer(self) -> None:
-        async for event in self.trainer.events:
-            self.parts.training_client.heard(event)
-            self.parts.resumption.heard(event)
-            if isinstance(event, TrainerFailed):
-                await self._training_failed(event)
-            else:
-                self._note_trainer(event)
-                if isinstance(event, Restarted) and not isinstance(event, Detached):
-                    await self.parts.training_client.restarted()
-                self.attendance.heard(event)
-                self.rounds.engine.put(event)
-
     def _abandoned(self) -> None:
         self.parts.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))
         self._leave_then(Outcome.LEFT)
 
-    async def _training_failed(self, event: TrainerFailed) -> None:
-        self.parts.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
-        self.parts.events.write(events.Failed(message=event.summary))
-        self._leave_then(Outcome.FAILED)
-
     def _note_trainer(self, event: TrainerEvent) -> None:
+        """Write down what the trainer did, for its user; tell peers of a new speed, and leave where training failed."""
         if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
@@ -376,6 +366,10 @@ class Node:
         elif isinstance(event, Restarted):
             logger.warning("the trainer was started again: %s", event.cause)
             self.parts.events.write(events.TrainerRestarted(cause=event.cause))
+        elif isinstance(event, TrainerFailed):
+            self.parts.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
+            self.parts.events.write(events.Failed(message=event.summary))
+            self._leave_then(Outcome.FAILED)
 
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""

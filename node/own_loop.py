@@ -42,6 +42,7 @@ from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import (
@@ -50,13 +51,10 @@ from shoal.node.training.trainer_messages import (
     Evaluated,
     Hurry,
     Initial,
-    Pause,
     Progress,
     Restore,
-    Resume,
     Retune,
     Snapshot,
-    Stop,
     Train,
     Trained,
     WriteInitial,

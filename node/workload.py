@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Scalar
+from shoal.node.pipe import one_line
+from shoal.node.training.trainer_messages import Assignment, Scalar
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,12 +134,6 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
-
-
-def one_line(error: BaseException) -> str:
-    """Describe an exception in one bounded line, as the last line of its traceback would."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return " ".join(text.split())[:SUMMARY_LIMIT_CHARS]
 
 
 def _installed_class(name: str) -> Callable[..., object]:

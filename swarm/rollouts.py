@@ -222,10 +222,10 @@ class RolloutExchange:
         """Return what others offer, in the order of arrival."""
         return self.book.offers()
 
-    def expire(self, before_round: int) -> None:
-        """Forget what others, and this node, announced before this node's round `before_round`."""
-        self.book.expire(before_round)
-        self._catch_up.expire(before_round)
+    def expire(self, *, offered_before: int, announced_before: int) -> None:
+        """Forget what others offered, and what this node announced, before these rounds of its own."""
+        self.book.expire(offered_before)
+        self._catch_up.expire(announced_before)
 
     def _collect(self, message: GossipMessage) -> None:
         peer = message.origin

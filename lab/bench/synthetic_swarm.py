@@ -233,6 +233,7 @@ class SyntheticSwarm:
                 peer=self._me,
                 swarm=blake3(bytes([self.seed])).hexdigest(),
                 name="coral reef",
+                certifies=not self.rollouts,
                 strategy="rollouts" if self.rollouts else "diloco",
                 workload="text",
                 software="shoal 0.1.0",

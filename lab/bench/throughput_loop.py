@@ -9,6 +9,7 @@ an event `contributed` in FOLDER, as of a node; before the first, `device` is th
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ import trio
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.events import Contributed
-from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
+from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed, TrainerSpec
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -49,6 +50,8 @@ class Loop:
         self._folder = folder
         self._node = node
         self._trainer = Trainer(TrainerSpec.of(manifest, device=device, threads=threads))
+        tell, self._told = trio.open_memory_channel[TrainerEvent](math.inf)
+        self._trainer.listen(tell.send_nowait)
 
     async def run(self) -> None:
         """Train until cancelled; the trainer ends then."""
@@ -83,7 +86,7 @@ class Loop:
 
     async def _answer(self, kind: type[Answer]) -> Answer:
         """The next event of the trainer, which is to be of this kind, after any number of reports of progress."""
-        async for event in self._trainer.events:
+        async for event in self._told:
             if isinstance(event, kind):
                 return event
             if isinstance(event, TrainerFailed):

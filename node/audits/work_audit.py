@@ -9,33 +9,34 @@ steps moved: with one fragment, and no gradients.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 import trio
 
 from shoal.collectives.codecs import F32, U8, codec
 from shoal.collectives.grid import Grid
-from shoal.node.audits.work_process import WorkReply, WorkRequest
+from shoal.node.audits.work_process import WorkReply, WorkRequest, unpack_reply
+from shoal.node.child_process import ChildDied, ChildRaised, running_child
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.parts import Parts
 from shoal.node.reporting.events import Weighed
 from shoal.protocol.auditing import drawn_work
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Value
 
 CHUNKS_AT_ONCE: Final = 8
 WEIGH_DEADLINE_S: Final = 600.0
-REPLY_LIMIT_BYTES: Final = 1 << 16
+PROGRAM: Final = ("-m", "shoal.node.audits.work_process")
+
+logger = logging.getLogger("shoal.work")
 
 
 Sound = Callable[[Plan, int, Sequence[int]], Awaitable[Mapping[int, U8]]]
@@ -92,8 +93,8 @@ class WorkAudit:
                 encoded = payloads[chunk][: how.encoded_bytes(grid.length(chunk))]
                 how.decode_into(encoded, contribution[slice(*grid.span(chunk))])
         reply = await self._losses(drawn, contribution)
-        if reply.before is None or reply.after is None:
-            raise NetworkError(f"the work of {drawn.peer} in round {plan.round} cannot be weighed: {reply.error}")
+        if not isinstance(reply, WorkReply):
+            raise NetworkError(f"the work of {drawn.peer} in round {plan.round} cannot be weighed: {reply}")
         useful = reply.after < reply.before
         if not useful:
             self._useless(drawn.peer)
@@ -101,7 +102,7 @@ class WorkAudit:
             Weighed(peer=drawn.peer, round=plan.round, before=reply.before, after=reply.after, useful=useful)
         )
 
-    async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply:
+    async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply | str:
         config = self._p.config
         with tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder) as name:
             paths = [Path(name) / kind for kind in ("anchor", "contribution")]
@@ -128,14 +129,15 @@ def _write(path: Path, vector: F32) -> None:
     np.asarray(vector, "<f4").tofile(path)
 
 
-async def _ask(wanted: WorkRequest) -> WorkReply:
-    command = [sys.executable, "-P", "-m", "shoal.node.audits.work_process"]
+async def _ask(wanted: WorkRequest) -> WorkReply | str:
+    """The losses, or why there are none. Cancellation ends the process that weighs."""
     with trio.move_on_after(WEIGH_DEADLINE_S):
-        done = await trio.run_process(
-            command, stdin=msgspec.json.encode(wanted), capture_stdout=True, stderr=subprocess.DEVNULL, check=False
-        )
-        last = done.stdout.strip().rpartition(b"\n")[2]
-        if done.returncode or not last or len(last) > REPLY_LIMIT_BYTES:
-            return WorkReply(error=f"its process ended with {done.returncode}")
-        return msgspec.json.decode(last, type=WorkReply)
-    return WorkReply(error=f"it took more than {WEIGH_DEADLINE_S:g} s")
+        async with running_child(PROGRAM, unpack=unpack_reply, stop_s=0, logger=logger, threads=1) as child:
+            try:
+                await child.send(wanted)
+                reply = await child.receive()
+                assert isinstance(reply, WorkReply)
+                return reply
+            except (ChildDied, ChildRaised, LocalError) as error:
+                return str(error)
+    return f"it took more than {WEIGH_DEADLINE_S:g} s"

@@ -1,6 +1,6 @@
-"""Weighs one contribution, in a process of its own: `useful_work.py` behind a pipe.
+"""Weighs one contribution, in a process of its own: `useful_work.py` behind a framed pipe (`shoal.node.pipe`).
 
-    python -P -m shoal.node.audits.work_process < request.json > reply.json
+    python -P -m shoal.node.audits.work_process PIPE    a WorkRequest comes, a WorkReply or a Failed goes
 
 The vectors are two files of little-endian float32. A process of its own, since importing torch changes a process, since
 a workload may do anything, and since what takes too long can be ended. It runs at the lowest priority, on the CPU.
@@ -14,14 +14,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.node.pipe import Failed, Message, ParentPipe, Stop, decode_frame, describe
 from shoal.node.training.trainer_messages import Assignment, Scalar
-from shoal.protocol.errors import ShoalError
 
-REQUEST_LIMIT_BYTES = 1 << 20
 LOWEST_PRIORITY = 19
 
 
-class WorkRequest(msgspec.Struct, frozen=True, kw_only=True):
+class WorkRequest(Message, frozen=True, kw_only=True):
     """Which workload, which share of its data, and the files of the anchor and of base − local as decoded."""
 
     workload: str
@@ -33,28 +32,37 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True):
     contribution: str
 
 
-class WorkReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The losses on the member's first batches; without them, why there are none."""
+class WorkReply(Message, frozen=True, kw_only=True):
+    """The losses on the member's first batches."""
 
-    before: float | None = None
-    after: float | None = None
-    error: str | None = None
+    before: float
+    after: float
 
 
-def main() -> int:
+_REQUESTS: msgspec.msgpack.Decoder[WorkRequest | Stop] = msgspec.msgpack.Decoder(WorkRequest | Stop)
+_REPLIES: msgspec.msgpack.Decoder[WorkReply | Failed] = msgspec.msgpack.Decoder(WorkReply | Failed)
+
+
+def unpack_request(frame: bytes) -> WorkRequest | Stop:
+    """Decode what the daemon sent. Raises LocalError if it is no request."""
+    return decode_frame(_REQUESTS, frame, "a request to weigh work")
+
+
+def unpack_reply(frame: bytes) -> WorkReply | Failed:
+    """Decode what the process answered. Raises LocalError if it is no answer."""
+    return decode_frame(_REPLIES, frame, "what a contribution weighs")
+
+
+def main(arguments: list[str]) -> int:
     """Weigh, and say what came of it; 0 whatever that is."""
     os.nice(LOWEST_PRIORITY)
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
-    request = msgspec.json.decode(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES), type=WorkRequest)
+    pipe = ParentPipe(int(arguments[0]), unpack_request, who="weighing")
     try:
-        reply = weigh(request)
-    except ShoalError as error:
-        reply = WorkReply(error=str(error))
+        request = pipe.receive()
+        if isinstance(request, WorkRequest):
+            pipe.send(weigh(request))
     except Exception as error:  # the user's workload may raise anything
-        from shoal.node.workload import one_line
-
-        reply = WorkReply(error=f"the workload raised {one_line(error)}")
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(reply) + b"\n")
+        pipe.send(describe(error))
     return 0
 
 
@@ -74,4 +82,4 @@ def weigh(request: WorkRequest) -> WorkReply:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -77,7 +77,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
     is held-out, `train_loss` its own; `cpu` in cores.
 
-    alerts: what keeps it from signing, and what helps.
+    certifies: whether a majority certifies each round, by the strategy. alerts: what keeps it from signing, and what
+    helps.
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
 
@@ -85,6 +86,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     swarm: str
     name: str
     strategy: str
+    certifies: bool
     workload: str
     software: str
     phase: str
@@ -219,6 +221,7 @@ class NodeSource:
             swarm=parts.swarm_id.hex(),
             name=manifest.swarm.name,
             strategy=manifest.strategy.name,
+            certifies=manifest.strategy.certifies,
             workload=manifest.workload.name,
             software=SOFTWARE,
             phase=rounds.engine.phase,

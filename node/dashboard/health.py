@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from shoal.node.dashboard.facts import Facts
-from shoal.protocol.strategies.table import strategy_named
 
 DISK_LOW_BYTES = 2 << 30
 DISK_OUT_BYTES = 256 << 20
@@ -30,7 +29,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 def health_of(facts: Facts) -> list[Check]:
     """The checks, always the same ones in the same order, but for those without a meaning yet."""
     checks = [_company(facts), _links(facts), _training(facts), _disk(facts)]
-    if strategy_named(facts.node.strategy).certifies:
+    if facts.node.certifies:
         checks.insert(0, _majority(facts))
     return [*map(_alert, facts.node.alerts), *checks]
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import trio
 
+from shoal.node.child_process import SEND_DEADLINE_S, ChildDied, ChildRaised, Connection
 from shoal.node.config import NodeConfig
 from shoal.node.control import listen_privately
 from shoal.node.loops.loop_messages import (
@@ -39,26 +40,19 @@ from shoal.node.loops.loop_messages import (
     turned_away,
     unpack_attaching,
 )
+from shoal.node.pipe import Message, frame_of
 from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
 from shoal.node.training.layouts import first_difference
-from shoal.node.training.trainer import Restarted, Trainer, TrainerSpec
-from shoal.node.training.trainer_child import (
-    SEND_DEADLINE_S,
-    STOP_DEADLINE_S,
-    ChildDied,
-    ChildRaised,
-    TrainerConnection,
-)
+from shoal.node.training.trainer import STOP_DEADLINE_S, Restarted, Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import (
     PARAMETERS_LIMIT,
     Applied,
     Apply,
     Command,
     Layout,
-    Stop,
-    frame_of,
-    pack,
+    Report,
+    unpack_report,
 )
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError
@@ -78,8 +72,11 @@ class Detached(Restarted):
     """The loop is gone (`cause`) and nobody has taken its place. As with `Restarted`, its orders are forgotten."""
 
 
-class LoopConnection(TrainerConnection):
+class LoopConnection(Connection[Report]):
     """The daemon's end of the stream to a loop that attached."""
+
+    def __init__(self, stream: trio.SocketStream, *, pid: int) -> None:
+        super().__init__(stream, pid=pid, unpack=unpack_report)
 
     def _give_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -88,8 +85,9 @@ class LoopConnection(TrainerConnection):
     async def _ending(self) -> str:
         return f"the training loop (process {self.pid}) is gone"
 
-    async def answer(self, frame: bytes, descriptor: int | None = None) -> None:
-        """Send one frame, with a descriptor beside its first byte. Raises ChildDied if nobody takes it."""
+    async def answer(self, message: Message, descriptor: int | None = None) -> None:
+        """Send a message, with a descriptor beside its first byte. Raises ChildDied if nobody takes it."""
+        frame = frame_of(message)
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
             with trio.fail_after(SEND_DEADLINE_S):
@@ -100,10 +98,7 @@ class LoopConnection(TrainerConnection):
 
     async def part(self) -> None:
         """Tell the loop that the daemon ends. Cancellation: it is told all the same, if it listens."""
-        broken = contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError)
-        with trio.CancelScope(shield=True), trio.move_on_after(STOP_DEADLINE_S), broken:
-            async with self._sending:
-                await self._stream.send_all(pack(Stop()))
+        await self._say_stop(STOP_DEADLINE_S)
 
 
 class ExternalTrainer(Trainer):
@@ -141,7 +136,7 @@ class ExternalTrainer(Trainer):
         """
         memory = shared_tensors.open_memory()
         try:
-            with self._publish, contextlib.ExitStack() as undo:
+            with contextlib.ExitStack() as undo:
                 path = self._path()
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -165,7 +160,7 @@ class ExternalTrainer(Trainer):
         """
         await super().send(command)
         if isinstance(command, Apply) and self._child is None and self._announced:
-            await self._publish.send(Applied(round=command.round))
+            self._tell(Applied(round=command.round))
 
     async def _watch_patience(self) -> None:
         while True:
@@ -243,13 +238,12 @@ class ExternalTrainer(Trainer):
         """From the answer to the end, and tell the daemon of both."""
         cause = ""
         try:
-            await connection.answer(frame_of(Accepted(peer_id=self._peer_id)), memory)
+            await connection.answer(Accepted(peer_id=self._peer_id), memory)
             await self._prepare(connection, memory)
             _seal(memory)
-            self._child = connection
-            await self._announce("a training loop attached", task_status)
+            await self._take_up(connection, "a training loop attached", task_status)
             while True:
-                await self._pass_on(await connection.receive())
+                self._pass_on(await connection.receive())
         except ChildDied as ending:
             cause = str(ending)
         except ChildRaised as ending:
@@ -261,7 +255,7 @@ class ExternalTrainer(Trainer):
             await connection.part()
         logger.info("%s", cause)
         if self._announced:
-            await self._publish.send(Detached(cause=cause, round=None))
+            self._tell(Detached(cause=cause, round=None))
 
 
 def _sound(layout: Layout) -> bool:

@@ -31,6 +31,7 @@ from shoal.node.loops.loop_messages import (
     trainer_socket_path,
     unpack_answer,
 )
+from shoal.node.pipe import READ_BYTES, FrameSocket, Stop
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import SharedTensors, Vector
 from shoal.node.training.trainer_messages import (
@@ -39,24 +40,19 @@ from shoal.node.training.trainer_messages import (
     Attach,
     Attached,
     Command,
-    Framing,
     Layout,
     Ping,
     Pong,
     Report,
     Start,
     Started,
-    Stop,
     SyncSettings,
-    frame_of,
-    pack,
     unpack_command,
 )
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 ORDER_LIMIT = 4096
 """Orders waiting for the loop. A round brings about four, so it is far more than a loop misses in a day."""
-READ_BYTES = 64 << 10
 
 
 class NoDaemon(NetworkError):
@@ -113,7 +109,7 @@ class LoopClient:
     def send(self, report: Report) -> None:
         """Tell the daemon; one that is gone does not hear it."""
         try:
-            self._channel.send(pack(report))
+            self._channel.send(report)
         except OSError:
             self.close()
 
@@ -178,20 +174,20 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
     channel = _Channel(_connect(data_dir))
     memory: int | None = None
     try:
-        channel.allow(ATTACH_DEADLINE_S)
-        channel.send(frame_of(Attaching(version=LOOP_VERSION, layout=layout, metric=metric, device=device)))
+        channel.connection.settimeout(ATTACH_DEADLINE_S)
+        channel.send(Attaching(version=LOOP_VERSION, layout=layout, metric=metric, device=device))
         answer = unpack_answer(channel.receive_frame())
         if isinstance(answer, TurnedAway):
             raise ConfigError(answer.reason)
         memory = channel.descriptor()
         start = _expect(channel, Start)
-        channel.send(pack(Started(layout=layout, metric=metric, device=device)))
+        channel.send(Started(layout=layout, metric=metric, device=device))
         numel = _expect(channel, Attach).numel
         if numel != layout.numel:
             raise LocalError(f"the daemon's memory is for {numel} values, the model has {layout.numel}")
         tensors = shared_tensors.attach(memory, numel)
-        channel.send(pack(Attached()))
-        channel.allow(None)
+        channel.send(Attached())
+        channel.connection.settimeout(None)
     except TimeoutError:
         channel.close()
         raise NetworkError(f"the node on {data_dir} does not answer; look at its log") from None
@@ -207,38 +203,27 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
     return LoopClient(channel, peer_id=answer.peer_id, start=start, tensors=tensors)
 
 
-class _Channel:
-    """Frames over a connected socket; one thread receives, any sends."""
+class _Channel(FrameSocket):
+    """The pipe to the daemon; a descriptor may come with the first frame."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._framing = Framing()
-        self._frames: list[bytes] = []
+        super().__init__(connection)
         self._descriptors: list[int] = []
         self._first = True
 
-    def allow(self, seconds: float | None) -> None:
-        """So long may one operation take."""
-        self._connection.settimeout(seconds)
-
-    def send(self, frame: bytes) -> None:
-        """Raises OSError if the daemon is gone."""
-        with self._sending:
-            self._connection.sendall(frame)
-
     def receive_frame(self) -> bytes:
-        """The next frame; a descriptor may come with the first. Raises NetworkError at the end, OSError, LocalError."""
-        while not self._frames:
-            if self._first:
-                data, self._descriptors, _, _ = socket.recv_fds(self._connection, READ_BYTES, 1)
-                self._first = False
-            else:
-                data = self._connection.recv(READ_BYTES)
-            if not data:
-                raise NetworkError("the node broke off; look at its log")
-            self._frames.extend(self._framing.feed(data))
-        return self._frames.pop(0)
+        """The next frame. Raises NetworkError at the end, OSError, LocalError."""
+        frame = self.receive()
+        if frame is None:
+            raise NetworkError("the node broke off; look at its log")
+        return frame
+
+    def _read(self) -> bytes:
+        if not self._first:
+            return super()._read()
+        data, self._descriptors, _, _ = socket.recv_fds(self.connection, READ_BYTES, 1)
+        self._first = False
+        return data
 
     def descriptor(self) -> int:
         """The descriptor that came, now the caller's to close. Raises LocalError if none did."""
@@ -249,11 +234,11 @@ class _Channel:
     def shut(self) -> None:
         """End both directions; whoever reads or writes is woken."""
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket and what came with it; a thread that still sends gets an OSError."""
-        self._connection.close()
+        self.connection.close()
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -285,4 +270,4 @@ def _close_in_child(reference: weakref.ref[LoopClient]) -> None:
     """A data loader's worker, forked, must not keep the connection open when the loop's own process has died."""
     client = reference()
     if client is not None:
-        client._channel._connection.close()
+        client._channel.connection.close()

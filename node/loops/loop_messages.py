@@ -5,7 +5,7 @@
                                       ◄─────   Accepted(peer_id), with the shared vectors' descriptor; or TurnedAway
     from here on the messages of `trainer_messages`, beginning with the daemon's Start
 
-Frames are those of `trainer_messages`: a length, and one tagged struct in msgpack.
+Frames are those of every pipe (`shoal.node.pipe`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from shoal.node.control_client import socket_path
-from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Layout, Message, frame_of
-from shoal.protocol.errors import LocalError
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Message, decode_frame
+from shoal.node.training.trainer_messages import Layout
 
 OWN_LOOP = "own-loop"
 """The name that a manifest gives to a workload which is each user's own training loop."""
@@ -57,22 +57,16 @@ def trainer_socket_path(data_dir: Path) -> Path:
     return socket_path(data_dir).with_name(TRAINER_SOCKET_NAME)
 
 
-def turned_away(reason: str) -> bytes:
-    """The frame that refuses a loop."""
-    return frame_of(TurnedAway(reason=reason[:SUMMARY_LIMIT_CHARS]))
+def turned_away(reason: str) -> TurnedAway:
+    """The refusal of a loop, within its limit."""
+    return TurnedAway(reason=reason[:SUMMARY_LIMIT_CHARS])
 
 
 def unpack_attaching(frame: bytes) -> Attaching:
     """Decode what a loop says first. Raises LocalError if it is something else."""
-    try:
-        return _ATTACHING.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not the words of a training loop: {error}") from error
+    return decode_frame(_ATTACHING, frame, "the words of a training loop")
 
 
 def unpack_answer(frame: bytes) -> Accepted | TurnedAway:
     """Decode what the daemon answers. Raises LocalError if it is something else."""
-    try:
-        return _ANSWERS.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not the answer of a daemon: {error}") from error
+    return decode_frame(_ANSWERS, frame, "the answer of a daemon")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
 from shoal.node.training.accounts import Accounts, SavedAccounts
 from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, SnapshotBusy, Snapshotter, Written
 from shoal.node.training.random_state import RandomState
-from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Layout, Report, Restore, Restored, Snapshot
-from shoal.node.workload import one_line
+from shoal.node.training.trainer_messages import Layout, Report, Restore, Restored, Snapshot
 from shoal.protocol.errors import LocalError, StorageError
 
 

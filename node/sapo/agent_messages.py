@@ -1,4 +1,4 @@
-"""The messages between a node's daemon and its agent process, on a socket pair with the trainer's framing.
+"""The messages between a node's daemon and its agent process, framed as on every pipe (`shoal.node.pipe`).
 
 The daemon has the network and no model, the agent the model, the tasks and the scorers, and no keys. Which groups are
 pulled follows from announcements, so the daemon chooses. What has come from peers, groups whose hashes it has checked,
@@ -15,30 +15,20 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
     Pause, Resume, Stop at any time
 
 The daemon answers a `Judged` with a refusal in it by what it has in place of the refused groups, `Pulled … Delivered`
-again, which may be none; there is no answer to any other. A frame holds at most one group and is bounded
-(`FRAME_LIMIT_BYTES`), and every field is converted strictly, so that a confused end shows up as a clear error.
+again, which may be none; there is no answer to any other. A frame holds at most one group.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.node.sapo.selection import Reward, Verdict
 from shoal.node.sapo.tasks import CHOICE_LIMIT, TaskKind
-from shoal.node.training.trainer_messages import (
-    SUMMARY_LIMIT_CHARS,
-    TRACEBACK_LIMIT_CHARS,
-    Failed,
-    Message,
-    Pause,
-    Resume,
-    Scalar,
-    Stop,
-)
-from shoal.protocol.errors import LocalError
+from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection
 from shoal.protocol.offer_book import Offer
@@ -169,26 +159,12 @@ AgentReport = Ready | Made | Take | Judged | Done | Saved | Finished | Failed
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)
 
-T = TypeVar("T")
-
 
 def unpack_order(frame: bytes) -> Order:
     """Decode what the daemon sent. Raises LocalError if it is no order."""
-    return _decode(_ORDERS, frame, "an order")
+    return decode_frame(_ORDERS, frame, "an order between daemon and agent")
 
 
 def unpack_agent_report(frame: bytes) -> AgentReport:
-    """Decode what the agent sent. Raises LocalError if it is no report of an agent, or a `Failed` out of range."""
-    report = _decode(_REPORTS, frame, "a report")
-    if isinstance(report, Failed) and (
-        len(report.summary) > SUMMARY_LIMIT_CHARS or len(report.traceback) > TRACEBACK_LIMIT_CHARS
-    ):
-        raise LocalError("not a report: a failure longer than any is")
-    return report
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
-    try:
-        return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not {what} between daemon and agent: {error}") from error
+    """Decode what the agent sent. Raises LocalError if it is no report of an agent."""
+    return decode_frame(_REPORTS, frame, "a report between daemon and agent")

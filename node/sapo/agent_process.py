@@ -11,9 +11,6 @@ stream) ends the process at once. What that loses is at most the rounds since th
 from __future__ import annotations
 
 import os
-import queue
-import signal
-import socket
 import sys
 import threading
 import time
@@ -24,9 +21,9 @@ from typing import Final
 
 import torch
 
+from shoal.node.pipe import EXIT_FAILED, EXIT_ORPHANED, SUMMARY_LIMIT_CHARS, ParentPipe, Pause, Resume, Stop, describe
 from shoal.node.sapo import learner_state
 from shoal.node.sapo.agent_messages import (
-    AgentReport,
     Begin,
     Delivered,
     Done,
@@ -51,8 +48,6 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
-from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Framing, Pause, Resume, Stop, frame_of
-from shoal.node.training.trainer_process import describe
 from shoal.protocol.errors import LocalError, StorageError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.offer_book import Offer
@@ -62,38 +57,25 @@ from shoal.protocol.wire import SwarmId
 SAVE_ROUNDS: Final = 4
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
-READ_BYTES: Final = 64 << 10
 JUDGE_WAIT_S: Final = 10.0
-EXIT_ORPHANED: Final = 3
-EXIT_CONFUSED: Final = 4
-EXIT_FAILED: Final = 5
 
 
 class Stopped(Exception):
     """The daemon wants the process to end."""
 
 
-class DaemonLine:
-    """The agent's end of the socket pair: sends from the main thread, reads in its own."""
+class DaemonLine(ParentPipe[Order]):
+    """The agent's end of the pipe: a pause and a stop have their effect between two pieces of work."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._orders: queue.Queue[Order] = queue.Queue(ORDER_QUEUE_LIMIT)
+    def __init__(self, descriptor: int) -> None:
         self._stopping = False
         self._goes_on = threading.Event()
         self._goes_on.set()
-        threading.Thread(target=self._read, name="daemon", daemon=True).start()
+        super().__init__(descriptor, unpack_order, who="agent", queued=ORDER_QUEUE_LIMIT)
 
-    def send(self, report: AgentReport) -> None:
-        """Send a report; a daemon that is gone ends the process."""
-        try:
-            self._connection.sendall(frame_of(report))
-        except OSError:
-            os._exit(EXIT_ORPHANED)
-
-    def next(self) -> Order:
+    def receive(self) -> Order:
         """Wait for an answer or an order. Raises Stopped."""
-        order = self._orders.get()
+        order = super().receive()
         if isinstance(order, Stop):
             raise Stopped
         return order
@@ -104,20 +86,8 @@ class DaemonLine:
         if self._stopping:
             raise Stopped
 
-    def _read(self) -> None:
-        framing = Framing()
-        try:
-            while data := self._connection.recv(READ_BYTES):
-                for frame in framing.feed(data):
-                    self._take(unpack_order(frame))
-        except OSError:
-            pass
-        except (LocalError, queue.Full) as error:
-            print(f"agent: the daemon's orders cannot be followed: {error}", file=sys.stderr, flush=True)
-            os._exit(EXIT_CONFUSED)
-        os._exit(EXIT_ORPHANED)
-
-    def _take(self, order: Order) -> None:
+    def take(self, order: Order) -> None:
+        """Note a pause, a resumption or a stop at once; the rest is queued, a stop too, for whoever waits."""
         if isinstance(order, Pause):
             self._goes_on.clear()
             return
@@ -126,7 +96,7 @@ class DaemonLine:
         if isinstance(order, Stop | Resume):
             self._goes_on.set()
         if not isinstance(order, Resume):
-            self._orders.put_nowait(order)
+            super().take(order)
 
 
 class DaemonSharing:
@@ -167,7 +137,7 @@ class DaemonSharing:
 
     def _delivery(self) -> list[tuple[Offer, bytes]]:
         came = []
-        while isinstance(order := self._line.next(), Pulled):
+        while isinstance(order := self._line.receive(), Pulled):
             came.append((order.offer, order.group))
         if not isinstance(order, Delivered):
             raise LocalError(f"a {type(order).__name__} where groups were asked for")
@@ -249,7 +219,7 @@ class Agent:
         self._save()
         self._line.send(Finished())
         while True:
-            self._line.next()
+            self._line.receive()
 
     def _make_rounds(self, averaging: Averaging | None = None) -> None:
         """Until all are made, or there is no node any more to average with. Raises Stopped."""
@@ -317,10 +287,9 @@ def choices_of(begin: Begin) -> list[TaskChoice]:
 
 def serve(descriptor: int) -> int:
     """Serve one daemon over an inherited descriptor; return the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
-    line = DaemonLine(socket.socket(fileno=descriptor))
+    line = DaemonLine(descriptor)
     try:
-        begin = line.next()
+        begin = line.receive()
         if not isinstance(begin, Begin):
             raise LocalError(f"{type(begin).__name__} before Begin")
         if begin.threads:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.node.sapo.policy import Rollout, Sample, completion_mask
-from shoal.node.workloads.gpt import Gpt, GptSettings
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
+from shoal.node.workloads.gpt import Cache, Gpt, GptSettings
 from shoal.protocol.errors import ConfigError
 
 PAD: Final = 0
@@ -102,41 +102,18 @@ class CharPolicy:
         """All of them."""
         return list(self.model.parameters())
 
-    @torch.no_grad()
     def extend(
         self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
     ) -> int:
         """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
-        limit = self.settings.completion_tokens
-        active = [rollout for rollout in rollouts if not rollout.done]
-        if not active:
-            return 0
-        contexts = [(*rollout.prompt, *rollout.tokens) for rollout in active]
-        unique = {context: at for at, context in enumerate(dict.fromkeys(contexts))}
-        logits, cache = self.model.prefill(list(unique), room=limit - min(len(rollout.tokens) for rollout in active))
-        rows = torch.tensor([unique[context] for context in contexts])
-        logits = logits[rows]
-        cache.keep(rows)
-        drawn = 0
-        while True:
-            logs = self._log_softmax(logits)
-            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
-            for rollout, token, log in zip(
-                active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
-            ):
-                rollout.tokens.append(token)
-                rollout.log_probs.append(log)
-                rollout.done = token == END or len(rollout.tokens) >= limit
-            drawn += len(active)
-            going = [at for at, rollout in enumerate(active) if not rollout.done]
-            if not going or (enough is not None and enough()):
-                return drawn
-            if len(going) < len(active):
-                active = [active[at] for at in going]
-                kept = torch.tensor(going)
-                tokens = tokens[kept]
-                cache.keep(kept)
-            logits = self.model.step(tokens, cache)
+        return extend_together(
+            _Batch(self.model, self._log_softmax),
+            rollouts,
+            limit=self.settings.completion_tokens,
+            end=END,
+            generator=generator,
+            enough=enough,
+        )
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """See `Policy`: samples of one prompt share its computation, and stand behind it without seeing each other."""
@@ -165,6 +142,26 @@ class CharPolicy:
         logits = logits / self.settings.temperature
         logits[..., [PAD, ASK, UNKNOWN]] = float("-inf")
         return functional.log_softmax(logits, dim=-1)
+
+
+class _Batch:
+    """See `Batch`."""
+
+    def __init__(self, model: Gpt, log_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._model = model
+        self._log_softmax = log_softmax
+        self._cache: Cache
+
+    def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
+        logits, self._cache = self._model.prefill(contexts, room=room)
+        wanted = torch.tensor(rows)
+        self._cache.keep(wanted)
+        return self._log_softmax(logits[wanted])
+
+    def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
+        if kept is not None:
+            self._cache.keep(torch.tensor(kept))
+        return self._log_softmax(self._model.step(tokens, self._cache))
 
 
 @dataclass(slots=True, kw_only=True)

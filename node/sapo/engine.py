@@ -18,21 +18,23 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import trio
 
+from shoal.node.child_process import Child, ChildDied, ChildRaised, Deaths, running_child
 from shoal.node.config import NodeConfig
 from shoal.node.control_client import RolloutStatus
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
+from shoal.node.pipe import Failed, Pause, Resume
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.inbox import Own
-from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
     AgentReport,
     Begin,
@@ -45,6 +47,7 @@ from shoal.node.sapo.agent_messages import (
     Ready,
     Saved,
     Take,
+    unpack_agent_report,
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
 from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, total_bytes
@@ -52,7 +55,6 @@ from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
 from shoal.node.state.store import disk_errors, write_atomically
-from shoal.node.training.trainer_messages import Failed, Pause, Resume
 from shoal.node.workload import WorkloadError
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
@@ -68,9 +70,9 @@ from shoal.swarm.host import Host
 from shoal.swarm.members import Members
 from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, RolloutExchange
 
-RESTART_LIMIT = 3
-RESTART_WINDOW_S = 600.0
-RESTART_PAUSE_S = 0.5
+PROGRAM = ("-m", "shoal.node.sapo.agent_process")
+STOP_DEADLINE_S = 10.0
+"""From the order to stop to the end: one piece of a round, and a file to write."""
 STALL_DEADLINE_S = 1800.0
 """An agent that says nothing for so long, and is not paused, hangs: a warm-up, or half a round, must fit."""
 OFFERS_LIMIT = 1024
@@ -86,6 +88,17 @@ MARK_NAME = "announced"
 MARK_LIMIT_BYTES = 32
 
 logger = logging.getLogger(__name__)
+
+
+def running_agent(threads: int) -> AbstractAsyncContextManager[Child[AgentReport]]:
+    """Spawn an agent; see `running_child`."""
+    return running_child(
+        PROGRAM,
+        unpack=unpack_agent_report,
+        stop_s=STOP_DEADLINE_S,
+        logger=logging.getLogger("shoal.agent"),
+        threads=threads,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +127,7 @@ class RolloutEngine:
     def __init__(self, parts: RolloutParts) -> None:
         self._p = parts
         self._alive: frozenset[PeerId] = frozenset()
-        self._child: AgentChild | None = None
+        self._child: Child[AgentReport] | None = None
         self._paused = False
         self._changed = trio.Event()  # the user paused, or went on
         self._leaving = False
@@ -222,26 +235,23 @@ class RolloutEngine:
             nursery.cancel_scope.cancel()
 
     async def _keep_agent(self) -> None:
-        deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
+        deaths = Deaths("the agent")
         while True:
             ending = await self._run_agent()
             if isinstance(ending, ChildRaised):
                 raise _failure(ending.failed, ready=self.machine is not None)
             logger.warning("the agent died: %s", ending)
             self._p.events.write(events.AgentDied(cause=str(ending)))
-            now = trio.current_time()
-            if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
-                summary = f"the agent died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {ending}"
-                raise WorkloadError(summary, "")
-            deaths.append(now)
-            await trio.sleep(RESTART_PAUSE_S)
+            too_many = await deaths.count(str(ending))
+            if too_many is not None:
+                raise WorkloadError(too_many, "")
 
     async def _run_agent(self) -> ChildDied | ChildRaised:
         """Run one agent from spawn to its end, and return that end."""
-        async with running_agent(threads=self._p.config.threads) as child:
+        async with running_agent(self._p.config.threads) as child:
             try:
                 self._intake = None
-                await child.order(self._begin())
+                await child.send(self._begin())
                 self._child = child
                 self._changed.set()  # it may have to rest from the start
                 while True:
@@ -253,11 +263,11 @@ class RolloutEngine:
             finally:
                 self._child = None
 
-    async def _next(self, child: AgentChild) -> AgentReport:
+    async def _next(self, child: Child[AgentReport]) -> AgentReport:
         """The agent's next report. Raises ChildDied, ChildRaised, LocalError."""
         while True:
             with trio.move_on_after(math.inf if self._p.averages else STALL_DEADLINE_S):
-                return await child.report()
+                return await child.receive()
             if not self._paused and not self.finished:
                 raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s")
 
@@ -288,9 +298,9 @@ class RolloutEngine:
             await self._changed.wait()
             self._changed = trio.Event()
             if self._child is not None:
-                await self._child.order(Pause() if self._paused else Resume())
+                await self._child.send(Pause() if self._paused else Resume())
 
-    async def _follow(self, child: AgentChild, report: AgentReport) -> None:
+    async def _follow(self, child: Child[AgentReport], report: AgentReport) -> None:
         match report:
             case Ready():
                 self._begun(report, pid=child.pid)
@@ -366,13 +376,13 @@ class RolloutEngine:
             raise LocalError("it makes rounds before it is ready")
         return self._intake
 
-    async def _take(self, child: AgentChild, take: Take) -> None:
+    async def _take(self, child: Child[AgentReport], take: Take) -> None:
         """Choose among others' groups, pull these, and hand them to the agent. Raises LocalError."""
         intake, offers = self._ready_intake(), await self._offers(take.wait_s)
         self._take_ends_at = trio.current_time() + TAKE_DEADLINE_S
         await self._deliver(child, intake, intake.begin(offers, take.count, self.state_round))
 
-    async def _weigh(self, child: AgentChild, judged: Judged) -> None:
+    async def _weigh(self, child: Child[AgentReport], judged: Judged) -> None:
         """Note what the agent found; where it refused groups, hand it others. Raises LocalError."""
         intake = self._ready_intake()
         wanted = intake.judged(judged.verdicts)
@@ -386,23 +396,20 @@ class RolloutEngine:
         while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
             await trio.sleep(ANNOUNCE_PERIOD_S)
         self._arrived = self._exchange.announcements_received
-        oldest = self.state_round - self._p.section.staleness_rounds
-        fresh = [
-            offer for offer in self._exchange.offers() if offer.digest not in self._store and offer.arrived >= oldest
-        ]
+        fresh = [offer for offer in self._exchange.offers() if offer.digest not in self._store]
         return self._random.sample(fresh, OFFERS_LIMIT) if len(fresh) > OFFERS_LIMIT else fresh
 
-    async def _deliver(self, child: AgentChild, intake: Intake, wanted: list[Offer]) -> None:
+    async def _deliver(self, child: Child[AgentReport], intake: Intake, wanted: list[Offer]) -> None:
         """Pull the wanted groups, or in place of those that do not come others, and hand them over."""
         while wanted and trio.current_time() < self._take_ends_at:
             limit_bytes = total_bytes(wanted)
             came = await self._exchange.fetch(wanted, limit_bytes=limit_bytes, deadline_s=PULL_DEADLINE_S)
             wanted = intake.receive(came)
         for offer, group in intake.pulled:
-            await child.order(Pulled(offer=offer, group=group))
+            await child.send(Pulled(offer=offer, group=group))
             self.recent.add(RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group))
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
-        await child.order(Delivered())
+        await child.send(Delivered())
 
     def _finish_round(self, done: Done) -> None:
         intake = self._ready_intake()
@@ -412,6 +419,8 @@ class RolloutEngine:
             self.contributors.note(origin)
         self._store.advance(self.state_round)
         self._trust.advance(self.state_round)
+        stale = self.state_round - self._p.section.staleness_rounds
+        self._exchange.expire(offered_before=stale, announced_before=self._store.oldest)
         refused = taken.rejected + (self._exchange.rejected - self._refused)
         self._refused = Counter(self._exchange.rejected)
         rejected = Counter({str(reason): count for reason, count in refused.items()})

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.node.sapo.policy import Rollout, Sample, completion_mask
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
 from shoal.protocol.errors import ConfigError
 
 RANK_LIMIT: Final = 1024
@@ -116,47 +116,12 @@ class CausalLMPolicy:
         """All, or those of the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    @torch.no_grad()
     def extend(
         self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
     ) -> int:
-        """See `Policy`: rows with the same context are read once, and a finished row leaves batch and cache.
-
-        generator: on the CPU, whatever the model's device.
-        """
-        limit = self.settings.completion_tokens
-        active = [rollout for rollout in rollouts if not rollout.done]
-        if not active:
-            return 0
-        contexts = [(*rollout.prompt, *rollout.tokens) for rollout in active]
-        unique = {context: at for at, context in enumerate(dict.fromkeys(contexts))}
-        ids, mask = self._left_aligned(list(unique))
-        rows = torch.tensor([unique[context] for context in contexts], device=self.device)
-        logits, cache = self._forward(ids, mask, cache=None, keep=1)
-        logits, mask = logits[rows], mask[rows]
-        cache.batch_select_indices(rows)
-        drawn = 0
-        while True:
-            logs = self._log_softmax(logits[:, -1]).cpu()
-            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
-            for rollout, token, log in zip(
-                active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
-            ):
-                rollout.tokens.append(token)
-                rollout.log_probs.append(log)
-                rollout.done = token == self._end or len(rollout.tokens) >= limit
-            drawn += len(active)
-            going = [at for at, rollout in enumerate(active) if not rollout.done]
-            if not going or (enough is not None and enough()):
-                return drawn
-            tokens = tokens.to(self.device)
-            if len(going) < len(active):
-                active = [active[at] for at in going]
-                kept = torch.tensor(going, device=self.device)
-                tokens, mask = tokens[kept], mask[kept]
-                cache.batch_select_indices(kept)
-            mask = functional.pad(mask, (0, 1), value=1)
-            logits, cache = self._forward(tokens, mask, cache=cache, keep=1)
+        """See `Policy`, and `extend_together`."""
+        limit, end = self.settings.completion_tokens, self._end
+        return extend_together(_Batch(self), rollouts, limit=limit, end=end, generator=generator, enough=enough)
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """See `Policy`: prompts end, and completions begin, in the same column of one forward pass."""
@@ -197,6 +162,34 @@ class CausalLMPolicy:
 
     def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
         return functional.log_softmax(logits.float() / self.settings.temperature, dim=-1)
+
+
+class _Batch:
+    """See `Batch`."""
+
+    def __init__(self, policy: CausalLMPolicy) -> None:
+        self._policy = policy
+        self._mask: torch.Tensor
+        self._cache: Any = None
+
+    def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
+        policy = self._policy
+        ids, mask = policy._left_aligned(contexts)
+        wanted = torch.tensor(rows, device=policy.device)
+        logits, self._cache = policy._forward(ids, mask, cache=None, keep=1)
+        self._mask = mask[wanted]
+        self._cache.batch_select_indices(wanted)
+        return policy._log_softmax(logits[wanted][:, -1]).cpu()
+
+    def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
+        policy = self._policy
+        if kept is not None:
+            wanted = torch.tensor(kept, device=policy.device)
+            self._mask = self._mask[wanted]
+            self._cache.batch_select_indices(wanted)
+        self._mask = functional.pad(self._mask, (0, 1), value=1)
+        logits, self._cache = policy._forward(tokens.to(policy.device), self._mask, cache=self._cache, keep=1)
+        return policy._log_softmax(logits[:, -1]).cpu()
 
 
 def _with_adapters(model: nn.Module, settings: CausalLMSettings, *, seed: int) -> nn.Module:

@@ -67,6 +67,58 @@ class Policy(Protocol):
         """Return what training changes."""
 
 
+class Batch(Protocol):
+    """Sequences that a model goes on with together. Log-probabilities are (rows, vocabulary), in host memory."""
+
+    def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
+        """Read each context once, and return what may follow it, for row i after `contexts[rows[i]]`.
+
+        room: how many tokens any of them may still get.
+        """
+
+    def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
+        """Keep the rows `kept` where given, add a token to each, (rows, 1), and return what may follow."""
+
+
+@torch.no_grad()
+def extend_together(
+    batch: Batch,
+    rollouts: Sequence[Rollout],
+    *,
+    limit: int,
+    end: int,
+    generator: torch.Generator,
+    enough: Callable[[], bool] | None,
+) -> int:
+    """`Policy.extend` by a batch: rows with the same context are read once, and a finished row leaves the batch.
+
+    limit: tokens of a completion. end: the token that ends one. generator: on the CPU, whatever the model's device.
+    """
+    active = [rollout for rollout in rollouts if not rollout.done]
+    if not active:
+        return 0
+    contexts = [(*rollout.prompt, *rollout.tokens) for rollout in active]
+    unique = {context: at for at, context in enumerate(dict.fromkeys(contexts))}
+    room = limit - min(len(rollout.tokens) for rollout in active)
+    logs = batch.read(list(unique), [unique[context] for context in contexts], room=room)
+    drawn = 0
+    while True:
+        tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+        for rollout, token, log in zip(
+            active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
+        ):
+            rollout.tokens.append(token)
+            rollout.log_probs.append(log)
+            rollout.done = token == end or len(rollout.tokens) >= limit
+        drawn += len(active)
+        going = [at for at, rollout in enumerate(active) if not rollout.done]
+        if not going or (enough is not None and enough()):
+            return drawn
+        finished = len(going) < len(active)
+        active = [active[at] for at in going]
+        logs = batch.go_on(tokens[going], going if finished else None)
+
+
 def trained_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     """The parameters that training changes, in the policy's order.
 

@@ -18,6 +18,7 @@ from typing import IO
 
 import msgspec
 
+from shoal.node.pipe import decode_frame
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
@@ -25,6 +26,8 @@ from shoal.node.sapo.tasks import Task, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError
 
 logger = logging.getLogger(__name__)
+
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 TEXT_LIMIT_S = 2.0
 """Time for one text."""
@@ -156,11 +159,7 @@ class Sandbox:
 
 def unpack_reply(frame: bytes) -> Reply:
     """Decode what the process answered. Raises LocalError if it is no answer."""
-    try:
-        reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not an answer of the sandbox: {error}") from error
-    return reply
+    return decode_frame(_REPLIES, frame, "an answer of the sandbox")
 
 
 def _write(pipe: IO[bytes], data: bytes, deadline: float) -> None:

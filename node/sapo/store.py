@@ -96,10 +96,15 @@ class GroupStore:
         while len(self._held) > self._limits.groups or self.disk_bytes > self._limits.disk_bytes:
             self._drop(next(iter(self._held)))
 
+    @property
+    def oldest(self) -> int:
+        """The round since which groups are held."""
+        return self._round - self._limits.rounds
+
     def advance(self, round_number: int) -> None:
         """This node's round is now `round_number`: drop what was held for longer than the limit's rounds."""
         self._round = max(self._round, round_number)
-        oldest = self._round - self._limits.rounds
+        oldest = self.oldest
         for digest in [digest for digest, held in self._held.items() if held.round < oldest]:
             self._drop(digest)
         for folder in self._round_folders():

@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 from shoal.collectives.codecs import U8
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.node.training.random_state import RandomState
-from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Snapshot, Snapshotted
+from shoal.node.training.trainer_messages import Assignment, Snapshot, Snapshotted
 from shoal.protocol.errors import LocalError
 
 METADATA = "trainer"

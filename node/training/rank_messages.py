@@ -2,8 +2,8 @@
 
 The group is one trainer on several devices of one machine (`ranks`). Rank 0 is the process that the daemon knows; it
 alone has the accounts, and decides. The others do what they are told, in the order in which they are told it: each of
-these messages but `RankStart` stands for one call of `shard.Shard`, which all ranks make at the same time. Framing and
-bounds are those of `trainer_messages`; nothing is pickled. A rank answers only to say that the workload raised, by
+these messages but `RankStart` stands for one call of `shard.Shard`, which all ranks make at the same time. Frames are
+those of every pipe (`shoal.node.pipe`). A rank answers only to say that the workload raised, by
 `Failed`.
 """
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.node.training.trainer_messages import Assignment, Message, Start
-from shoal.protocol.errors import LocalError
+from shoal.node.pipe import Message, decode_frame
+from shoal.node.training.trainer_messages import Assignment, Start
 
 PROCESSES_LIMIT = 64
-EXIT_RANK_DIED = 6
-"""How rank 0 exits when another rank has died."""
 
 
 class RankStart(Message, frozen=True, kw_only=True):
@@ -110,7 +108,4 @@ _ORDERS: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
 
 def unpack_order(frame: bytes) -> RankOrder:
     """Decode what rank 0 sent. Raises `LocalError` if it is no order."""
-    try:
-        return _ORDERS.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not an order to a rank: {error}") from error
+    return decode_frame(_ORDERS, frame, "an order to a rank")

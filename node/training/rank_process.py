@@ -7,13 +7,12 @@ follows them. What the workload raises goes to rank 0, which tells the daemon.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 import threading
 
 import torch
 
+from shoal.node.pipe import EXIT_FAILED, ParentPipe, describe
 from shoal.node.training.rank_messages import (
     Backward,
     Clip,
@@ -34,20 +33,17 @@ from shoal.node.training.rank_messages import (
 )
 from shoal.node.training.ranks import END_DEADLINE_S
 from shoal.node.training.shard import Shard, check_drawn, join_group, rank_device
-from shoal.node.training.trainer_process import EXIT_FAILED, Control, describe
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import LocalError
 
 
 def serve(descriptor: int, store: int) -> int:
     """Follow rank 0 until one of the two ends; return the exit status of a workload that raised."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
-    control = Control(socket.socket(fileno=descriptor), unpack_order)
+    control = ParentPipe(descriptor, unpack_order, who="trainer")
     shard: Shard | None = None
     try:
         while True:
-            order = control.receive(wait=True)
-            assert order is not None
+            order = control.receive()
             if isinstance(order, RankStart):
                 shard = _start(order, store)
             elif shard is None:

@@ -27,8 +27,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from shoal.node.training.rank_messages import EXIT_RANK_DIED, RankOrder
-from shoal.node.training.trainer_messages import Failed, Framing, frame_of, unpack_report
+from shoal.node.pipe import EXIT_RANK_DIED, Failed, FrameSocket
+from shoal.node.training.rank_messages import RankOrder
+from shoal.node.training.trainer_messages import unpack_report
 
 GROUP_TIMEOUT_S = 900.0
 """Of one collective: beyond the time after which the daemon ends a trainer that hangs."""
@@ -37,7 +38,6 @@ BLAME_TIMEOUT_S = 1.0
 REAP_DEADLINE_S = 1.0
 END_DEADLINE_S = 10.0
 """Who has to wait for another to end the process does so no longer."""
-READ_BYTES = 64 << 10
 PROGRAM = ("-m", "shoal.node.training.rank_start")
 LOOPBACK = "lo"
 _PR_SET_PDEATHSIG = 1
@@ -50,14 +50,14 @@ class Ranks:
         """Spawn ranks 1 to processes - 1, which begin to import torch. Raises OSError."""
         self.processes = processes
         self.store = os.memfd_create("shoal-ranks", os.MFD_CLOEXEC)
-        self._connections: list[socket.socket] = []
+        self._connections: list[FrameSocket] = []
         self._children: list[subprocess.Popen[bytes]] = []
         self._ending = threading.Event()
         for _ in range(1, processes):
             ours, theirs = socket.socketpair()
             with theirs:
                 self._children.append(_spawn(theirs.fileno(), self.store))
-            self._connections.append(ours)
+            self._connections.append(FrameSocket(ours))
 
     def watch(self, on_failed: Callable[[Failed], None]) -> None:
         """From now on end this process when a rank dies, or after `on_failed` when one says that its workload raised.
@@ -71,17 +71,13 @@ class Ranks:
 
     def tell(self, order: RankOrder) -> None:
         """Give the same order to every other rank. One that is gone is noticed by its watch."""
-        data = frame_of(order)
         for rank in range(1, self.processes):
-            self._send(rank, data)
+            self.tell_rank(rank, order)
 
     def tell_rank(self, rank: int, order: RankOrder) -> None:
         """Give one rank an order."""
-        self._send(rank, frame_of(order))
-
-    def _send(self, rank: int, data: bytes) -> None:
         with suppress(OSError):
-            self._connections[rank - 1].sendall(data)
+            self._connections[rank - 1].send(order)
 
     def await_blame(self) -> None:
         """An error was raised: return if no rank's death is known, after a while, to have been its cause."""
@@ -97,16 +93,14 @@ class Ranks:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(REAP_DEADLINE_S)
 
-    def _watch(self, rank: int, connection: socket.socket, on_failed: Callable[[Failed], None]) -> None:
-        framing = Framing()
+    def _watch(self, rank: int, connection: FrameSocket, on_failed: Callable[[Failed], None]) -> None:
         with suppress(OSError):
-            while data := connection.recv(READ_BYTES):
-                for frame in framing.feed(data):
-                    report = unpack_report(frame)
-                    assert isinstance(report, Failed)  # nothing else is ever answered
-                    self.await_blame()
-                    self._ending.set()
-                    on_failed(report)
+            while (frame := connection.receive()) is not None:
+                report = unpack_report(frame)
+                assert isinstance(report, Failed)  # nothing else is ever answered
+                self.await_blame()
+                self._ending.set()
+                on_failed(report)
         if self._ending.is_set():
             return
         self._end_with(rank)

@@ -1,23 +1,24 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
-A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started
-again from the anchor in shared memory and its newest snapshot, at most `RESTART_LIMIT` times in
-`RESTART_WINDOW_S`; what it had learnt since, and not contributed, it learns again. A workload that *raises*
-would raise again: its traceback is the last event and no restart is tried. This module does not import torch.
+A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started again from
+the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since, and
+not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
+restart is tried. This module does not import torch.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import trio
 
+from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, running_child
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Pause, Resume
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import SharedTensors, Vector
-from shoal.node.training.trainer_child import ChildDied, ChildRaised, TrainerConnection, logger, running_child
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -26,18 +27,15 @@ from shoal.node.training.trainer_messages import (
     Command,
     Contribution,
     Evaluated,
-    Failed,
     Initial,
     InnerSettings,
     Layout,
-    Pause,
     Ping,
     Pong,
     Progress,
     Report,
     Restore,
     Restored,
-    Resume,
     Retune,
     Scalar,
     Snapshotted,
@@ -45,21 +43,23 @@ from shoal.node.training.trainer_messages import (
     Started,
     SyncSettings,
     Trained,
+    WriteInitial,
+    unpack_report,
 )
 from shoal.node.workload import WorkloadError
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.manifest import Manifest
 
-RESTART_LIMIT = 3  # restarts within RESTART_WINDOW_S
-RESTART_WINDOW_S = 600.0
-RESTART_PAUSE_S = 0.5
+PROGRAM: tuple[str, ...] = ("-m", "shoal.node.training.trainer_start")
+STOP_DEADLINE_S = 2.0
 START_DEADLINE_S = 600.0
 """From spawn to attached: importing torch, building the model, loading the anchor."""
 PING_PERIOD_S = 60.0
 """A trainer silent for so long is asked for a sign of life."""
 STALL_DEADLINE_S = 600.0
 """From that question to the answer: one inner step or one evaluation must fit."""
-EVENTS_LIMIT = 256
+
+logger = logging.getLogger("shoal.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +149,7 @@ class Trainer:
     """Supervises one trainer process.
 
     `layout`, `started`, `anchor` and `contribution` are there once `run` has reported started, and stay
-    valid through restarts. `events` has one consumer, which must keep up: a full channel holds the child
-    back (`Progress` alone is dropped instead).
+    valid through restarts. Its events go to whoever listens.
     """
 
     layout: Layout
@@ -160,18 +159,25 @@ class Trainer:
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
-        self._publish: trio.MemorySendChannel[TrainerEvent]
-        self.events: trio.MemoryReceiveChannel[TrainerEvent]
-        self._publish, self.events = trio.open_memory_channel[TrainerEvent](EVENTS_LIMIT)
-        self._child: TrainerConnection | None = None  # only while it takes orders
+        self._listeners: list[Callable[[TrainerEvent], None]] = []
+        self._child: Connection[Report] | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
+
+    def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
+        """Have every event from now on told to `listener` too, after those that listen already. It must not raise."""
+        self._listeners.append(listener)
+
+    def _tell(self, event: TrainerEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     @property
     def pid(self) -> int | None:
@@ -184,24 +190,21 @@ class Trainer:
         Raises `WorkloadError` if the workload raises before `task_status.started`, `ConfigError` if there is none such.
         Cancellation: the child is asked to stop, killed after `STOP_DEADLINE_S`, and always reaped.
         """
-        deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
+        deaths = Deaths("the trainer")
         cause: str | None = None
         memory = shared_tensors.open_memory()
         try:
-            with self._publish:
-                while True:
-                    ending = await self._live(memory, cause, task_status)
-                    if isinstance(ending, ChildRaised):
-                        await self._fail(ending.failed)
-                        return
-                    cause = str(ending)
-                    logger.warning("the trainer died: %s", cause)
-                    now = trio.current_time()
-                    if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
-                        await self._fail(_died_too_often(cause))
-                        return
-                    deaths.append(now)
-                    await trio.sleep(RESTART_PAUSE_S)
+            while True:
+                ending = await self._live(memory, cause, task_status)
+                if isinstance(ending, ChildRaised):
+                    self._fail(ending.failed)
+                    return
+                cause = str(ending)
+                logger.warning("the trainer died: %s", cause)
+                too_many = await deaths.count(cause)
+                if too_many is not None:
+                    self._fail(Failed(summary=too_many[:SUMMARY_LIMIT_CHARS], traceback=""))
+                    return
         finally:
             os.close(memory)
 
@@ -210,8 +213,8 @@ class Trainer:
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
         will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`, which take effect
-        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives; every
-        other order is dropped, and the daemon orders anew on `Restarted`.
+        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives, and
+        `WriteInitial` until it is done; every other order is dropped, and the daemon orders anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
@@ -225,6 +228,8 @@ class Trainer:
             self._retuned = command
         elif isinstance(command, Pause | Resume):
             self._paused = isinstance(command, Pause)
+        elif isinstance(command, WriteInitial):
+            self._owes_initial = True
         if self._child is not None:
             await self._child.send(command)
 
@@ -240,20 +245,27 @@ class Trainer:
         """Run one child from spawn to its end, and return that end."""
         spec = self._spec
         async with running_child(
-            memory=memory, threads=spec.threads_each, log_path=spec.log_path, processes=spec.processes
+            PROGRAM,
+            memory,
+            spec.processes,
+            unpack=unpack_report,
+            stop_s=STOP_DEADLINE_S,
+            logger=logger,
+            threads=spec.threads_each,
+            inherited=(memory,),
+            log_path=spec.log_path,
         ) as child:
             try:
                 await self._prepare(child, memory)
-                self._child = child
-                await self._announce(cause, task_status)
+                await self._take_up(child, cause, task_status)
                 while True:
-                    await self._pass_on(await _next_report(child))
+                    self._pass_on(await _next_report(child))
             except (ChildDied, ChildRaised) as ending:
                 return ending
             finally:
                 self._child = None
 
-    async def _prepare(self, child: TrainerConnection, memory: int) -> None:
+    async def _prepare(self, child: Connection[Report], memory: int) -> None:
         """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
         with trio.move_on_after(START_DEADLINE_S) as scope:
             given = self._spec if self._anchored is not None else self._in_force
@@ -276,15 +288,19 @@ class Trainer:
         if scope.cancelled_caught:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
 
-    async def _announce(self, cause: str | None, task_status: trio.TaskStatus[None]) -> None:
+    async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
+        """From here on orders go to this child; the first is what the one before it did not do."""
+        self._child, owes_initial = child, self._owes_initial
         if not self._announced:
             self._announced = True
             task_status.started()
         elif cause is not None:
             anchored = None if self._anchored is None else self._anchored.round
-            await self._publish.send(Restarted(cause=cause, round=anchored))
+            self._tell(Restarted(cause=cause, round=anchored))
+        if owes_initial:
+            await child.send(WriteInitial())
 
-    async def _start(self, child: TrainerConnection, memory: int, spec: TrainerSpec) -> None:
+    async def _start(self, child: Connection[Report], memory: int, spec: TrainerSpec) -> None:
         """Have the child build its model and map the shared vectors."""
         await child.send(
             Start(
@@ -313,7 +329,7 @@ class Trainer:
         if not isinstance(await child.receive(), Attached):
             raise LocalError("the trainer did not attach")
 
-    async def _restore(self, child: TrainerConnection, anchored: Apply) -> None:
+    async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
         """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
 
         One of the round under way was ordered when its contribution had been taken.
@@ -329,43 +345,41 @@ class Trainer:
             raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
         if restored.refused:
             self._newest = None
-        await self._publish.send(restored)
+        self._tell(restored)
 
-    async def _stand_on_anchor(self, child: TrainerConnection) -> None:
+    async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
         assert self._anchored is not None
         await child.send(Apply(round=self._anchored.round, fresh=True))
         if not isinstance(await child.receive(), Applied):
             raise LocalError("the trainer did not apply the anchor")
 
-    async def _pass_on(self, report: Report) -> None:
-        if isinstance(report, Progress):
-            try:
-                self._publish.send_nowait(report)
-            except trio.WouldBlock:
-                return
-        elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated | Snapshotted | Restored):
-            if isinstance(report, Contribution):
-                self._contributions, self._contributed_round = report.number, report.round
-            elif isinstance(report, Snapshotted) and not report.failure:
-                self._newest = Restore(path=report.path, round=report.round, exact=True)
-            elif isinstance(report, Restored) and report.refused:
-                self._newest = None
-            await self._publish.send(report)
-        elif not isinstance(report, Pong):
+    def _pass_on(self, report: Report) -> None:
+        if isinstance(report, Pong):
+            return
+        if isinstance(report, Started | Attached | Failed):
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
+        if isinstance(report, Contribution):
+            self._contributions, self._contributed_round = report.number, report.round
+        elif isinstance(report, Snapshotted) and not report.failure:
+            self._newest = Restore(path=report.path, round=report.round, exact=True)
+        elif isinstance(report, Restored) and report.refused:
+            self._newest = None
+        elif isinstance(report, Initial):
+            self._owes_initial = False
+        self._tell(report)
 
-    async def _fail(self, failed: Failed) -> None:
+    def _fail(self, failed: Failed) -> None:
         """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""
         if not self._announced:
             if failed.configuration:
                 raise ConfigError(failed.summary)  # one line says it all; the traceback would be of our own code
             raise WorkloadError(failed.summary, failed.traceback)
         traceback = "" if failed.configuration else failed.traceback
-        await self._publish.send(TrainerFailed(summary=failed.summary, traceback=traceback))
+        self._tell(TrainerFailed(summary=failed.summary, traceback=traceback))
 
 
-async def _next_report(child: TrainerConnection) -> Report:
+async def _next_report(child: Connection[Report]) -> Report:
     """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
     with trio.move_on_after(PING_PERIOD_S):
         return await child.receive()
@@ -373,13 +387,6 @@ async def _next_report(child: TrainerConnection) -> Report:
     with trio.move_on_after(STALL_DEADLINE_S):
         return await child.receive()
     raise ChildDied(f"hung: no answer for {STALL_DEADLINE_S:g} s")
-
-
-def _died_too_often(cause: str) -> Failed:
-    return Failed(
-        summary=f"the trainer died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {cause}",
-        traceback="",
-    )
 
 
 def _other_layout() -> Failed:

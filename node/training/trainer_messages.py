@@ -1,9 +1,6 @@
-"""What daemon and trainer say to each other, and how it is framed on their socket pair.
+"""What daemon and trainer say to each other, framed as on every pipe (`shoal.node.pipe`).
 
-Tensors never travel here: they lie in shared memory (`shared_tensors`), and a message says that they are
-ready. A frame is a 4-byte big-endian length and that many bytes of msgpack: one tagged struct. Both ends
-run code of one installation, yet every frame is bounded and converted strictly, so a confused trainer
-shows up as a clear error and not as a wrong number.
+Tensors never travel here: they lie in shared memory (`shared_tensors`), and a message says that they are ready.
 
 **Progress is counted once.** By the trainer's accounts (`accounts`), a `Contribution` number `n` is what its replica
 has learnt since the base, the certified anchor of the last `Apply`, on the fragment that the round reduces; so a later
@@ -33,27 +30,17 @@ when the trainer has nothing else to do, and mark and replica are the same. A ne
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import blake3
 import msgspec
 
-from shoal.protocol.errors import LocalError
+from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.protocol.manifest import InnerSection, Manifest
 
-FRAME_LIMIT_BYTES = 4 << 20  # of a message between daemon and trainer
-TRACEBACK_LIMIT_CHARS = 16_000
-SUMMARY_LIMIT_CHARS = 500
 PARAMETERS_LIMIT = 100_000  # named parameters of a model
 
 Scalar = bool | int | float | str
-
-_LENGTH = struct.Struct(">I")
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of everything on the control pipe; the struct's name is its tag."""
 
 
 class InnerSettings(InnerSection, frozen=True, kw_only=True):
@@ -218,14 +205,6 @@ class Retune(Message, frozen=True, kw_only=True):
     sync: SyncSettings
 
 
-class Pause(Message, frozen=True, kw_only=True):
-    """Make no inner step after the current one."""
-
-
-class Resume(Message, frozen=True, kw_only=True):
-    """Go on with what `Pause` interrupted."""
-
-
 class Evaluate(Message, frozen=True, kw_only=True):
     """Evaluate the base, not the replica, on held-out data."""
 
@@ -234,10 +213,6 @@ class Evaluate(Message, frozen=True, kw_only=True):
 
 class Ping(Message, frozen=True, kw_only=True):
     """Answer with `Pong` at the next step boundary."""
-
-
-class Stop(Message, frozen=True, kw_only=True):
-    """Exit cleanly at the next step boundary."""
 
 
 Command = (
@@ -357,14 +332,6 @@ class Pong(Message, frozen=True, kw_only=True):
     """The trainer is alive and between two steps."""
 
 
-class Failed(Message, frozen=True, kw_only=True):
-    """The workload raised, or (`configuration`) cannot be had as it is named. The trainer exits after this."""
-
-    summary: str
-    traceback: str
-    configuration: bool = False
-
-
 Report = (
     Started
     | Attached
@@ -381,58 +348,15 @@ Report = (
 )
 
 
-class Framing:
-    """Cuts a byte stream into frames; bytes in, whole payloads out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield every frame that `data` completes.
-
-        Raises `LocalError` on a frame over `FRAME_LIMIT_BYTES`; the stream is then of no further use.
-        """
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > FRAME_LIMIT_BYTES:
-                raise LocalError(f"control frame of {length} bytes, over {FRAME_LIMIT_BYTES}")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            frame = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
-            yield frame
-
-
 _COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
-def pack(message: Command | Report) -> bytes:
-    """Frame one message. Raises `LocalError` if it is over `FRAME_LIMIT_BYTES`."""
-    return frame_of(message)
-
-
-def frame_of(message: Message) -> bytes:
-    """Frame any message of these pipes. Raises `LocalError` if it is over `FRAME_LIMIT_BYTES`."""
-    payload = msgspec.msgpack.encode(message)
-    if len(payload) > FRAME_LIMIT_BYTES:
-        raise LocalError(f"{type(message).__name__} of {len(payload)} bytes, over {FRAME_LIMIT_BYTES}")
-    return _LENGTH.pack(len(payload)) + payload
-
-
 def unpack_command(frame: bytes) -> Command:
     """Decode what the daemon sent. Raises `LocalError` if it is not a command."""
-    try:
-        return _COMMANDS.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not a command: {error}") from error
+    return decode_frame(_COMMANDS, frame, "a command")
 
 
 def unpack_report(frame: bytes) -> Report:
     """Decode what the trainer sent. Raises `LocalError` if it is not a report."""
-    try:
-        return _REPORTS.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not a report: {error}") from error
+    return decode_frame(_REPORTS, frame, "a report")

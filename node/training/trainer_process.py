@@ -5,38 +5,40 @@ two inherited descriptors: a socket for messages (`trainer_messages`) and the fi
 (`shared_tensors`). Everything else, the workload's name included, comes in the first message. With more than one
 process this one is rank 0 of a group (`ranks`), and its replica a `ShardedReplica`.
 
-Two threads. The main one trains and looks at its orders between steps. The other reads the socket, and when
-the daemon is gone (end of stream) ends the process at once, even in the middle of a long step: a trainer is
-never an orphan. Nothing is lost by that, since all state worth keeping is the daemon's or in a snapshot, and a
-third thread that may be writing one leaves a file that nobody takes for whole.
+Two threads. The main one trains and looks at its orders between steps. The other reads the socket (`ParentPipe`), and
+ends the process when the daemon is gone. Nothing is lost by that, since all state worth keeping is the daemon's or in a
+snapshot, and a third thread that may be writing one leaves a file that nobody takes for whole.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import signal
-import socket
 import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 
+from shoal.node.pipe import (
+    EXIT_FAILED,
+    SUMMARY_LIMIT_CHARS,
+    Failed,
+    ParentPipe,
+    Pause,
+    Resume,
+    Stop,
+    describe,
+    one_line,
+)
 from shoal.node.training import shared_tensors
 from shoal.node.training.devices import pick_device
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.trainer_messages import (
-    SUMMARY_LIMIT_CHARS,
-    TRACEBACK_LIMIT_CHARS,
     Applied,
     Apply,
     Attach,
@@ -44,84 +46,30 @@ from shoal.node.training.trainer_messages import (
     Command,
     Evaluate,
     Evaluated,
-    Failed,
-    Framing,
     Hurry,
     Initial,
-    Pause,
     Ping,
     Pong,
-    Report,
     Restore,
     Restored,
-    Resume,
     Retune,
     Snapshot,
     Start,
     Started,
-    Stop,
     Train,
     WriteInitial,
-    pack,
     unpack_command,
 )
-from shoal.node.workload import load_workload, one_line
-from shoal.protocol.errors import ConfigError, LocalError, StorageError
-
-COMMAND_QUEUE_LIMIT = 256
-READ_BYTES = 64 << 10
-EXIT_ORPHANED = 3
-EXIT_CONFUSED = 4
-EXIT_FAILED = 5
-
-
-Order = TypeVar("Order")
-
-
-class Control(Generic[Order]):
-    """The trainer's end of the control pipe: sends from any thread, receives in its own."""
-
-    def __init__(self, connection: socket.socket, unpack: Callable[[bytes], Order]) -> None:
-        self._connection = connection
-        self._unpack = unpack
-        self._sending = threading.Lock()
-        self._commands: queue.Queue[Order] = queue.Queue(COMMAND_QUEUE_LIMIT)
-        threading.Thread(target=self._read, name="control", daemon=True).start()
-
-    def send(self, report: Report) -> None:
-        """Send a report; a daemon that is gone ends the process."""
-        try:
-            with self._sending:
-                self._connection.sendall(pack(report))
-        except OSError:
-            os._exit(EXIT_ORPHANED)
-
-    def receive(self, *, wait: bool) -> Order | None:
-        """Return the next command, or None if there is none yet and `wait` is false."""
-        try:
-            return self._commands.get(block=wait)
-        except queue.Empty:
-            return None
-
-    def _read(self) -> None:
-        framing = Framing()
-        try:
-            while data := self._connection.recv(READ_BYTES):
-                for frame in framing.feed(data):
-                    self._commands.put_nowait(self._unpack(frame))
-        except OSError:
-            pass
-        except (LocalError, queue.Full) as error:
-            print(f"trainer: the daemon's orders cannot be followed: {one_line(error)}", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(EXIT_CONFUSED)
-        os._exit(EXIT_ORPHANED)
+from shoal.node.workload import load_workload
+from shoal.protocol.errors import LocalError, StorageError
 
 
 class TrainerProcess:
     """Follows commands until `Stop`."""
 
-    def __init__(self, control: Control[Command], memory: int, *, import_s: float, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, control: ParentPipe[Command], memory: int, *, import_s: float, ranks: Ranks | None = None
+    ) -> None:
         self._control = control
         self._ranks = ranks
         self._import_s = import_s
@@ -168,7 +116,8 @@ class TrainerProcess:
                 return self._held.popleft()
             self._hurried = False
             began = time.monotonic()
-            command = self._control.receive(wait=not (replica is not None and running and replica.training))
+            busy = replica is not None and running and replica.training
+            command = self._control.receive_nowait() if busy else self._control.receive()
             if replica is not None and running and replica.waiting:
                 replica.blocked(time.monotonic() - began)
             anchor = isinstance(command, Apply) and not command.fresh and overlapping
@@ -284,24 +233,12 @@ def _restore(order: Restore, replica: Replica) -> Restored:
     return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])
 
 
-def describe(error: Exception) -> Failed:
-    """Turn an exception into what a person is shown: one line, and the traceback of the user's error."""
-    summary = str(error) if isinstance(error, ConfigError) else one_line(error)
-    text = "".join(traceback.format_exception(error))
-    return Failed(
-        summary=summary[:SUMMARY_LIMIT_CHARS],
-        traceback=text[-TRACEBACK_LIMIT_CHARS:],
-        configuration=isinstance(error, ConfigError) and error.__cause__ is None,
-    )
-
-
 def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = None) -> int:
     """Serve one daemon over two inherited descriptors; return the exit status. import_s: how long importing torch took.
 
     ranks: the other processes of this trainer, which end with it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
-    connection = Control(socket.socket(fileno=control), unpack_command)
+    connection = ParentPipe(control, unpack_command, who="trainer")
     if ranks is not None:
         ranks.watch(partial(_fail_with, connection))
     try:
@@ -314,7 +251,7 @@ def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = N
     return _exit(0, ranks)
 
 
-def _fail_with(control: Control[Command], failed: Failed) -> None:
+def _fail_with(control: ParentPipe[Command], failed: Failed) -> None:
     """The workload raised in another rank: tell it as if it had been here."""
     control.send(failed)
     os._exit(EXIT_FAILED)

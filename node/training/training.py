@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
+from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import (
@@ -23,10 +24,8 @@ from shoal.node.training.trainer_messages import (
     Hurry,
     Initial,
     InnerSettings,
-    Pause,
     Progress,
     Restore,
-    Resume,
     Retune,
     Snapshot,
     SyncSettings,
@@ -80,7 +79,6 @@ class TrainingClient:
         self._evaluated.set()
         self._unevaluated: int | None = None
         self._orders = 0
-        self._initial_wanted = False
         self._wall_s = 0.0
         self._blocked_s = 0.0
         self.paused = False
@@ -125,21 +123,14 @@ class TrainingClient:
             self._evaluated.set()
             self.resting = True
 
-    async def restarted(self) -> None:
-        """Give the new trainer the order that the old one took along, if it was to write S(0)."""
-        if self._initial_wanted:
-            await self._trainer.send(WriteInitial())
-
     async def initial_state(self) -> CertifiedState:
         """S(0): the parameters drawn from the manifest's seed; every other vector is zero.
 
         Raises NetworkError if it takes too long.
         """
-        self._initial_wanted = True
         await self._trainer.send(WriteInitial())
         with trio.move_on_after(INITIAL_DEADLINE_S):
             await self._initial.wait()
-            self._initial_wanted = False
             return CertifiedState.initial(self._trainer.contribution.copy(), self.layout_hash, self._kinds)
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 

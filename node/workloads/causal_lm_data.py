@@ -18,7 +18,8 @@ import blake3
 import msgspec
 import torch
 
-from shoal.node.workload import Assignment, one_line
+from shoal.node.pipe import one_line
+from shoal.node.workload import Assignment
 from shoal.node.workloads.outsiders import share_of_order
 from shoal.node.workloads.text_data import FILES_LIMIT
 from shoal.protocol.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.node.workload import one_line
+from shoal.node.pipe import one_line
 from shoal.node.workloads.causal_lm_data import MODELS
 from shoal.protocol.errors import ConfigError
 

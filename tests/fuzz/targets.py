@@ -25,7 +25,7 @@ from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import StateAssembly, StateHeader
 from shoal.collectives.summing import check_encoded
-from shoal.node import control, control_client
+from shoal.node import control, control_client, pipe
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
@@ -382,10 +382,10 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
     for name, (kind, take) in of.items():
         samples = tuple(msgspec.msgpack.encode(one) for one in examples(kind, rng, 12))
         yield Target(name, samples, take, allowed)
-    frames = trainer_messages.frame_of(example(trainer_messages.Command, rng)) * 2
+    frames = pipe.frame_of(example(trainer_messages.Command, rng)) * 2
 
     def feed(data: bytes) -> None:
-        framing = trainer_messages.Framing()
+        framing = pipe.Framing()
         for start in range(0, len(data), 700):
             for frame in framing.feed(data[start : start + 700]):
                 trainer_messages.unpack_command(frame)

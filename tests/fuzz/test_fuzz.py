@@ -70,7 +70,9 @@ COVERS = {
     "loop attaching": ("node.loops.loop_messages:unpack_attaching",),
     "loop answer": ("node.loops.loop_messages:unpack_answer",),
     "rank order": ("node.training.rank_messages:unpack_order",),
-    "agent order": ("node.sapo.agent_messages:_decode",),
+    "agent order": ("node.sapo.agent_messages:unpack_order",),
+    "agent report": ("node.sapo.agent_messages:unpack_agent_report",),
+    "pipe framing": ("node.pipe:decode_frame",),
     "sandbox reply": ("node.sapo.sandbox:unpack_reply",),
 }
 """Which functions each target reaches that take bytes of others. What calls `wire.decode` alone needs no entry: every
@@ -89,9 +91,9 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.state.store:_entry",
     "node.state.tensor_files:TensorFile.__init__",
-    "node.audits.work_audit:_ask",
     "node.state.work_file:read_account",
-    "node.audits.work_process:main",
+    "node.audits.work_process:unpack_request",
+    "node.audits.work_process:unpack_reply",
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
@@ -126,7 +128,7 @@ def decodes(call: ast.Call) -> bool:
     if not call.args or isinstance(call.args[0], ast.Constant):
         return False
     if isinstance(call.func, ast.Name):
-        return call.func.id in ("open_envelope", "open_record")
+        return call.func.id in ("open_envelope", "open_record", "decode_frame")
     return isinstance(call.func, ast.Attribute) and call.func.attr == "decode"
 
 

@@ -17,8 +17,8 @@ import trio
 
 from shoal.lab.fork_client import ONE_THREAD, forking
 from shoal.lab.fork_server import READY, STAND_IN
-from shoal.node.training.trainer_messages import Command, Framing, Ping, Pong, Report, Stop, pack, unpack_report
-from shoal.node.training.trainer_process import EXIT_CONFUSED
+from shoal.node.pipe import EXIT_CONFUSED, Framing, Stop, frame_of
+from shoal.node.training.trainer_messages import Command, Ping, Pong, Report, unpack_report
 from shoal.protocol.errors import LocalError
 from shoal.testnet.parent_death import ended_with_parent
 
@@ -157,7 +157,7 @@ class Trainer:
     stream: socket.socket
 
     def say(self, order: Command) -> None:
-        self.stream.sendall(pack(order))
+        self.stream.sendall(frame_of(order))
 
     def report(self) -> Report:
         (frame,) = Framing().feed(self.stream.recv(1 << 16))

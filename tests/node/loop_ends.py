@@ -18,7 +18,6 @@ import torch
 import trio
 
 from shoal.node import own_loop
-from shoal.node.loops.external_trainer import ExternalTrainer
 from shoal.node.loops.loop_client import LoopClient, attach
 from shoal.node.loops.loop_messages import TRAINER_SOCKET_NAME
 from shoal.node.own_loop import Swarm, join
@@ -35,6 +34,7 @@ from shoal.node.training.trainer_messages import (
     Train,
     WriteInitial,
 )
+from tests.node.told_trainer import ToldLoop
 
 DEADLINE_S = 120.0
 PEER = "12D3KooWA"
@@ -47,7 +47,7 @@ Script = Callable[["DaemonEnd"], Awaitable[None]]
 class DaemonEnd:
     """What a daemon does with its trainer, one order at a time."""
 
-    def __init__(self, trainer: ExternalTrainer) -> None:
+    def __init__(self, trainer: ToldLoop) -> None:
         self.trainer = trainer
         self.orders = 0
 
@@ -170,7 +170,7 @@ class Ends:
 
     async def _main(self) -> None:
         path = self.folder / TRAINER_SOCKET_NAME
-        trainer = ExternalTrainer(
+        trainer = ToldLoop(
             self._spec,
             peer_id=PEER,
             path=lambda: path,

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node.pipe import ParentPipe, Pause, Resume, Stop
 from shoal.node.training import inner_loop, shared_tensors
 from shoal.node.training.device_copies import DeviceCopies
 from shoal.node.training.inner_loop import Replica
@@ -31,20 +32,17 @@ from shoal.node.training.trainer_messages import (
     Evaluated,
     Hurry,
     InnerSettings,
-    Pause,
     Ping,
     Pong,
     Report,
-    Resume,
     Retune,
     Snapshot,
     Start,
-    Stop,
     SyncSettings,
     Train,
     Trained,
 )
-from shoal.node.training.trainer_process import Control, TrainerProcess
+from shoal.node.training.trainer_process import TrainerProcess
 from shoal.node.workloads.regression import RegressionWorkload
 
 STEPS, TAU, LATE = 4, 3, 5
@@ -62,7 +60,7 @@ NUMEL = new_replica().layout.numel
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-class Orders(Control):
+class Orders(ParentPipe[Command]):
     """Orders, each with the step of the process at which it is here; asked to wait, the next comes, a second later."""
 
     def __init__(self, orders: list[tuple[int, Command]], clock: list[float]) -> None:
@@ -72,11 +70,17 @@ class Orders(Control):
     def send(self, report: Report) -> None:
         self.reports.append((self.steps, report))
 
-    def receive(self, *, wait: bool) -> Command | None:
-        late = self.steps < self.orders[0][0]
-        if wait and late:
+    def receive(self) -> Command:
+        if self._late:
             self.clock[0] += 1.0
-        return self.orders.popleft()[1] if wait or not late else None
+        return self.orders.popleft()[1]
+
+    def receive_nowait(self) -> Command | None:
+        return None if self._late else self.orders.popleft()[1]
+
+    @property
+    def _late(self) -> bool:
+        return self.steps < self.orders[0][0]
 
     def of(self, kind: type[Report]) -> list[int]:
         """At which step each report of this kind was made."""

@@ -14,18 +14,16 @@ import torch
 from shoal.node.loops import external_trainer
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.own_loop import join
+from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import (
     Applied,
     Evaluate,
     Evaluated,
     Layout,
-    Pause,
     Restored,
-    Resume,
     Snapshot,
     Snapshotted,
-    Stop,
     Trained,
 )
 from shoal.protocol.errors import ConfigError, NetworkError

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node.pipe import Stop
 from shoal.node.training.accounts import Accounts
-from shoal.node.training.trainer_messages import InnerSettings, Retune, Stop, SyncSettings
+from shoal.node.training.trainer_messages import InnerSettings, Retune, SyncSettings
 from tests.node.loop_ends import DEADLINE_S, DaemonEnd, Ends, flat, joining
 
 CHUNK_VALUES = 4096

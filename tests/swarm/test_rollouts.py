@@ -142,10 +142,10 @@ def test_announcements_that_gossip_lost_are_asked_for() -> None:
                 await until(lambda: after in far.offered())
                 assert not far.exchange.rejected
                 assert not nodes[1].exchange.rejected
-                near.exchange.expire(0)
+                near.exchange.expire(offered_before=0, announced_before=0)
                 assert await ask(far, near) == 64
                 assert await ask(stranger, near) == 0
-                near.exchange.expire(1)
+                near.exchange.expire(offered_before=0, announced_before=1)
                 assert await ask(far, near) == 0
             nursery.cancel_scope.cancel()
 

@@ -22,13 +22,12 @@ function drawNode() {
   put("phase-text", PHASES[node.phase] ?? node.phase);
   find("phase").dataset.state = node.phase === "no quorum" ? "bad" : ["paused", "leaving"].includes(node.phase) ? "warn" : node.phase === "joining" ? "wait" : "ok";
   put("t-round", count(node.round));
-  const alone = ["gossip", "rollouts"].includes(node.strategy);
-  const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : alone ? "by this node's count" : "no state yet";
+  const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : node.certifies ? "no state yet" : "by this node's count";
   put("t-round-more", node.term === "0.0" ? digest : `term ${node.term} · ${digest}`);
   const rollouts = node.rollouts;
   put("t-loss-name", rollouts ? "Reward" : "Loss");
   find("loss-card").hidden = Boolean(rollouts);
-  find("certificates-card").hidden = alone;
+  find("certificates-card").hidden = !node.certifies;
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
   put("t-loss-more", rollouts ? "mean of own answers" : node.loss == null ? (node.train_loss == null ? "not measured yet" : "this node, training") : node.metric ? `held out, ${node.metric}` : "held out");
   const gone = Object.values(peers).filter((peer) => looks(peer) === "gone").length;

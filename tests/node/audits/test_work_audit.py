@@ -26,7 +26,7 @@ from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.auditing import drawn_work
 from shoal.protocol.certificate import genesis
-from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Plan, Value, domain_hash
@@ -135,7 +135,7 @@ def weigh_all(bench: Bench) -> None:
     trio.run(main)
 
 
-async def weighed_here(wanted: WorkRequest) -> WorkReply:
+async def weighed_here(wanted: WorkRequest) -> WorkReply | str:
     """What the process of its own does, in this one."""
     await trio.lowlevel.checkpoint()
     return weigh(wanted)
@@ -206,16 +206,16 @@ def test_own_work_and_a_state_that_is_gone_are_not_weighed(tmp_path: Path) -> No
     assert bench.audit().drawn(bench.base, bench.plan, marked(1)) is None
 
 
-def test_workload_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        weigh(
-            WorkRequest(
-                workload="nowhere",
-                options={},
-                data=None,
-                seed=0,
-                assignment=Assignment(seed=1, round=1, member=0, members=1),
-                anchor="",
-                contribution="",
-            )
-        )
+def test_workload_that_is_not_installed_is_named_by_the_process_that_would_weigh() -> None:
+    wanted = WorkRequest(
+        workload="nowhere",
+        options={},
+        data=None,
+        seed=0,
+        assignment=Assignment(seed=1, round=1, member=0, members=1),
+        anchor="",
+        contribution="",
+    )
+    told = trio.run(work_audit._ask, wanted)
+    assert isinstance(told, str)
+    assert "unknown workload 'nowhere'" in told

@@ -8,7 +8,8 @@ import trio
 import trio.testing
 
 from shoal.node.loops.external_trainer import LoopConnection
-from shoal.node.training.trainer_messages import Framing, Ping, Stop, unpack_command
+from shoal.node.pipe import Framing, Stop
+from shoal.node.training.trainer_messages import Ping, unpack_command
 
 
 def test_goodbye_and_an_order_at_once_are_both_told() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from shoal.node.pipe import FRAME_LIMIT_BYTES, Failed, Framing, Message, Pause, Resume, Stop, frame_of
 from shoal.node.sapo.agent_messages import (
     AgentReport,
     Begin,
@@ -25,16 +26,6 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import CHOICE_LIMIT, WEIGHT_LIMIT, TaskKind
-from shoal.node.training.trainer_messages import (
-    FRAME_LIMIT_BYTES,
-    Failed,
-    Framing,
-    Message,
-    Pause,
-    Resume,
-    Stop,
-    frame_of,
-)
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection, TaskEntry

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.sapo.agent_child import AgentChild, ChildRaised, running_agent
+from shoal.node.child_process import Child, ChildRaised
+from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import (
+    AgentReport,
     Begin,
     Delivered,
     Done,
@@ -22,10 +24,10 @@ from shoal.node.sapo.agent_messages import (
     Saved,
     Take,
 )
+from shoal.node.sapo.engine import running_agent
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
-from shoal.node.training.trainer_messages import Pause, Resume
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry
 from shoal.protocol.offer_book import Offer
@@ -80,19 +82,19 @@ def offered(
     return Offer(announcement=announce_group(group, data, told), origin=peer, boot=1, sequence=1, arrived=7), data
 
 
-async def deliver(child: AgentChild, groups: Sequence[tuple[Offer, bytes]]) -> None:
+async def deliver(child: Child[AgentReport], groups: Sequence[tuple[Offer, bytes]]) -> None:
     for offer, data in groups:
-        await child.order(Pulled(offer=offer, group=data))
-    await child.order(Delivered())
+        await child.send(Pulled(offer=offer, group=data))
+    await child.send(Delivered())
 
 
 async def answer_until_done(
-    child: AgentChild, *deliveries: Sequence[tuple[Offer, bytes]]
+    child: Child[AgentReport], *deliveries: Sequence[tuple[Offer, bytes]]
 ) -> tuple[list[Made], list[Verdict], Done]:
     """Be the daemon for a round: what the agent made, what it found of these deliveries, and how the round ended."""
     made, verdicts, left = [], list[Verdict](), list(deliveries)
     while True:
-        match await child.report():
+        match await child.receive():
             case Made() as one:
                 made.append(one)
             case Take():
@@ -110,23 +112,23 @@ async def answer_until_done(
                 raise AssertionError(other)
 
 
-async def reports_until_silent(child: AgentChild) -> int:
+async def reports_until_silent(child: Child[AgentReport]) -> int:
     """How much an agent still says, its questions answered, before it is silent for a second; at most 100 are heard."""
     for heard in range(100):
         with trio.move_on_after(1.0):
-            if isinstance(await child.report(), Take):
-                await child.order(Delivered())
+            if isinstance(await child.receive(), Take):
+                await child.send(Delivered())
             continue
         return heard
     return 100
 
 
-def with_agent(body: Callable[[AgentChild], Awaitable[None]]) -> int | None:
+def with_agent(body: Callable[[Child[AgentReport]], Awaitable[None]]) -> int | None:
     """Run `body` beside an agent; the agent's exit status."""
 
     async def main() -> int | None:
         with trio.fail_after(DEADLINE_S):
-            async with running_agent(threads=1) as child:
+            async with running_agent(1) as child:
                 await body(child)
             return child.process.returncode
 
@@ -139,12 +141,12 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
     stolen = offered(source, THIEF, HALVES, told=(1.0, 0.0, 1.0, 0.0), owner=HONEST)
     late = offered(source, HONEST, HALVES, told=(1.0, 0.0, 1.0, 0.0), owner=HONEST, index=1)
 
-    async def body(child: AgentChild) -> None:
-        await child.order(begin(tmp_path, announced=7))
-        ready = await child.report()
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(begin(tmp_path, announced=7))
+        ready = await child.receive()
         assert isinstance(ready, Ready)
         assert (ready.round, ready.restored, ready.reward) == (7, None, None)
-        assert await child.report() == Saved(round=7)
+        assert await child.receive() == Saved(round=7)
         assert [(kind.family, kind.version, kind.weight) for kind in ready.tasks] == [("even", "1", 1)]
         assert ready.scorable == ("even",)
         made, verdicts, done = await answer_until_done(child, [wrong, stolen], [late, honest])
@@ -162,9 +164,9 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
             assert one.rewards == tuple(float(t[:1] != "" and ord(t[0]) % 2 == 0) for t in group.completions)
         assert done.reward == sum(sum(one.rewards) for one in made) / (4 * len(made))
 
-        await child.order(Pause())
+        await child.send(Pause())
         assert await reports_until_silent(child) < 2 * 4  # no more than the round that it was in
-        await child.order(Resume())
+        await child.send(Resume())
         _, _, done = await answer_until_done(child)
         assert (done.external, done.local) == (0, 4)
 
@@ -175,21 +177,21 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
 def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing(
     source: TaskSource, tmp_path: Path
 ) -> None:
-    async def body(child: AgentChild) -> None:
-        await child.order(begin(tmp_path, role="sample", rounds=2))
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(begin(tmp_path, role="sample", rounds=2))
         kinds: list[type] = []
         while not {Finished, Take} & set(kinds):
-            kinds.append(type(await child.report()))
+            kinds.append(type(await child.receive()))
         assert kinds == [Ready, Saved, Made, Made, Done, Made, Made, Done, Saved, Finished]
 
     assert with_agent(body) == 0
 
 
 def test_agent_without_its_tasks_says_why_in_one_line(tmp_path: Path) -> None:
-    async def body(child: AgentChild) -> None:
-        await child.order(begin(tmp_path))
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(begin(tmp_path))
         with pytest.raises(ChildRaised, match="unknown task family 'even'") as caught:
-            await child.report()
+            await child.receive()
         assert caught.value.failed.configuration
 
     with_agent(body)

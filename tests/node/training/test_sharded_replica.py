@@ -16,7 +16,7 @@ import pytest
 import torch
 import trio
 
-from shoal.node.training import trainer as trainer_module
+from shoal.node import child_process
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.shard import rank_device
@@ -42,6 +42,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import Swarm, assert_exact
+from tests.node.told_trainer import ToldTrainer
 from tests.node.uneven import Uneven
 
 DEADLINE_S = 300.0
@@ -80,15 +81,15 @@ def spec(workload: str = "Uneven", *, processes: int = 2, accumulate: int = 1, g
 
 
 @asynccontextmanager
-async def running(wanted: TrainerSpec) -> AsyncIterator[Trainer]:
-    trainer = Trainer(wanted)
+async def running(wanted: TrainerSpec) -> AsyncIterator[ToldTrainer]:
+    trainer = ToldTrainer(wanted)
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
         yield trainer
         nursery.cancel_scope.cancel()
 
 
-async def expect(trainer: Trainer, kind: type[Event]) -> Event:
+async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
     """Return the next event, `Progress` apart, which must be of `kind`."""
     async for event in trainer.events:
         if not isinstance(event, Progress):
@@ -298,9 +299,9 @@ def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error of the user's code is told, whichever process had it; none of them outlives rank 0."""
-    monkeypatch.setattr(trainer_module, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(child_process, "RESTART_PAUSE_S", 0.0)
 
-    async def begin(trainer: Trainer) -> None:
+    async def begin(trainer: ToldTrainer) -> None:
         await trainer.send(Apply(round=0, fresh=True))
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=1, assignment=share(1)))

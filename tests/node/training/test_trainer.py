@@ -22,14 +22,14 @@ import pytest
 import torch
 import trio
 
+from shoal.node import child_process
+from shoal.node.child_process import Connection
+from shoal.node.pipe import FRAME_LIMIT_BYTES, Framing, Pause, Resume, Stop, frame_of
 from shoal.node.training import trainer as trainer_module
-from shoal.node.training import trainer_child
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.shared_tensors import attach, create, open_memory
 from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
-from shoal.node.training.trainer_child import TrainerConnection
 from shoal.node.training.trainer_messages import (
-    FRAME_LIMIT_BYTES,
     Applied,
     Apply,
     Assignment,
@@ -37,34 +37,32 @@ from shoal.node.training.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,
-    Framing,
     Initial,
     InnerSettings,
-    Pause,
     Progress,
+    Report,
     Restored,
-    Resume,
     Retune,
     Snapshot,
     Snapshotted,
-    Stop,
     SyncSettings,
     Train,
     Trained,
     WriteInitial,
-    pack,
     unpack_command,
     unpack_report,
 )
 from shoal.node.workload import WorkloadError
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import LocalError
+from tests.node.told_trainer import ToldTrainer
 
 DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
 
 FAKE = """
 import os, socket, sys
+from shoal.node.pipe import *
 from shoal.node.training.trainer_messages import *
 control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
 framing, numel, number, lr_of_anchor, paused = Framing(), 4, 0, 0.0, False
@@ -86,13 +84,18 @@ while data := control.recv(1 << 16):
                 lr_of_anchor = lr
                 answer = Applied(round=round)
             case Ping(): answer = Pong()
+            case WriteInitial():
+                if os.path.exists(options["fuse"]):
+                    os.unlink(options["fuse"])
+                    sys.exit(9)
+                answer = Initial()
             case Train(round=round):
                 number += 1
                 answer = Contribution(
                     number=number, round=round, tokens=0, steps=0, loss=lr, seconds=lr_of_anchor, tokens_per_s=0.0,
                     blocked_s=float(paused))
             case Stop(): sys.exit(0)
-        if answer is not None: control.sendall(pack(answer))
+        if answer is not None: control.sendall(frame_of(answer))
 """
 
 FAULTY = """
@@ -142,15 +145,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def running(spec: TrainerSpec) -> AsyncIterator[Trainer]:
-    trainer = Trainer(spec)
+async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
+    trainer = ToldTrainer(spec)
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
         yield trainer
         nursery.cancel_scope.cancel()
 
 
-async def expect(trainer: Trainer, kind: type[Event]) -> Event:
+async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
     """Return the next event, `Progress` apart, which must be of `kind`."""
     async for event in trainer.events:
         if not isinstance(event, Progress):
@@ -170,8 +173,8 @@ def kill(trainer: Trainer, number: int = signal.SIGKILL) -> int:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerSpec:
     path = tmp_path / "fake_trainer.py"
     path.write_text(FAKE)
-    monkeypatch.setattr(trainer_child, "PROGRAM", (str(path),))
-    monkeypatch.setattr(trainer_module, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(trainer_module, "PROGRAM", (str(path),))
+    monkeypatch.setattr(child_process, "RESTART_PAUSE_S", 0.0)
     return TrainerSpec(workload="fake")
 
 
@@ -377,7 +380,7 @@ def test_cancelled_trainer_is_reaped(fake: TrainerSpec) -> None:
 
 
 def test_stopped_trainer_is_killed_on_cancel(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_child, "STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
 
     async def scenario() -> None:
         async with running(fake) as trainer:
@@ -391,7 +394,7 @@ def test_stopped_trainer_is_killed_on_cancel(fake: TrainerSpec, monkeypatch: pyt
 def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
     monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 0.5)
-    monkeypatch.setattr(trainer_child, "STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
 
     async def scenario() -> None:
         async with running(fake) as trainer:
@@ -413,6 +416,23 @@ def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:
                 kill(trainer)
                 await expect(trainer, Restarted)
             assert numbers == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_initial_parameters_that_a_trainer_died_of_are_owed_by_the_next(fake: TrainerSpec, tmp_path: Path) -> None:
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+
+    async def scenario() -> None:
+        async with running(replace(fake, options={"fuse": str(fuse)})) as trainer:
+            await trainer.send(WriteInitial())
+            await expect(trainer, Restarted)
+            await expect(trainer, Initial)
+            kill(trainer)
+            await expect(trainer, Restarted)
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            await expect(trainer, Contribution)  # and nothing before it: they are not owed a second time
 
     run(scenario)
 
@@ -442,14 +462,14 @@ def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_pa
         async with running(fake) as trainer:
             await trainer.send(Apply(round=3))
             await expect(trainer, Applied)
-            stand, send = trainer._stand_on_anchor, TrainerConnection.send
+            stand, send = trainer._stand_on_anchor, Connection.send
 
-            async def stand_and_retune(child: TrainerConnection) -> None:
+            async def stand_and_retune(child: Connection[Report]) -> None:
                 await stand(child)
                 if len(applied) == 1:
                     await trainer.send(Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings()))
 
-            async def told(child: TrainerConnection, command: Command) -> None:
+            async def told(child: Connection[Report], command: Command) -> None:
                 await send(child, command)
                 if isinstance(command, Apply):
                     applied.append(command.round)
@@ -457,7 +477,7 @@ def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_pa
                     await trainer.send(Apply(round=4))
 
             monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
-            monkeypatch.setattr(TrainerConnection, "send", told)
+            monkeypatch.setattr(Connection, "send", told)
             kill(trainer)
             assert (await expect(trainer, Restarted)).round == 4
             assert applied == [3, 4]
@@ -473,12 +493,12 @@ def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_o
     def rate(lr: float) -> Retune:
         return Retune(inner=InnerSettings(lr=lr), sync=SyncSettings())
 
-    async def rates(trainer: Trainer) -> tuple[float, float]:
+    async def rates(trainer: ToldTrainer) -> tuple[float, float]:
         await trainer.send(Train(round=1, steps=1, assignment=SHARE))
         told = await expect(trainer, Contribution)
         return told.seconds, told.loss
 
-    async def dies(trainer: Trainer) -> None:
+    async def dies(trainer: ToldTrainer) -> None:
         kill(trainer)
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
@@ -502,7 +522,7 @@ def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_o
 
             stand = trainer._stand_on_anchor
 
-            async def stand_and_retune(child: TrainerConnection) -> None:
+            async def stand_and_retune(child: Connection[Report]) -> None:
                 await stand(child)
                 await trainer.send(rate(0.5))  # while there is nobody yet to take it
 
@@ -518,13 +538,13 @@ def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
     fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told by the fake: whether it is paused. Or it would take the accelerator again that its user wanted free."""
-    monkeypatch.setattr(trainer_module, "RESTART_LIMIT", 9)
+    monkeypatch.setattr(child_process, "RESTART_LIMIT", 9)
 
-    async def is_paused(trainer: Trainer) -> bool:
+    async def is_paused(trainer: ToldTrainer) -> bool:
         await trainer.send(Train(round=1, steps=1, assignment=SHARE))
         return bool((await expect(trainer, Contribution)).blocked_s)
 
-    async def dies(trainer: Trainer, *orders: Command) -> None:
+    async def dies(trainer: ToldTrainer, *orders: Command) -> None:
         kill(trainer)
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
@@ -546,7 +566,7 @@ def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
 
             stand = trainer._stand_on_anchor
 
-            async def stand_and_resume(child: TrainerConnection) -> None:
+            async def stand_and_resume(child: Connection[Report]) -> None:
                 await stand(child)
                 await trainer.send(Resume())  # while there is nobody yet to take it
 
@@ -558,7 +578,7 @@ def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
 
 
 def test_trainer_that_dies_too_often_is_given_up(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "RESTART_LIMIT", 2)
+    monkeypatch.setattr(child_process, "RESTART_LIMIT", 2)
 
     async def scenario() -> None:
         async with running(fake) as trainer:
@@ -624,7 +644,7 @@ def test_shared_vectors_are_seen_by_both_and_the_anchor_is_read_only() -> None:
 
 def test_framing_yields_whole_frames_from_any_pieces() -> None:
     messages: list[Command] = [Pause(), Train(round=1, steps=2, assignment=SHARE), Stop()]
-    stream = b"".join(pack(message) for message in messages)
+    stream = b"".join(frame_of(message) for message in messages)
     framing = Framing()
     frames = [frame for byte in stream for frame in framing.feed(bytes([byte]))]
     assert [unpack_command(frame) for frame in frames] == messages
@@ -634,4 +654,4 @@ def test_framing_refuses_what_is_too_long_or_no_message() -> None:
     with pytest.raises(LocalError, match="over"):
         list(Framing().feed((FRAME_LIMIT_BYTES + 1).to_bytes(4, "big")))
     with pytest.raises(LocalError, match="not a report"):
-        unpack_report(pack(Pause())[4:])
+        unpack_report(frame_of(Pause())[4:])
