@@ -31,7 +31,7 @@ async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
 
     def command(launch: Launch) -> list[str]:
         node = int(launch.data_dir.name)
-        arguments = [launch.manifest, launch.data_dir, node, bench.device(node), bench.threads]
+        arguments = [launch.manifest, launch.data_dir, node, bench.device_of(node), bench.threads]
         return [sys.executable, "-m", "shoal.lab.bench.throughput_loop", *map(str, arguments)]
 
     loops = Nodes(bench, folder, command)

@@ -34,7 +34,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
         line = node_command(launch)
         line.remove("--test-mode")
         line[line.index("--threads") + 1] = str(bench.threads)
-        return [*line, "--device", bench.device(int(launch.data_dir.name)), "--log-level", "warning"]
+        return [*line, "--device", bench.device_of(int(launch.data_dir.name)), "--log-level", "warning"]
 
     swarm = Nodes(bench, folder, command)
     round_s = TIMEOUT * step_s * swarm.round_steps + ROUND_S
