@@ -25,14 +25,14 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
-from shoal.lab.fleet import Swarm, end
+from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
 from shoal.node.options import Option, Within
 from shoal.node.reporting.events import Contributed, Linked, Listening, Started
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 DEADLINE_S = 180.0
 MEMBERS_NICENESS = 19
@@ -76,8 +76,7 @@ class LinkedSwarm(Swarm):
 
     def _command(self, launch: Launch) -> list[str]:
         niceness = MEMBERS_NICENESS if int(launch.data_dir.name) < self.members else 0
-        command = node_command(launch)
-        command.remove("--test-mode")
+        command = untested_command(launch)
         for link in launch.join:
             command[command.index(str(launch.manifest))] = link
             at = command.index("--join")

@@ -36,7 +36,7 @@ import trio
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.flood_attacker import FloodReport
 from shoal.lab.case import Case, Spec
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.targets import Row, Target
 from shoal.node.control_client import request
 from shoal.node.options import Option, Within
@@ -46,7 +46,6 @@ from shoal.node.reporting.events import Certified, Listening
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import NodeProcess
 
 WINDOW_DEADLINE_S: Final = 240.0
 WARM_UP_ROUNDS: Final = 3
@@ -167,15 +166,15 @@ class FloodedSwarm(Swarm):
         async with self.owned():
             os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
             await self.start()
-            await self.until(lambda: all(map(self._trains, self.nodes)), "the nodes train", START_DEADLINE_S)
+            await self.until(
+                # Which rounds, depends on when the last of them came.
+                lambda: all(self.common_rounds(node) >= WARM_UP_ROUNDS for node in self.nodes),
+                "the nodes train",
+                START_DEADLINE_S,
+            )
             os.sched_setaffinity(0, self.of_attacker)
             with _busy(self.of_attacker):
                 yield
-
-    def _trains(self, node: NodeProcess) -> bool:
-        """Whether a node certified a few rounds of all nodes; which, depends on when the last of them came."""
-        rounds = self.journal.of(Certified, node.index)
-        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
 
     async def window(self, seconds: float, *, attacked: bool) -> _Window:
         """What some seconds show, or more where rounds take longer. Raises NetworkError if there are too few."""
@@ -203,12 +202,12 @@ class FloodedSwarm(Swarm):
     async def _watch(self, seconds: float) -> _Window:
         daemon = psutil.Process(self.nodes[0].lives[-1].pid)
         began, refused, packets = time.time(), Counter(self.refused()), self._packets_s()
-        daemons, trainers, attacked = _cpu_s(self._daemons()), _cpu_s(self._trainers()), _cpu_s([daemon])
+        daemons, trainers, attacked = cpu_s(self._daemons()), cpu_s(self._trainers()), cpu_s([daemon])
         await trio.sleep(seconds)
         await self.until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, "the nodes train on", WINDOW_DEADLINE_S)
         took_s = time.time() - began
-        daemons, trainers = _cpu_s(self._daemons()) - daemons, _cpu_s(self._trainers()) - trainers
-        attacked, packets = _cpu_s([daemon]) - attacked, self._packets_s() - packets
+        daemons, trainers = cpu_s(self._daemons()) - daemons, cpu_s(self._trainers()) - trainers
+        attacked, packets = cpu_s([daemon]) - attacked, self._packets_s() - packets
         rate = self._rate(began)
         news = Counter(self.refused()) - refused
         return _Window(
@@ -253,11 +252,6 @@ class FloodedSwarm(Swarm):
     def refused(self) -> Mapping[str, int]:
         """What the attacked node turned away."""
         return request(self.nodes[0].folder, "status")["refused"]  # type: ignore[return-value]
-
-
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    """Processor time of these so far, in seconds."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _lane_address(folder: Path) -> str:

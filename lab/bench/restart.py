@@ -21,7 +21,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
-from shoal.lab.fleet import Swarm, end
+from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
 from shoal.node.options import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
@@ -29,7 +29,7 @@ from shoal.node.reporting.event_log import read_kind
 from shoal.node.reporting.events import Contributed, Evaluated, Event, Resumed, RoundStarted, TrainerStarted, name_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import Launch, Runtime, node_command
+from shoal.testnet.nodes import Runtime
 
 INPUTS = 256
 STEPS = 1000
@@ -110,7 +110,7 @@ class LoneNode(Swarm):
     """A node that is all of its swarm, as `shoal run` starts it."""
 
     def __init__(self, folder: Path, *, outputs: int, steps: int) -> None:
-        super().__init__(folder, 1, partial(_manifest, outputs, steps), runtime=Runtime(command=_command))
+        super().__init__(folder, 1, partial(_manifest, outputs, steps), runtime=Runtime(command=untested_command))
 
     async def restart(self) -> Restart:
         """Kill the node and start it again; returns once it has trained and contributed."""
@@ -142,12 +142,6 @@ class LoneNode(Swarm):
         """Return once there is such an event of this life that matches. Raises NetworkError."""
         what = f"the node comes to {name_of(kind)!r}"
         await self.until(lambda: any(map(match, self.events(kind))), what, DEADLINE_S)
-
-
-def _command(launch: Launch) -> list[str]:
-    command = node_command(launch)
-    command.remove("--test-mode")
-    return command
 
 
 def _manifest(outputs: int, steps: int, founders: list[PeerId]) -> Manifest:

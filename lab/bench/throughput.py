@@ -4,8 +4,8 @@ That is tokens per second of real nodes, beside those of the same trainers with 
 
 In turns, in folders that are removed afterwards:
 
-    alone       as many inner loops side by side as there are nodes, see `throughput_alone`
-    together    those nodes as a swarm, see `throughput_swarm`
+    alone       as many inner loops side by side as there are nodes, as in `throughput_nodes`
+    together    those nodes as a swarm
     alone       and so on; the last ones are alone, so that each run of the swarm is between two
 
 All that nodes share on one machine, its cores, its memory or one GPU, their loops alone share as well, and they are
@@ -25,9 +25,8 @@ from typing import Final
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.lab.bench.throughput_alone import run_alone
+from shoal.lab.bench.throughput_nodes import run_alone, run_together
 from shoal.lab.bench.throughput_spec import Alone, Throughput, ThroughputBench, Together, step_s
-from shoal.lab.bench.throughput_swarm import run_together
 from shoal.lab.case import Case
 
 

@@ -15,7 +15,7 @@ import trio
 from shoal.cli.main import execute
 from shoal.lab.bench import throughput as module
 from shoal.lab.bench.random_tokens import RandomTokensWorkload
-from shoal.lab.bench.throughput_alone import enough, run_alone, since
+from shoal.lab.bench.throughput_nodes import enough, run_alone, run_together, since, together_of
 from shoal.lab.bench.throughput_spec import (
     SIZES,
     WORKLOAD_NAME,
@@ -27,7 +27,6 @@ from shoal.lab.bench.throughput_spec import (
     Together,
     step_s,
 )
-from shoal.lab.bench.throughput_swarm import run_together, together_of
 from shoal.node.reporting.events import Certified, Contributed
 from shoal.node.workload import Assignment, load_workload
 from shoal.protocol.errors import ConfigError
