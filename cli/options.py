@@ -1,6 +1,6 @@
 """From declared options to commands of Typer; and the options that several commands of this program share.
 
-A command is a function that takes either one dataclass whose fields declare its options, or a parameter for each.
+A command is a function that takes either dataclasses whose fields declare its options, or a parameter for each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import typer
 
 from shoal.node.config import PANELS, TRAINING, WATCHING
 from shoal.node.options import Option, option_of
-from shoal.protocol.errors import ConfigError
 
 NODE_KEY_NAME = "node.key"
 AUTHORITY_KEY_NAME = "authority.key"
@@ -102,15 +101,16 @@ class _Taken:
 def command_of(execute: Callable[..., None]) -> Callable[..., None]:
     """`execute` as a function with the parameters that Typer asks for. Called, it raises ConfigError first."""
     hints = get_type_hints(execute, include_extras=True)
-    options: Any = next((hint for hint in hints.values() if is_dataclass(hint)), None)
-    taken = [*(_parameters_of(execute, hints) if options is None else _fields_of(options))]
+    kinds: list[Any] = [hint for hint in hints.values() if is_dataclass(hint)]
+    own = [[*_fields_of(kind)] for kind in kinds] or [[*_parameters_of(execute, hints)]]
+    taken = [one for part in own for one in part]
 
     def command(**given: Any) -> None:
-        values = {one.name: one.value(given[one.name]) for one in taken}
-        if options is None:
-            execute(**values)
+        values = [{one.name: one.value(given[one.name]) for one in part} for part in own]
+        if kinds:
+            execute(*(kind(**part) for kind, part in zip(kinds, values, strict=True)))
         else:
-            execute(options(**values))
+            execute(**values[0])
 
     parameters = [one.parameter for one in sorted(taken, key=_panel)]
     # Typer reads a command's options off its signature; no call in this program relies on it.
@@ -126,10 +126,11 @@ def _parameters_of(execute: Callable[..., None], hints: dict[str, Any]) -> Itera
 
 
 def _fields_of(options: type[Any]) -> Iterator[_Taken]:
-    """A command's own options, then those it shares."""
+    """A command's own options, then those it shares. A field that declares nothing is none of the user's."""
     hints = get_type_hints(options, include_extras=True)
     names = [name for kind in options.__mro__ for name in vars(kind).get("__annotations__", ())]
-    for field in sorted(fields(options), key=lambda field: names.index(field.name)):
+    declared = [field for field in fields(options) if get_origin(hints[field.name]) is Annotated]
+    for field in sorted(declared, key=lambda field: names.index(field.name)):
         yield _Taken(name=field.name, hint=hints[field.name], default=_default_of(field))
 
 
@@ -165,16 +166,3 @@ def help_of(execute: Callable[..., None]) -> str:
     """A command's docstring for `--help`, where every paragraph fills its lines anew."""
     paragraphs = (inspect.getdoc(execute) or "").split("\n\n")
     return no_markup("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
-
-
-def parse_seeds(text: str | None, seed: int) -> tuple[int, ...]:
-    """The seeds of "1,2,3", or that one where there is no text. Raises ConfigError."""
-    return (seed,) if text is None else parse_numbers(text, "--seeds")
-
-
-def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """The numbers of "2,4". Raises ConfigError that names `option`."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option}: {text!r} is not a list of numbers; write them like 2,4") from None

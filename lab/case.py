@@ -4,6 +4,8 @@
                     ├──document──► --json
                     └──lines─────► people
 
+A spec's fields are the command's options (`shoal.node.options`); how its result is told is declared
+here, once for all (`CaseOptions`).
 Targets are declared where the number is measured (`shoal.lab.targets`).
 """
 
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import typer
@@ -22,7 +24,8 @@ import typer
 from shoal.cli.options import AsJson, ProgressOptions, ReportOptions, command_of
 from shoal.cli.render import ShowNow, progress_display
 from shoal.lab.targets import Row, missed
-from shoal.node.options import Option
+from shoal.node.options import Option, check_options
+from shoal.protocol.errors import ConfigError
 
 MISSED = 1
 """The exit code where a target is missed, or a value is wrong."""
@@ -30,24 +33,7 @@ MISSED = 1
 Check = Annotated[bool, Option("--check", help="Exit with code 1 if a target is missed.")]
 
 
-# -- what a benchmark takes ----------------------------------------------------------------------------------
-
-
-class Checked(Protocol):
-    """What every benchmark takes."""
-
-    @property
-    def check(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """Of a command that makes a page of results that are there."""
-
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
-    ] = None
-    check: Check = False
+# -- what every benchmark takes ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +51,44 @@ class LongCaseOptions(ReportOptions):
     check: Check = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOptions:
+    """Of a command that makes a page of results that are there."""
+
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
+    ] = None
+    check: Check = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a benchmark measures: its own options. Raises ConfigError for a value that one of them cannot have."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class Numbers(tuple[int, ...]):
+    """Numbers that are written as one text, like "2,4"."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+def parse_numbers(text: str, option: str) -> Numbers:
+    """The numbers of "2,4". Raises ConfigError that names `option`."""
+    try:
+        return Numbers(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is not a list of numbers; write them like 2,4") from None
+
+
 # -- the benchmark itself ------------------------------------------------------------------------------------
 
-SpecT = TypeVar("SpecT", bound=Checked)
+SpecT = TypeVar("SpecT")
 ResultT = TypeVar("ResultT")
 
 
@@ -80,45 +101,56 @@ class Case(Generic[SpecT, ResultT]):
     """One benchmark.
 
     spec: its options. run: measures, telling how far it is; its docstring is the command's help. lines: for people.
-    rows: what was measured beside its targets. document: for --json, None where `run` prints as
-    it goes. sound: whether nothing is wrong; where something is, the command ends with 1, checked or not.
+    rows: what was measured beside its targets. document: for --json. sound: whether nothing is wrong; where something
+    is, the command ends with 1, checked or not. options: of how it is told. in_parts: `run` makes the items
+    of a sequence one by one, and --json prints each as it comes.
     """
 
     spec: type[SpecT]
-    run: Callable[[SpecT, ShowNow], ResultT]
+    run: Callable[[SpecT, ShowNow], Any]
     lines: Callable[[ResultT], Iterable[str]]
     rows: Callable[[ResultT], Sequence[Row]] = attrgetter("rows")
-    document: Callable[[ResultT], object] | None = msgspec.to_builtins
+    document: Callable[[Any], object] = msgspec.to_builtins
     sound: Callable[[ResultT], bool] = _always
+    options: type[CaseOptions | LongCaseOptions] = CaseOptions
+    in_parts: bool = False
 
-    def __call__(self, spec: SpecT) -> None:
+    def __call__(self, spec: SpecT, options: CaseOptions | LongCaseOptions | None = None) -> None:
         """Measure and print. Raises ShoalError, and typer.Exit with 1 where something is wrong or missed."""
-        with _telling(spec) as tell:
+        options = self.options() if options is None else options
+        with _telling(options) as tell:
             result = self.run(spec, tell)
-        self._print(spec, result)
-        end(spec, self.rows(result), sound=self.sound(result))
-
-    def _print(self, spec: SpecT, result: ResultT) -> None:
-        if not _wants_json(spec):
+            if self.in_parts:
+                result = [self._print_part(options, part) for part in result]
+        if not options.as_json:
             typer.echo("\n".join(self.lines(result)))
-        elif self.document is not None:
-            typer.echo(msgspec.json.encode(self.document(result)).decode())
+        elif not self.in_parts:
+            self._print_document(result)
+        end(options.check, self.rows(result), sound=self.sound(result))
+
+    def _print_part(self, options: CaseOptions | LongCaseOptions, part: Any) -> Any:
+        if options.as_json:
+            self._print_document(part)
+        return part
+
+    def _print_document(self, found: Any) -> None:
+        typer.echo(msgspec.json.encode(self.document(found)).decode())
 
     def command(self) -> Callable[..., None]:
         """The case as Typer takes a command."""
 
-        def execute(spec: SpecT) -> None:
-            self(spec)
+        def execute(spec: SpecT, options: CaseOptions | LongCaseOptions) -> None:
+            self(spec, options)
 
         execute.__doc__ = self.run.__doc__
-        execute.__annotations__["spec"] = self.spec
+        execute.__annotations__.update(spec=self.spec, options=self.options)
         return command_of(execute)
 
 
-def end(spec: Checked, rows: Sequence[Row], *, sound: bool = True) -> None:
-    """End a command: with code 1 where not `sound` or, with --check, a row is missed, each of which gets a line."""
-    lines = [f"missed: {row}" for row in missed(rows)] if spec.check else []
-    if spec.check and all(row.met is None for row in rows):
+def end(check: bool, rows: Sequence[Row], *, sound: bool = True) -> None:
+    """End a command: with code 1 where not `sound` or, if they are checked, a row is missed, each on a line."""
+    lines = [f"missed: {row}" for row in missed(rows)] if check else []
+    if check and all(row.met is None for row in rows):
         typer.echo("nothing was measured that has a target", err=True)
     for line in lines:
         typer.echo(line, err=True)
@@ -126,15 +158,11 @@ def end(spec: Checked, rows: Sequence[Row], *, sound: bool = True) -> None:
         raise typer.Exit(MISSED)
 
 
-def _wants_json(spec: object) -> bool:
-    return isinstance(spec, CaseOptions | ReportOptions) and spec.as_json
-
-
 @contextmanager
-def _telling(spec: object) -> Iterator[ShowNow]:
+def _telling(options: object) -> Iterator[ShowNow]:
     """Show how far it is in a live line, or in lines on stderr where there is no option for how."""
-    if isinstance(spec, ProgressOptions):
-        with progress_display(log_format=spec.log_format, log_level=spec.log_level) as show_now:
+    if isinstance(options, ProgressOptions):
+        with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
             yield show_now
     else:
         yield _tell
@@ -142,3 +170,7 @@ def _telling(spec: object) -> Iterator[ShowNow]:
 
 def _tell(text: str, share: float | None = None) -> None:
     typer.echo(text, err=True)
+
+
+def tell_nothing(text: str, share: float | None = None) -> None:
+    """Be what `run` tells how far it is, where nobody asks."""

@@ -9,22 +9,23 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
+import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.node.config import Hold
-from shoal.node.reporting.events import Failed
+from shoal.node.reporting.events import Certified, Failed
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.testnet.faults import kill
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.links.namespaces import Network
-from shoal.testnet.nodes import NodeProcess, Runtime
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 LOG_SHOWN_CHARS: Final = 600
 START_DEADLINE_S: Final = 180.0
@@ -89,6 +90,10 @@ class Swarm(Fleet):
             raise self.error_of(crashed)
         raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
 
+    def common_rounds(self, node: NodeProcess) -> int:
+        """How many rounds a node has certified to which all contributed."""
+        return sum(one.contributors == len(self.nodes) for one in self.journal.of(Certified, node.index))
+
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)
 
@@ -98,6 +103,22 @@ class Swarm(Fleet):
         words = _last_words(node)
         why = said[-1] if said else f"…{words}" if words else "see its log"
         return NetworkError(f"node {node.index} ended with exit code {node.lives[-1].exit_code}: {why}")
+
+
+def untested_command(launch: Launch) -> list[str]:
+    """The command line of a node as `shoal run` starts it, without test mode, which writes each round to the disk."""
+    command = node_command(launch)
+    command.remove("--test-mode")
+    return command
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Processor time of these so far, in seconds."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a helper that ended this moment
+            total += sum(process.cpu_times()[:2])
+    return total
 
 
 async def end(node: NodeProcess) -> None:

@@ -1,4 +1,4 @@
-"""The all-reduce as it is in use: real nodes on loopback, agreement, encryption and all, undisturbed or with faults.
+"""`shoal bench allreduce`: the all-reduce as it is in use, real nodes on loopback, agreement, encryption and all.
 
 One run has three parts, each skipped if it was not asked for:
 
@@ -23,22 +23,26 @@ import shutil
 import signal
 import statistics
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import trio
 
+from shoal.cli.render import ShowNow
+from shoal.cli.text import number, quantity
 from shoal.collectives.codecs import codec
 from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
+from shoal.lab.case import Case, LongCaseOptions, Spec, tell_nothing
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.config import Hold
+from shoal.node.options import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.check import check_round
 from shoal.testnet.faults import kill
@@ -48,12 +52,10 @@ WARM_UP: Final = 2
 RECOVERY_ROUNDS: Final = 2
 """After a fault: in the first the struck node takes part again, in the second it is a member again."""
 STRIKE_AT: Final = 0.5
-NUMEL_LIMITS: Final = (4096, 1 << 32)
-PEER_LIMITS: Final = (2, 64)
-ITERATION_LIMIT: Final = 1000
 
 FaultKind = Literal["none", "sigkill", "sigstop"]
-Tell = Callable[[str], None]
+Numel = Annotated[int, Option("--numel", help="How many values.", check=Within(4096, 1 << 32))]
+Iters = Annotated[int, Option("--iters", help="Measured rounds; two more warm up.", check=Within(1, 1000))]
 
 MIB: Final = float(1 << 20)
 MEASURED: Final = ("fp32", 4)
@@ -73,25 +75,27 @@ def peak_target(numel: int | None) -> Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What to measure, and which parts to run besides. Raises ConfigError.
+class Bench(Spec):
+    """What to measure, and which parts to run besides.
 
     sockets: between nodes that share no memory, as if each were on a machine of its own.
     """
 
-    peers: int = 4
-    numel: int = 25_000_000
-    codec: str = "fp32"
-    iters: int = 5
-    fault: FaultKind = "none"
+    peers: Annotated[int, Option("--peers", help="How many nodes, each a process of its own.", check=Within(2, 64))] = 4
+    numel: Numel = 25_000_000
+    codec: Annotated[str, Option("--codec", help="fp32, bf16, int8 or int4.")] = "fp32"
+    iters: Iters = 5
+    fault: Annotated[
+        FaultKind, Option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often.")
+    ] = "none"
+    sockets: Annotated[
+        bool, Option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
+    ] = False
     recompute: bool = True
     inspect: bool = True
-    sockets: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("--peers", self.peers, *PEER_LIMITS)
-        _check_range("--numel", self.numel, *NUMEL_LIMITS)
-        _check_range("--iters", self.iters, 1, ITERATION_LIMIT)
+        check_options(self)
         codec(self.codec)
         if self.fault != "none" and self.peers < 3:
             raise ConfigError("--fault needs --peers 3 or more: of two, the one left may be no majority")
@@ -173,7 +177,7 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
-async def measure(bench: Bench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Allreduce:
+async def measure(bench: Bench, tell: ShowNow = tell_nothing, *, folder: Path | None = None) -> Allreduce:
     """Run the benchmark in `folder` (empty; None for a temporary one that is removed).
 
     Raises NetworkError, naming what a node said last, if the swarm does not get through.
@@ -266,7 +270,7 @@ def _recompute(bench: Bench, rounds: list[list[NodeRound]]) -> tuple[bool, float
     return exact, error
 
 
-async def _timed(bench: Bench, folder: Path, tell: Tell) -> tuple[list[list[NodeRound]], FaultResult]:
+async def _timed(bench: Bench, folder: Path, tell: ShowNow) -> tuple[list[list[NodeRound]], FaultResult]:
     """The undisturbed rounds at all nodes, from the first on, and what came of the faults."""
     tell(f"starting {bench.peers} nodes")
     async with running_swarm(_spec(bench), folder) as swarm:
@@ -297,7 +301,7 @@ class _StruckRound:
     exact: bool
 
 
-async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _StruckRound:
+async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: ShowNow) -> _StruckRound:
     """Strike the last node in the midst of `round`, check the round, and have the node contribute again."""
     *survivors, victim = swarm.nodes
     tell(f"round {round} of {bench.rounds}: {bench.fault}")
@@ -343,6 +347,30 @@ def _drop_records(swarm: BenchSwarm, round: int) -> None:
         shutil.rmtree(node.folder / "rounds" / f"{TERM}-{round}", ignore_errors=True)
 
 
-def _check_range(option: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{option}: {value} is not in {least}..{most}")
+def to_lines(result: Allreduce) -> list[str]:
+    """What was measured, a fact a line."""
+    parts = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {s:.3f}" for name, s in result.breakdown.items())
+    error = "not measured" if result.max_abs_error is None else f"{result.max_abs_error:.2e}"
+    exact = {True: "exact", False: "NOT EXACT", None: "not recomputed"}[result.exact]
+    peak = "not measured" if result.peak_extra_bytes is None else quantity(result.peak_extra_bytes, "B")
+    lines = [
+        f"reduce     {number(result.median_s)} s, median of {len(result.times_s)}; {result.peers} peers, "
+        f"{result.numel} values, {result.codec}",
+        f"round      {number(result.round_s)} s: {parts}",
+        f"wire       {quantity(result.wire_bytes_per_peer, 'B')} sent per peer and round",
+        f"memory     {peak} at the peak, beyond input and output",
+        f"values     {'identical' if result.identical else 'NOT IDENTICAL'}, {exact}, largest error {error}",
+    ]
+    if result.fault.kind != "none":
+        same = "identical" if result.fault.survivors_identical else "NOT IDENTICAL"
+        exact = "exact" if result.fault.exact else "NOT EXACT"
+        lines.append(f"fault      {result.fault.kind}: +{result.fault.delay_s:.3f} s, survivors {same}, {exact}")
+    return lines
+
+
+def run(bench: Bench, tell: ShowNow) -> Allreduce:
+    """Measure rounds of real nodes on loopback, undisturbed or struck; exits 1 if any value is wrong."""
+    return trio.run(measure, bench, tell)
+
+
+CASE: Final = Case(spec=Bench, run=run, lines=to_lines, sound=attrgetter("ok"), options=LongCaseOptions)

@@ -1,4 +1,4 @@
-"""Attack against defence: a swarm in one process, some of whose members attack every round.
+"""`shoal bench attack`: attack against defence in a swarm in one process, some of whose members attack every round.
 
 The swarm is that of `train_local`, so contributions, plans, clips, sums and signed finals are what nodes make.
 The clean run is the same swarm with nobody attacking, no clip and the plain mean. Proofs are found as nodes find them:
@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+from shoal.cli.render import ShowNow
 from shoal.collectives.codecs import F32, U8, Undecodable
 from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
@@ -33,10 +35,11 @@ from shoal.lab.bench.attack_spec import (
     peer_identity,
 )
 from shoal.lab.bench.attackers import WRONG_SUM, Attacker, Knowledge
-from shoal.lab.bench.machine import this_machine
+from shoal.lab.bench.machine import one_thread, this_machine
 from shoal.lab.bench.train_local import LocalNode, LocalSwarm
 from shoal.lab.bench.train_spec import workload_of
-from shoal.lab.page import table
+from shoal.lab.case import Case, LongCaseOptions
+from shoal.lab.page import publish, table
 from shoal.node.audits.useful_work import WorkMeter
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.auditing import beacon, drawn, ticket
@@ -45,8 +48,6 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready
 from shoal.protocol.planning import RoundSettings
-
-Tell = Callable[[str], None]
 
 
 class AttackedSwarm(LocalSwarm):
@@ -157,10 +158,10 @@ class AttackedSwarm(LocalSwarm):
             self.nodes.pop(peer, None)
 
 
-def run_cell(bench: AttackBench, attack: str, defence: str, seed: int, clean_loss: float | None) -> Cell:
+def run_cell(bench: AttackBench, attack: str, defence: str, clean_loss: float | None) -> Cell:
     """One attack under one defence, from the first round to the last."""
     began = time.monotonic()
-    swarm = _swarm(bench, attack, defence, seed)
+    swarm = _swarm(bench, attack, defence)
     loss: float | None = None
     with np.errstate(all="ignore"):
         try:
@@ -172,7 +173,7 @@ def run_cell(bench: AttackBench, attack: str, defence: str, seed: int, clean_los
         except FloatingPointError:
             loss = None  # the anchor is such that no member's loss is finite any more
     sound = loss is not None and math.isfinite(loss)
-    looks = _look(swarm, anchor, members, seed) if sound and attack != CLEAN else {}
+    looks = _look(swarm, anchor, members) if sound and attack != CLEAN else {}
     return Cell(
         attack=attack,
         defence=defence,
@@ -184,21 +185,21 @@ def run_cell(bench: AttackBench, attack: str, defence: str, seed: int, clean_los
     )
 
 
-def _swarm(bench: AttackBench, attack: str, defence: str, seed: int) -> AttackedSwarm:
-    identities = [peer_identity(seed, index) for index in range(bench.peers)]
+def _swarm(bench: AttackBench, attack: str, defence: str) -> AttackedSwarm:
+    identities = [peer_identity(bench.seed, index) for index in range(bench.peers)]
     settings = DEFENCES[defence]
     return AttackedSwarm(
-        bench.manifest(seed, [identity.peer_id for identity in identities], settings),
+        bench.manifest(bench.seed, [identity.peer_id for identity in identities], settings),
         identities,
         attack=attack,
         attackers=bench.attackers,
         audits=bench.audits,
         bans=settings.bans,
-        seed=seed,
+        seed=bench.seed,
     )
 
 
-def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId], seed: int) -> dict[str, float | None]:
+def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId]) -> dict[str, float | None]:
     """What useful work says of the last round's contributions."""
     manifest = swarm.manifest
     meter = WorkMeter(workload_of(manifest), torch.device("cpu"))
@@ -215,30 +216,27 @@ def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId], seed: in
     }
 
 
-def measure(
-    bench: AttackBench,
-    attacks: Sequence[str],
-    defences: Sequence[str],
-    seed: int,
-    tell: Tell = lambda _: None,
-) -> AttackResult:
+def run(bench: AttackBench, tell: ShowNow) -> AttackResult:
+    """Train a small model among attackers, in one process: final loss by attack and defence, and what is proven."""
+    with one_thread():
+        result = _measure(bench, tell)
+    if bench.out is not None:
+        publish(render(result), bench.out)
+    return result
+
+
+def _measure(bench: AttackBench, tell: ShowNow) -> AttackResult:
     """The clean run, then every attack under every defence, one after the other. Seconds to a minute each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        swarm = _swarm(bench, CLEAN, UNDEFENDED, seed)
-        first_loss, parameters = swarm.evaluate(), swarm.state.numel
-        clean = run_cell(bench, CLEAN, UNDEFENDED, seed, None)
-        assert clean.val_loss is not None
-        tell(f"clean: loss {clean.val_loss:.4f} after {clean.seconds:.0f} s")
-        cells = []
-        for attack in attacks:
-            for defence in defences:
-                cell = run_cell(bench, attack, defence, seed, clean.val_loss)
-                tell(f"{attack} against {defence}: {_number(cell.ratio)} of the clean loss, {cell.seconds:.0f} s")
-                cells.append(cell)
-    finally:
-        torch.set_num_threads(before)
+    swarm = _swarm(bench, CLEAN, UNDEFENDED)
+    first_loss, parameters = swarm.evaluate(), swarm.state.numel
+    clean = run_cell(bench, CLEAN, UNDEFENDED, None)
+    assert clean.val_loss is not None
+    tell(f"clean: loss {clean.val_loss:.4f} after {clean.seconds:.0f} s")
+    cells = []
+    for attack, defence in product(bench.attacks, bench.defences):
+        cell = run_cell(bench, attack, defence, clean.val_loss)
+        tell(f"{attack} against {defence}: {_number(cell.ratio)} of the clean loss, {cell.seconds:.0f} s")
+        cells.append(cell)
     return AttackResult(
         peers=bench.peers,
         attackers=bench.attackers,
@@ -246,7 +244,7 @@ def measure(
         inner_steps=bench.inner_steps,
         audits=bench.audits,
         parameters=parameters,
-        seed=seed,
+        seed=bench.seed,
         first_val_loss=first_loss,
         clean_val_loss=clean.val_loss,
         recommended=RECOMMENDED,
@@ -313,3 +311,11 @@ def _looks(result: AttackResult) -> str:
         "that made the loss on their sender's own data no better."
     )
     return f"\n{told}\n\n{table(('attack', 'useless, attackers', 'useless, honest'), rows)}"
+
+
+def to_lines(result: AttackResult) -> list[str]:
+    """The tables in Markdown."""
+    return [render(result)]
+
+
+CASE: Final = Case(spec=AttackBench, run=run, lines=to_lines, options=LongCaseOptions)

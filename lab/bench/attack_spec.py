@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 
 from shoal.lab.bench.machine import Machine
 from shoal.lab.bench.train_spec import TrainBench
+from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.manifest_workload import Option
+from shoal.protocol.manifest_workload import Option as WorkloadOption
 
 CLEAN: Final = "none"
 ATTACKS: Final[Mapping[str, str]] = {
@@ -39,8 +42,8 @@ class Defence:
     """Settings of [sync] and [round], and whether who is proven to have lied is out from the next round on."""
 
     says: str
-    sync: Mapping[str, Option] = field(default_factory=dict)
-    round: Mapping[str, Option] = field(default_factory=dict)
+    sync: Mapping[str, WorkloadOption] = field(default_factory=dict)
+    round: Mapping[str, WorkloadOption] = field(default_factory=dict)
     bans: bool = True
 
 
@@ -59,30 +62,48 @@ DEFENCES: Final[Mapping[str, Defence]] = {
         {"aggregate": "trimmed"},
     ),
 }
-SIZES: Final[Mapping[str, Option]] = {"width": 64, "layers": 1, "heads": 2, "context": 32, "batch": 4}
+SIZES: Final[Mapping[str, WorkloadOption]] = {"width": 64, "layers": 1, "heads": 2, "context": 32, "batch": 4}
 """Of the workload text: 82,000 parameters, so that each of 16 peers owns a chunk or two of 4,096."""
-INNER: Final[Mapping[str, Option]] = {"lr": 0.004, "warmup_tokens": 8192}
+INNER: Final[Mapping[str, WorkloadOption]] = {"lr": 0.004, "warmup_tokens": 8192}
 CHUNK_VALUES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttackBench:
-    """One swarm. attackers: how many of the peers attack. audits: chunks that each peer recomputes a round.
+class AttackBench(Spec):
+    """What to measure, all in swarms of one size."""
 
-    Raises ConfigError for what cannot be run.
-    """
-
-    peers: int = 16
-    attackers: int = 3
-    rounds: int = 12
-    inner_steps: int = 5
-    audits: int = 2
+    peers: Annotated[int, Option("--peers", help="How many peers, attackers among them.")] = 16
+    attackers: Annotated[int, Option("--attackers", help="How many of them attack in every round.")] = 3
+    attack: Annotated[
+        str, Option("--attack", help="What they do: all, or some of a list with commas.", metavar="A,A…|all")
+    ] = "all"
+    defence: Annotated[
+        str, Option("--defence", help="How contributions are combined: all, or some.", metavar="D,D…|all")
+    ] = "all"
+    rounds: Annotated[int, Option("--rounds", help="How many rounds are trained.")] = 12
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 5
+    audits: Annotated[int, Option("--audits", help="Chunks that each peer recomputes a round.")] = 2
+    seed: Annotated[int, Option("--seed", help="Of the parameters, the data and the keys.")] = 1
+    out: Annotated[Path | None, Option("--out", "-o", help="The tables, in Markdown, go here too.", metavar="FILE")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
+        _ = self.attacks, self.defences
         if not (2 <= self.peers <= 64 and 0 <= self.attackers < self.peers / 2):
             raise ConfigError("--peers is 2 to 64, and --attackers fewer than half of them")
         if self.rounds < 1 or self.inner_steps < 1 or self.audits < 0:
             raise ConfigError("--rounds and --inner-steps are at least 1, and --audits at least 0")
+
+    @property
+    def attacks(self) -> list[str]:
+        """Those that are measured. Raises ConfigError."""
+        return chosen(self.attack, ATTACKS, "--attack")
+
+    @property
+    def defences(self) -> list[str]:
+        """Those that are measured. Raises ConfigError."""
+        return chosen(self.defence, DEFENCES, "--defence")
 
     def manifest(self, seed: int, founders: list[PeerId], defence: Defence) -> Manifest:
         """The manifest of that swarm. Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""What a snapshot costs the trainer: the seconds it is blocked, beside one memory copy of the same bytes.
+"""`shoal bench checkpoint`: the seconds that a snapshot blocks the trainer, beside one memory copy of its bytes.
 
 A replica with a model of plain matrices, whose AdamW moments are the state to be saved; the copy and the file are those
 of a trainer in use. In turn: a snapshot, of which the blocked seconds are those between the order and the next step and
@@ -14,11 +14,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option, Within
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
-from shoal.protocol.errors import LocalError
+from shoal.protocol.errors import ConfigError, LocalError
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +32,28 @@ ELEMENT_BYTES = 4
 MOMENTS = 2
 BLOCKED = Target(name="the trainer is blocked for", unit="copies in memory", most=2.1)
 """Twice what it took when it was made (1.07): tensor by tensor it had been 4.7."""
+
+
+def _check_folder(path: Path, option: str) -> None:
+    if not path.is_dir():
+        raise ConfigError(f"{option}: there is no folder {path}; check the path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBench(Spec):
+    """What to measure, and where files go, which are removed."""
+
+    state_mb: Annotated[
+        int,
+        Option("--state-mb", help="MB (10^6 bytes) of optimizer state in a snapshot.", check=Within(1, 1_000_000)),
+    ] = 1000
+    repetitions: Annotated[
+        int, Option("--repetitions", help="Measured pairs; one more warms up.", check=Within(1, 1000))
+    ] = 5
+    folder: Annotated[
+        Path | None,
+        Option("--folder", help="Whose disk to write to; by default the temporary folder's.", check=_check_folder),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +108,14 @@ class MatricesWorkload:
         return 0.0
 
 
-def measure_checkpoint(*, state_mb: int, repetitions: int, folder: Path | None = None) -> CheckpointSpeed:
-    """Measure in this process; files go to `folder`, by default where temporary files go, and are removed."""
+def run(bench: CheckpointBench, tell: ShowNow) -> CheckpointSpeed:
+    """Take snapshots of a trainer, and copy as many bytes in memory in between."""
     import torch
 
     from shoal.node.training.inner_loop import Replica
     from shoal.node.training.inner_state import Snapshotter
 
-    workload = MatricesWorkload(state_mb * 1_000_000)
+    workload = MatricesWorkload(bench.state_mb * 1_000_000)
     replica = Replica(workload, seed=0, inner=InnerSettings(), device=torch.device("cpu"))
     replica.apply(replica.new_vector().numpy())
     state_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in replica.inner_state_tensors())
@@ -98,8 +123,8 @@ def measure_checkpoint(*, state_mb: int, repetitions: int, folder: Path | None =
     snapshotter = Snapshotter()
     snapshotter.reserve(replica.inner_state_bytes())
     blocked, copied, written = [], [], []
-    with tempfile.TemporaryDirectory(dir=folder, prefix="shoal-bench-") as scratch:
-        for _ in range(repetitions + 1):
+    with tempfile.TemporaryDirectory(dir=bench.folder, prefix="shoal-bench-") as scratch:
+        for _ in range(bench.repetitions + 1):
             began = time.perf_counter()
             writing = snapshotter.take(replica.inner_state(0), Path(scratch) / "trainer")
             blocked.append(time.perf_counter() - began)
@@ -117,3 +142,37 @@ def measure_checkpoint(*, state_mb: int, repetitions: int, folder: Path | None =
         copy_s=tuple(copied[1:]),
         write_s=tuple(written[1:]),
     )
+
+
+def to_document(speed: CheckpointSpeed) -> dict[str, object]:
+    """Return medians, and every run in the order of measuring."""
+    return {
+        "state_bytes": speed.state_bytes,
+        "blocked_s": round(statistics.median(speed.blocked_s), 6),
+        "copy_s": round(statistics.median(speed.copy_s), 6),
+        "ratio": round(speed.ratio, 3),
+        "write_mb_per_s": round(speed.write_mb_per_s, 1),
+        "blocked_runs_s": [round(seconds, 6) for seconds in speed.blocked_s],
+        "copy_runs_s": [round(seconds, 6) for seconds in speed.copy_s],
+        "write_runs_s": [round(seconds, 6) for seconds in speed.write_s],
+    }
+
+
+def to_lines(speed: CheckpointSpeed) -> list[str]:
+    """Medians and ranges."""
+    lines = [
+        f"{name:<16} {statistics.median(runs):.4f} s ({min(runs):.4f}–{max(runs):.4f})"
+        for name, runs in (
+            ("trainer blocked", speed.blocked_s),
+            ("one memory copy", speed.copy_s),
+            ("written beside", speed.write_s),
+        )
+    ]
+    return [
+        f"{speed.state_bytes / 1e6:.0f} MB of optimizer state",
+        *lines,
+        f"{'ratio':<16} {speed.ratio:.2f} copies, {speed.write_mb_per_s:.0f} MB/s to disk",
+    ]
+
+
+CASE: Final = Case(spec=CheckpointBench, run=run, lines=to_lines, document=to_document)

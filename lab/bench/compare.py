@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import (
     BEYOND,
     DELAYS,
@@ -25,13 +27,16 @@ from shoal.lab.bench.allreduce import (
     Bench,
     FaultKind,
     FaultResult,
-    Tell,
+    Iters,
+    Numel,
     measure,
     peak_target,
 )
 from shoal.lab.bench.machine import Machine, this_machine
-from shoal.lab.bench.rivals import Rival, bare, gloo, run_rival
+from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, run_rival
+from shoal.lab.case import Numbers, Spec, parse_numbers, tell_nothing
 from shoal.lab.targets import Row, Spread, Target
+from shoal.node.options import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CODECS: Final = ("fp32", "int8")
@@ -41,6 +46,7 @@ FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
 SOCKETS: Final = ", sockets"
 """After the name of a system that shares no memory."""
 WAYS: Final = ("", SOCKETS)
+PEER_COUNTS: Final = Numbers((2, 4))
 PEERS: Final = 4
 """With so many most targets are set."""
 BESIDE_YARDSTICK: Final = (
@@ -55,24 +61,49 @@ LANE_LEAST: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compare:
-    """What to compare. fault_iters: strikes of each kind; 0 leaves the faults out. Raises ConfigError."""
+class Compare(Spec):
+    """What to compare, and where the page goes."""
 
-    repeat: int = 3
-    peers: tuple[int, ...] = (2, 4)
-    numel: int = 25_000_000
-    iters: int = 5
-    fault_iters: int = 3
-    rivals: tuple[Rival, ...] = ()
+    repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.", check=Within(1, 100))] = 3
+    peers: Annotated[
+        Numbers, Option("--peers", help="Numbers of nodes, like 2,4.", metavar="N,N…", parse=parse_numbers)
+    ] = PEER_COUNTS
+    numel: Numel = 25_000_000
+    iters: Iters = 5
+    fault_iters: Annotated[int, Option("--fault-iters", help="Strikes of each kind of fault; 0 for none.")] = 3
+    rival: Annotated[
+        list[str],
+        Option(
+            "--rival",
+            help="A command that prints JSON with median_s; {peers} and {numel} are filled in. Repeatable.",
+            metavar="NAME=COMMAND",
+        ),
+    ] = field(default_factory=list)
+    rival_regex: Annotated[
+        list[str],
+        Option(
+            "--rival-regex",
+            help="For a rival that prints text: group 1 is a repetition's seconds, the first warms up. Repeatable.",
+            metavar="NAME=REGEX",
+        ),
+    ] = field(default_factory=list)
+    campaign: Annotated[
+        Path | None, Option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
+    ] = None
+    out: Annotated[Path | None, Option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.repeat <= 100 or not self.peers:
-            raise ConfigError("--repeat is 1 to 100, and --peers names at least one number, like 2,4")
+        check_options(self)
         names, taken = [rival.name for rival in self.rivals], (YARDSTICK, *CODECS)
         if len({*names, *taken}) < len(names) + len(taken):
             raise ConfigError(f"--rival: names must differ, and be none of {', '.join(taken)}")
         for peers in self.peers:
             Bench(peers=peers, numel=self.numel, iters=self.iters)
+
+    @property
+    def rivals(self) -> tuple[Rival, ...]:
+        """The systems that the user named. Raises ConfigError."""
+        return parse_rivals(self.rival, self.rival_regex)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +146,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-async def compare(wanted: Compare, tell: Tell = lambda text: None) -> Comparison:
+async def compare(wanted: Compare, tell: ShowNow = tell_nothing) -> Comparison:
     """Run the whole comparison: minutes. Raises NetworkError where ours or the yardstick fails.
 
     A rival or a lane that fails is noted and left out. Cancellation: all processes are ended and reaped.
@@ -147,7 +178,7 @@ async def compare(wanted: Compare, tell: Tell = lambda text: None) -> Comparison
 class _Run:
     """One comparison under way, and what it has measured so far."""
 
-    def __init__(self, wanted: Compare, tell: Tell) -> None:
+    def __init__(self, wanted: Compare, tell: ShowNow) -> None:
         self._wanted = wanted
         self._tell = tell
         self.samples: list[Sample] = []
@@ -214,7 +245,7 @@ class _Run:
         return None
 
     async def _ours(self, bench: Bench, why: str) -> Allreduce:
-        def tell(text: str) -> None:
+        def tell(text: str, share: float | None = None) -> None:
             self._tell(f"{why}: {bench.codec}, {bench.peers} peers: {text}")
 
         result = await measure(bench, tell)

@@ -1,16 +1,24 @@
-"""The page of benchmarks: a comparison, misses included. Everything on it is from the comparison it is given."""
+"""`shoal bench compare` and the page that it writes, misses included.
+
+Everything on the page is from the comparison it is given.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import trio
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
-from shoal.lab.bench.compare import Comparison, Sample
-from shoal.lab.page import cell, number, spread, table, targets
+from shoal.lab.bench.compare import Compare, Comparison, Sample, compare
+from shoal.lab.case import Case, LongCaseOptions
+from shoal.lab.page import cell, number, publish, spread, table, targets
 from shoal.lab.targets import Spread
 from shoal.protocol.errors import ConfigError
 
@@ -168,3 +176,36 @@ def _flattened(found: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str
             yield f"{prefix}{key}", f"{len(value)} entries"
         else:
             yield f"{prefix}{key}", number(value) if isinstance(value, float) else str(value)
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPage:
+    """What was compared, and the page of it; out: where that was written."""
+
+    found: Comparison
+    page: str
+    out: Path | None
+
+
+def run(wanted: Compare, tell: ShowNow) -> ComparedPage:
+    """Run ours beside gloo and other systems, in turn, and write the page of benchmarks."""
+    campaign = None if wanted.campaign is None else load_campaign(wanted.campaign)
+    found = trio.run(compare, wanted, tell)
+    page = render(found, campaign)
+    if wanted.out is not None:
+        publish(page, wanted.out)
+    return ComparedPage(found=found, page=page, out=wanted.out)
+
+
+CASE: Final = Case(
+    spec=Compare,
+    run=run,
+    rows=attrgetter("found.rows"),
+    lines=lambda compared: [f"written to {compared.out}" if compared.out else compared.page],
+    document=attrgetter("found"),
+    sound=attrgetter("found.ok"),
+    options=LongCaseOptions,
+)

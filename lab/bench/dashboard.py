@@ -1,5 +1,6 @@
-"""What the page of a node costs: served as the daemon serves it, for a made-up swarm, and opened in a real browser.
+"""`shoal bench dashboard`: what the page of a node costs.
 
+It is served as the daemon serves it, for a made-up swarm, and opened in a real browser.
 The server is a process of its own; its processor time while a browser looks, less that while nobody does, is the cost
 of a viewer. Making the swarm up happens in the same process and is in both. Needs selenium and Chromium.
 """
@@ -15,18 +16,23 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
+import typer
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
+from shoal.node.options import Option, Within
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
@@ -46,6 +52,19 @@ CHROMIUM_OPTIONS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBench(Spec):
+    """What is served and measured."""
+
+    peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 500))] = 200
+    seconds: Annotated[
+        float, Option("--seconds", help="How long each of three measurements takes.", check=Within(1, 600))
+    ] = 10.0
+    seed: Annotated[int, Option("--seed", help="Of the made-up swarm.")] = 1
+    serve: Annotated[bool, Option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
+    rollouts: Annotated[bool, Option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
 
 
 class PageCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +91,13 @@ class PageCost(msgspec.Struct, frozen=True, kw_only=True):
         return (FIRST_PAINT.row(self.first_paint_ms),)
 
 
-def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:
-    """Serve the page of a swarm with so many peers, and look at it for so long; three times `seconds` in all.
-
-    Raises ConfigError without a browser, NetworkError if the page does not come up.
-    """
-    with _served(peers, seed) as (url, process):
+def run(bench: PageBench, tell: ShowNow) -> PageCost:
+    """Measure the page of a made-up swarm in headless Chromium: first paint, bytes, processor, scrapes."""
+    if bench.serve:
+        trio.run(serve, bench)
+        raise typer.Exit
+    seconds = bench.seconds
+    with _served(bench) as (url, process):
         idle_share = _cpu_share(process, seconds)
         metrics_ms = _scrape_ms(url)
         with _browser() as driver:
@@ -90,7 +110,7 @@ def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:
             share = _cpu_share(process, seconds)
         snapshot, per_s = _feed_bytes(url, seconds)
     return PageCost(
-        peers=peers,
+        peers=bench.peers,
         seconds=seconds,
         first_paint_ms=round(paint, 1),
         shown_ms=round(shown_ms, 1),
@@ -105,9 +125,9 @@ def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
-async def serve(*, peers: int, seed: int = 1, rollouts: bool = False, up: Connection | None = None) -> None:
+async def serve(bench: PageBench, up: Connection | None = None) -> None:
     """Serve the page of a made-up swarm until cancelled; tells `up` its URL. Raises ConfigError for a taken port."""
-    swarm = SyntheticSwarm(peers=peers, now=time.time(), seed=seed, rollouts=rollouts)
+    swarm = SyntheticSwarm(peers=bench.peers, now=time.time(), seed=bench.seed, rollouts=bench.rollouts)
     with tempfile.TemporaryDirectory() as folder:
         page = PageService(swarm, PageAddress(port=0, or_free=False), folder=Path(folder))
         async with trio.open_nursery() as nursery:
@@ -123,19 +143,16 @@ async def serve(*, peers: int, seed: int = 1, rollouts: bool = False, up: Connec
                 await trio.sleep(STEP_S)
 
 
-def _serve_apart(peers: int, seed: int, up: Connection) -> None:
-    async def main() -> None:
-        await serve(peers=peers, seed=seed, up=up)
-
+def _serve_apart(bench: PageBench, up: Connection) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        trio.run(main)
+        trio.run(serve, bench, up)
 
 
 @contextlib.contextmanager
-def _served(peers: int, seed: int) -> Iterator[tuple[str, psutil.Process]]:
+def _served(bench: PageBench) -> Iterator[tuple[str, psutil.Process]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_serve_apart, args=(peers, seed, there), daemon=True)
+    process = context.Process(target=_serve_apart, args=(bench, there), daemon=True)
     process.start()
     try:
         if not here.poll(START_DEADLINE_S):
@@ -215,3 +232,11 @@ def _shown_ms(driver: Any) -> float:
             raise NetworkError(f"the page showed nothing within {OPEN_DEADLINE_S:g} s")
         time.sleep(0.01)
     return float(driver.execute_script("return performance.now()"))
+
+
+def to_lines(found: PageCost) -> list[str]:
+    """What was measured, a number a line."""
+    return [f"{name:<18} {value:,}" for name, value in msgspec.structs.asdict(found).items()]
+
+
+CASE: Final = Case(spec=PageBench, run=run, lines=to_lines)

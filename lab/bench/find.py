@@ -1,4 +1,4 @@
-"""How long a newcomer takes to find and join a swarm, by its link alone, and where that time goes.
+"""`shoal bench find`: how long a newcomer takes to find and join a swarm, by its link alone, and where that time goes.
 
 Real nodes on loopback train together; then `shoal link` is asked at one, and `shoal run LINK` with an empty data folder
 is timed, some times over, one newcomer after the other. The members run at the lowest priority, so that they take less
@@ -16,18 +16,23 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
-from shoal.lab.fleet import Swarm, end
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, Spec
+from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option, Within
 from shoal.node.reporting.events import Contributed, Linked, Listening, Started
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 DEADLINE_S = 180.0
 MEMBERS_NICENESS = 19
@@ -35,6 +40,16 @@ STAGES = ("started", "listening", "linked", "linked_all", "contributed")
 LINKED = Target(name="a newcomer is linked after", unit="s", most=5.5)
 LINKED_ALL = Target(name="a newcomer is linked with all after", unit="s", most=7.6)
 """Twice what eight nodes took on two cores: beyond that something waits that should not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindBench(Spec):
+    """What to measure."""
+
+    nodes: Annotated[int, Option("--nodes", help="Members of the swarm, all on this machine.", check=Within(1, 64))] = 8
+    repetitions: Annotated[
+        int, Option("--repetitions", help="Newcomers, one after the other.", check=Within(1, 100))
+    ] = 5
 
 
 class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +76,7 @@ class LinkedSwarm(Swarm):
 
     def _command(self, launch: Launch) -> list[str]:
         niceness = MEMBERS_NICENESS if int(launch.data_dir.name) < self.members else 0
-        command = node_command(launch)
-        command.remove("--test-mode")
+        command = untested_command(launch)
         for link in launch.join:
             command[command.index(str(launch.manifest))] = link
             at = command.index("--join")
@@ -127,12 +141,12 @@ def _manifest(founders: list[PeerId]) -> Manifest:
     return validate_manifest(tables, source="the benchmark")
 
 
-def measure_find(*, nodes: int, repetitions: int) -> FindSpeed:
-    """Let so many newcomers in a row join a swarm of so many nodes. Raises NetworkError if a node fails."""
-    newcomers = trio.run(_measure, nodes, repetitions)
+def run(bench: FindBench, tell: ShowNow) -> FindSpeed:
+    """Start a swarm on loopback, and time `shoal run LINK` from its start to its links and its first contribution."""
+    newcomers = trio.run(_measure, bench)
     median = {stage: statistics.median(times[stage] for times in newcomers) for stage in STAGES}
     return FindSpeed(
-        nodes=nodes,
+        nodes=bench.nodes,
         linked_s=round(median["linked"], 3),
         linked_all_s=round(median["linked_all"], 3),
         contributed_s=round(median["contributed"], 3),
@@ -140,11 +154,25 @@ def measure_find(*, nodes: int, repetitions: int) -> FindSpeed:
     )
 
 
-async def _measure(nodes: int, repetitions: int) -> tuple[dict[str, float], ...]:
+async def _measure(bench: FindBench) -> tuple[dict[str, float], ...]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
-        swarm = LinkedSwarm(Path(scratch), nodes)
+        swarm = LinkedSwarm(Path(scratch), bench.nodes)
         async with swarm.owned():
             await swarm.begin()
             link = await swarm.link(swarm.nodes[-1])
-            found = [await swarm.newcomer(nodes + number, link) for number in range(repetitions)]
+            found = [await swarm.newcomer(bench.nodes + number, link) for number in range(bench.repetitions)]
     return tuple(found)
+
+
+def to_lines(speed: FindSpeed) -> list[str]:
+    """The result for people."""
+    stages = list(speed.newcomers[0])
+    lines = [
+        f"a newcomer to a swarm of {speed.nodes} is linked after {speed.linked_s:.2f} s, with all of them after "
+        f"{speed.linked_all_s:.2f} s, and contributed after {speed.contributed_s:.2f} s (medians)",
+        "  ".join(f"{stage:>11}" for stage in stages),
+    ]
+    return lines + ["  ".join(f"{times[stage]:>11.3f}" for stage in stages) for times in speed.newcomers]
+
+
+CASE: Final = Case(spec=FindBench, run=run, lines=to_lines)

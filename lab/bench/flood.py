@@ -23,27 +23,29 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.flood_attacker import FloodReport
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.case import Case, Spec
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.targets import Row, Target
 from shoal.node.control_client import request
+from shoal.node.options import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind
 from shoal.node.reporting.events import Certified, Listening
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import NodeProcess
 
 WINDOW_DEADLINE_S: Final = 240.0
 WARM_UP_ROUNDS: Final = 3
@@ -58,6 +60,18 @@ os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 while os.getppid() == int(sys.argv[2]):
     sum(range(1_000_000))
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloodBench(Spec):
+    """What to measure. scale: how hard the attacker tries, 1 for what the help says."""
+
+    nodes: Annotated[int, Option("--nodes", help="Nodes that train; the first is attacked.", check=Within(2, 16))] = 2
+    windows: Annotated[
+        int, Option("--windows", help="Attacks, each between two times of peace.", check=Within(1, 100))
+    ] = 3
+    seconds: Annotated[float, Option("--seconds", help="How long each lasts.", check=Within(5, 60))] = 30.0
+    scale: float = 1.0
 
 
 class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,13 +152,13 @@ def _own_processors() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class FloodBench(Swarm):
+class FloodedSwarm(Swarm):
     """Nodes that train in `folder`, the first of which is attacked."""
 
-    def __init__(self, folder: Path, nodes: int, *, scale: float = 1.0) -> None:
-        self.scale = scale
+    def __init__(self, bench: FloodBench, folder: Path) -> None:
+        self.scale = bench.scale
         self.of_nodes, self.of_attacker = halves()
-        super().__init__(folder, nodes, _manifest)
+        super().__init__(folder, bench.nodes, _manifest)
 
     @contextlib.asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
@@ -152,15 +166,15 @@ class FloodBench(Swarm):
         async with self.owned():
             os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
             await self.start()
-            await self.until(lambda: all(map(self._trains, self.nodes)), "the nodes train", START_DEADLINE_S)
+            await self.until(
+                # Which rounds, depends on when the last of them came.
+                lambda: all(self.common_rounds(node) >= WARM_UP_ROUNDS for node in self.nodes),
+                "the nodes train",
+                START_DEADLINE_S,
+            )
             os.sched_setaffinity(0, self.of_attacker)
             with _busy(self.of_attacker):
                 yield
-
-    def _trains(self, node: NodeProcess) -> bool:
-        """Whether a node certified a few rounds of all nodes; which, depends on when the last of them came."""
-        rounds = self.journal.of(Certified, node.index)
-        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
 
     async def window(self, seconds: float, *, attacked: bool) -> _Window:
         """What some seconds show, or more where rounds take longer. Raises NetworkError if there are too few."""
@@ -188,12 +202,12 @@ class FloodBench(Swarm):
     async def _watch(self, seconds: float) -> _Window:
         daemon = psutil.Process(self.nodes[0].lives[-1].pid)
         began, refused, packets = time.time(), Counter(self.refused()), self._packets_s()
-        daemons, trainers, attacked = _cpu_s(self._daemons()), _cpu_s(self._trainers()), _cpu_s([daemon])
+        daemons, trainers, attacked = cpu_s(self._daemons()), cpu_s(self._trainers()), cpu_s([daemon])
         await trio.sleep(seconds)
         await self.until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, "the nodes train on", WINDOW_DEADLINE_S)
         took_s = time.time() - began
-        daemons, trainers = _cpu_s(self._daemons()) - daemons, _cpu_s(self._trainers()) - trainers
-        attacked, packets = _cpu_s([daemon]) - attacked, self._packets_s() - packets
+        daemons, trainers = cpu_s(self._daemons()) - daemons, cpu_s(self._trainers()) - trainers
+        attacked, packets = cpu_s([daemon]) - attacked, self._packets_s() - packets
         rate = self._rate(began)
         news = Counter(self.refused()) - refused
         return _Window(
@@ -240,11 +254,6 @@ class FloodBench(Swarm):
         return request(self.nodes[0].folder, "status")["refused"]  # type: ignore[return-value]
 
 
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    """Processor time of these so far, in seconds."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
-
-
 def _lane_address(folder: Path) -> str:
     for event in read_kind(folder / LOG_NAME, Listening):
         return event.lanes[0]
@@ -260,13 +269,13 @@ def _manifest(founders: list[PeerId]) -> Manifest:
     return validate_manifest(tables, source="the benchmark")
 
 
-async def _measure(folder: Path, nodes: int, windows: int, seconds: float, scale: float) -> FloodResult:
-    bench = FloodBench(folder, nodes, scale=scale)
-    async with bench.training():
-        alone, attacked = [await bench.window(seconds, attacked=False)], list[_Window]()
-        for _ in range(windows):
-            attacked.append(await bench.window(seconds, attacked=True))
-            alone.append(await bench.window(seconds, attacked=False))
+async def _measure(bench: FloodBench, folder: Path) -> FloodResult:
+    swarm = FloodedSwarm(bench, folder)
+    async with swarm.training():
+        alone, attacked = [await swarm.window(bench.seconds, attacked=False)], list[_Window]()
+        for _ in range(bench.windows):
+            attacked.append(await swarm.window(bench.seconds, attacked=True))
+            alone.append(await swarm.window(bench.seconds, attacked=False))
 
     def median(found: list[_Window], name: str) -> float:
         return round(float(statistics.median(getattr(one, name) for one in found)), 3)
@@ -280,9 +289,9 @@ async def _measure(folder: Path, nodes: int, windows: int, seconds: float, scale
     reports = [one.report for one in attacked if one.report is not None]
     total_s = sum(report.seconds for report in reports)
     return FloodResult(
-        nodes=nodes,
-        node_processors=len(bench.of_nodes),
-        windows=windows,
+        nodes=bench.nodes,
+        node_processors=len(swarm.of_nodes),
+        windows=bench.windows,
         alone_tokens_per_s=median(alone, "tokens_per_s"),
         attacked_tokens_per_s=median(attacked, "tokens_per_s"),
         ratio=round(statistics.median(by_wall), 3),
@@ -307,18 +316,31 @@ def _means(found: Collection[Mapping[str, float]]) -> dict[str, float]:
     return {kind: round(sum(one.get(kind, 0) for one in found) / len(found), 1) for kind in kinds}
 
 
-def measure_flood(*, nodes: int, windows: int, seconds: float, scale: float = 1.0) -> FloodResult:
-    """Measure, in a folder of its own.
-
-    Raises NetworkError where the nodes do not train, ConfigError where attacker and nodes cannot be kept apart.
-    """
+def run(bench: FloodBench, tell: ShowNow) -> FloodResult:
+    """Measure the rate of training before and during a flood: 200 hellos/s, 500 half-open connections and more."""
     halves()
     with _own_processors(), TemporaryDirectory(prefix="shoal-bench-flood-") as name:
-        measure = partial(_measure, Path(name), nodes, windows, seconds, scale)
-        try:
-            return trio.run(measure)
-        except* NetworkError as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            raise NetworkError(str(error)) from None
+        return trio.run(_measure, bench, Path(name))
+
+
+def to_lines(result: FloodResult) -> list[str]:
+    """The result for people."""
+    made = ", ".join(f"{rate:g} {kind}" for kind, rate in result.per_s.items())
+    held = ", ".join(f"{number:g} {kind}" for kind, number in result.held.items())
+    refused = ", ".join(f"{rate:g} {reason}" for reason, rate in result.refused_per_s.items())
+    trainers = (result.trainers_share_alone, result.trainers_share_attacked)
+    alone, attacked = (f"{share:.1%} of one" for share in (result.daemon_share_alone, result.daemon_share_attacked))
+    return [
+        f"nodes         {result.nodes} on {result.node_processors} processors, the attacker on the others",
+        f"left alone    {result.alone_tokens_per_s:.0f} tokens/s; the daemon takes {alone}",
+        f"under attack  {result.attacked_tokens_per_s:.0f} tokens/s; the daemon takes {attacked}",
+        f"ratio         {result.ratio:.3f}; of tokens per second of the nodes' processor time {result.work_ratio:.3f}",
+        "trainers      {:.2f} processors alone, {:.2f} under attack".format(*trainers),
+        f"attacker      {result.attacker_share:.1%} of one, packets {result.packets_share:.1%}",
+        f"each second   {made}",
+        f"held          {held}",
+        f"refused       each second {refused}",
+    ]
+
+
+CASE: Final = Case(spec=FloodBench, run=run, lines=to_lines)

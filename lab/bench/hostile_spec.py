@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target, missed
+from shoal.node.options import Option, Within, check_options
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.links import LINK_LIMIT
 
@@ -39,30 +42,28 @@ KEPT: Final = Target(name="nodes of which strangers did not keep all places", mo
 GROWTH: Final = Target(name="memory grew by", unit="MiB", most=GROWTH_LIMIT_MIB)
 BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 
-ROUND_S: Final = (1.0, 600.0)
-ROUNDS: Final = (2, 1000)
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostileBench(Spec):
+    """What to measure. places: all that a node has, unless said otherwise."""
 
-class HostileBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. round_s: what a node trains for one round; rounds: in each of the two windows.
-
-    places: how many strangers come to each node (`links`); the nodes have LINK_LIMIT.
-    """
-
-    kind: str
-    round_s: float = 20.0
-    rounds: int = 6
-    places: int = LINK_LIMIT
+    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
+    round_s: Annotated[
+        float, Option("--round-s", help="Seconds that a node trains for one round.", check=Within(1, 600))
+    ] = 20.0
+    rounds: Annotated[
+        int,
+        Option("--rounds", help="How many rounds left alone, and as many when struck.", check=Within(2, 1000)),
+    ] = 6
+    places: Annotated[
+        int,
+        Option("--places", help="How many strangers come to each node, for kind links.", check=Within(1, LINK_LIMIT)),
+    ] = LINK_LIMIT
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"--kind must be one of {', '.join(KINDS)}")
-        if not ROUND_S[0] <= self.round_s <= ROUND_S[1]:
-            raise ConfigError(f"--round-s must be {ROUND_S[0]:g} to {ROUND_S[1]:g}")
-        if not ROUNDS[0] <= self.rounds <= ROUNDS[1]:
-            raise ConfigError(f"--rounds must be {ROUNDS[0]} to {ROUNDS[1]}")
-        if not 1 <= self.places <= LINK_LIMIT:
-            raise ConfigError(f"--places must be 1 to {LINK_LIMIT}")
+        check_options(self)
 
     @property
     def must(self) -> float:

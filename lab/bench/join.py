@@ -18,15 +18,18 @@ import resource
 import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import msgspec
 import numpy as np
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.collectives.state import CertifiedState
 from shoal.lab.bench.join_donor import drawn_state
 from shoal.lab.bench.join_joiner import JoinBench, bare_errors, joining
 from shoal.lab.bench.join_training import training_rate
+from shoal.lab.case import Case
 from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import LocalError
 
@@ -72,8 +75,8 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return LANES.row(self.lane_ratio), DONORS.row(self.donor_rate_ratio)
 
 
-def measure_join(bench: JoinBench) -> JoinSpeed:
-    """Run the benchmark; blocks. Raises NetworkError if a process fails, LocalError if bytes arrive changed."""
+def run(bench: JoinBench, tell: ShowNow) -> JoinSpeed:
+    """Fetch a state from several donor processes over loopback, beside bare frames over the same lanes."""
     with TemporaryDirectory(prefix="shoal-bench-join-") as folder, bare_errors():
         speed = trio.run(_measure, bench, Path(folder))
     if not bench.training:
@@ -142,3 +145,21 @@ def _check(state: CertifiedState, bench: JoinBench) -> None:
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def to_lines(speed: JoinSpeed) -> list[str]:
+    """What was measured, a fact a line."""
+    lines = [
+        f"join       {speed.seconds:.2f} s: {speed.state_mb:.0f} MB from {speed.donors} donors, every chunk verified",
+        f"rate       {speed.mb_per_s:.0f} MB/s, {speed.lane_ratio:.2f} of the lanes' {speed.lane_mb_per_s:.0f} MB/s",
+        f"memory     {speed.extra_mb:.0f} MB beyond the state, at the joiner's peak",
+    ]
+    if speed.donor_rate_ratio is not None and speed.capped_mb_per_s is not None:
+        lines.append(
+            f"training   {speed.donor_rate_ratio:.2f} of the undisturbed rate of {speed.capped_donors} donor(s), "
+            f"while the joiner got {speed.capped_mb_per_s:.0f} MB/s of {speed.cap_mb_per_s:.0f} under their caps"
+        )
+    return lines
+
+
+CASE: Final = Case(spec=JoinBench, run=run, lines=to_lines)

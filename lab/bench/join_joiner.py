@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -29,6 +29,8 @@ from shoal.lab.bench.join_donor import (
     receive_message,
     send_message,
 )
+from shoal.lab.case import Spec
+from shoal.node.options import Option, Within
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.errands import carry_out
 from shoal.node.state.states import StateCache
@@ -36,7 +38,7 @@ from shoal.protocol.catching_up import StateSearch
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errands import Errand
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import RoundSection
 from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
@@ -44,9 +46,6 @@ from shoal.swarm.lanes.chunks import KINDS, ChunkExchange
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
 
-REPETITIONS: Final = 9
-STATE_MB_LIMITS: Final = (1, 16_000)
-DONOR_LIMITS: Final = (1, 16)
 SERVING_S: Final = 8.0
 """At least so long are states fetched from training donors, and as long do these train undisturbed in between."""
 DEADLINE_S: Final = 120.0
@@ -55,23 +54,26 @@ POOL_FRAMES: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinBench:
-    """What to measure. training: whether the second part runs. Raises ConfigError."""
+class JoinBench(Spec):
+    """What to measure. training: whether the second part runs; serving_s: for how long at least."""
 
-    state_mb: int
-    donors: int
-    repetitions: int = REPETITIONS
-    training: bool = True
+    state_mb: Annotated[
+        int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.", check=Within(1, 16_000))
+    ] = 1000
+    donors: Annotated[
+        int, Option("--donors", help="How many serve it, each a process of its own.", check=Within(1, 16))
+    ] = 3
+    repetitions: Annotated[
+        int, Option("--repetitions", help="Measured transfers; one more warms up.", check=Within(1, 100))
+    ] = 9
+    training: Annotated[
+        bool,
+        Option(
+            "--training/--no-training",
+            help="Also measure the donors' training rate while they serve at 100 MB/s each at most.",
+        ),
+    ] = True
     serving_s: float = SERVING_S
-
-    def __post_init__(self) -> None:
-        for name, value, (least, most) in (
-            ("--state-mb", self.state_mb, STATE_MB_LIMITS),
-            ("--donors", self.donors, DONOR_LIMITS),
-            ("--repetitions", self.repetitions, (1, 100)),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{name} must be {least} to {most}, not {value}")
 
     @property
     def numel(self) -> int:

@@ -6,6 +6,8 @@ import datetime
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +46,19 @@ def this_machine() -> Machine:
         load=round(os.getloadavg()[0], 2),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch in one thread, as in a testnet's trainers: another number of threads sums in another order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cpu_facts() -> dict[str, str]:

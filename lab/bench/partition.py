@@ -1,4 +1,4 @@
-"""What a partition into halves costs and what becomes of the work done meanwhile: four real nodes, two and two.
+"""`shoal bench partition`: four real nodes, two and two apart for a while, and what becomes of the work done meanwhile.
 
     before ─► halves apart ─────────────────────────────► heal ─► one chain ─► all contribute again
               one half certifies, the other trains alone          every step that was made is counted once
@@ -15,21 +15,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 import trio
 
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count, in_one_line
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
+from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
+from shoal.node.options import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event
-from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals
@@ -48,7 +53,6 @@ INNER_STEPS: Final = 20
 STEP_S: Final = 0.1
 STALENESS_ROUNDS: Final = 60
 """What was missed may count so many rounds later. Rounds are short here; in a swarm of longer ones the default does."""
-SECONDS: Final = (5.0, 300.0)
 TOLERANCE: Final = 0.05
 """By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
 WITHIN_S: Final = 10.0
@@ -63,6 +67,19 @@ NO_PROBLEM: Final = Target(name="problems", most=0)
 WENT_ON: Final = Target(name="rounds certified by the half with the previous lead", least=1)
 STOOD: Final = Target(name="rounds certified by the others", most=0)
 TRAINED_ON: Final = Target(name="steps that the others made alone", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionBench(Spec):
+    """What to measure, and where its folders stay."""
+
+    seconds: Annotated[float, Option("--seconds", help="For how long the halves are apart.", check=Within(5, 300))] = (
+        30.0
+    )
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
+    out: Annotated[
+        Path | None, Option("--out", help="Where the report and the nodes' folders stay.", metavar="FOLDER")
+    ] = None
 
 
 class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +157,7 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def partition_scenario(seconds: float, seed: int) -> Scenario:
-    """Two and two apart for so long, with some rounds before and after. Raises ConfigError."""
-    if not SECONDS[0] <= seconds <= SECONDS[1]:
-        raise ConfigError(f"--seconds must be {SECONDS[0]:.0f} to {SECONDS[1]:.0f}")
+    """Two and two apart for so long, with some rounds before and after."""
     # No round is shorter than its steps, so the half that goes on is not done before the heal.
     rounds = APART_ROUND + int(seconds / (INNER_STEPS * STEP_S)) + ROUNDS_AFTER
     return Scenario(
@@ -163,9 +178,8 @@ def noting_command(launch: Launch) -> list[str]:
     return [*node_command(launch), "--data", str(launch.data_dir)]
 
 
-async def run_partition(folder: Path, seconds: float, seed: int) -> PartitionResult:
-    """Run the scenario in `folder` and measure. Raises ConfigError, StorageError, NetworkError."""
-    scenario = partition_scenario(seconds, seed)
+async def _run(bench: PartitionBench, folder: Path) -> PartitionResult:
+    scenario = partition_scenario(bench.seconds, bench.seed)
     apart_at: list[float] = []
 
     def note(progress: Progress) -> None:
@@ -178,12 +192,16 @@ async def run_partition(folder: Path, seconds: float, seed: int) -> PartitionRes
     return await trio.to_thread.run_sync(measure, report, folder, apart_at[0])
 
 
-def bench_partition(seconds: float, seed: int, out: Path | None) -> PartitionResult:
-    """Measure, in the folder `out` or in one of its own. Raises ConfigError, StorageError, NetworkError."""
-    if out is not None:
-        return trio.run(run_partition, out, seconds, seed)
+def run(bench: PartitionBench, tell: ShowNow) -> PartitionResult:
+    """Part four nodes two and two, heal it, and account for every step that any of them has made.
+
+    Only the half with the previous lead may certify while the other trains locally; afterwards there is one chain, and
+    every step is counted once. Needs network namespaces; the command ends with exit code 1 if anything else is found.
+    """
+    if bench.out is not None:
+        return trio.run(_run, bench, bench.out)
     with TemporaryDirectory(prefix="shoal-bench-partition-") as name:
-        return trio.run(run_partition, Path(name), seconds, seed)
+        return trio.run(_run, bench, Path(name))
 
 
 # -- measuring -----------------------------------------------------------------------------------------------
@@ -368,6 +386,30 @@ def _steps_of(chunk: bytes, number: int, index: int, problems: list[str]) -> int
     return found
 
 
-def document(result: PartitionResult) -> Mapping[str, object]:
+def to_document(result: PartitionResult) -> Mapping[str, object]:
     """The result under the names of its fields, and whether it holds."""
     return {**msgspec.to_builtins(result), "holds": result.holds}
+
+
+def to_lines(result: PartitionResult) -> list[str]:
+    """The result for people."""
+
+    def after(seconds: float | None) -> str:
+        return "never" if seconds is None else f"{seconds:.1f} s after the heal"
+
+    halves = " and ".join(str(index) for index in result.majority)
+    lines = [
+        f"apart       {result.seconds:.0f} s; nodes {halves} went on, node {result.previous_lead} had led before",
+        f"certified   {count(result.rounds_of_majority, 'round')} by them, {result.rounds_of_others} by the others, "
+        f"who made {count(result.steps_of_others, 'step')} alone",
+        f"one chain   {after(result.one_chain_s)}; a round of all four {after(result.full_speed_s)}",
+        f"a round     {result.round_before_s:.2f} s before, {result.round_after_s:.2f} s after",
+        f"steps       {result.steps_made} made, {result.steps_lost} lost, {result.steps_counted_twice} counted twice",
+        f"exactness   {count(result.wrong_values, 'wrong value')}, {count(result.forks, 'fork')} in "
+        f"{count(result.rounds_certified, 'round')}",
+    ]
+    lines += [f"problem     {in_one_line(problem)}" for problem in result.problems]
+    return [*lines, "all is as it should be" if result.holds else "FAILED      this is not as it should be"]
+
+
+CASE: Final = Case(spec=PartitionBench, run=run, lines=to_lines, document=to_document, sound=attrgetter("holds"))

@@ -1,4 +1,4 @@
-"""How long a node that was killed takes until it trains again, from its own disk.
+"""`shoal bench restart`: how long a node that was killed takes until it trains again, from its own disk.
 
 One node alone, founder of its swarm, is killed (SIGKILL) in the middle of a round's training and started again with the
 same data folder, some times over. A restart begins when its process is started and ends when the first inner step
@@ -15,18 +15,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, TypeVar
 
 import trio
 
-from shoal.lab.fleet import Swarm, end
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, Spec
+from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind
 from shoal.node.reporting.events import Contributed, Evaluated, Event, Resumed, RoundStarted, TrainerStarted, name_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.nodes import Launch, Runtime, node_command
+from shoal.testnet.nodes import Runtime
 
 INPUTS = 256
 STEPS = 1000
@@ -39,6 +42,16 @@ INEXACT = Target(name="restarts that did not go on exactly where the node was", 
 
 
 E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartBench(Spec):
+    """What to measure: a regression whose saved state has about so many MB."""
+
+    state_mb: Annotated[
+        int, Option("--state-mb", help="MB (10^6 bytes) of the certified state on disk.", check=Within(1, 1_000_000))
+    ] = 10
+    repetitions: Annotated[int, Option("--repetitions", help="Kills and restarts.", check=Within(1, 1000))] = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +86,21 @@ class RestartSpeed:
         return (INEXACT.row(sum(not restart.exact for restart in self.restarts)),)
 
 
-def measure_restart(*, state_mb: int, repetitions: int) -> RestartSpeed:
-    """Measure with a regression whose saved state has about so many MB. Raises NetworkError if a node fails."""
-    return trio.run(_measure, state_mb, repetitions)
+def run(bench: RestartBench, tell: ShowNow) -> RestartSpeed:
+    """Kill a node in the middle of its training, and start it again."""
+    return trio.run(_measure, bench)
 
 
-async def _measure(state_mb: int, repetitions: int) -> RestartSpeed:
-    outputs = max(1, state_mb * 1_000_000 // (BYTES_PER_PARAMETER * (INPUTS + 1)))
-    steps = min(STEPS_LIMIT, max(2, STEPS // state_mb))
+async def _measure(bench: RestartBench) -> RestartSpeed:
+    outputs = max(1, bench.state_mb * 1_000_000 // (BYTES_PER_PARAMETER * (INPUTS + 1)))
+    steps = min(STEPS_LIMIT, max(2, STEPS // bench.state_mb))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         node = LoneNode(Path(scratch), outputs=outputs, steps=steps)
         async with node.owned():
             await node.start()
             await node.wait_round(3)
             restarts = []
-            for _ in range(repetitions):
+            for _ in range(bench.repetitions):
                 restarts.append(await node.restart())
                 await node.wait_round(1 + max(event.round for event in node.events(Contributed)))
     return RestartSpeed(state_bytes=BYTES_PER_PARAMETER * (INPUTS + 1) * outputs, restarts=tuple(restarts))
@@ -97,7 +110,7 @@ class LoneNode(Swarm):
     """A node that is all of its swarm, as `shoal run` starts it."""
 
     def __init__(self, folder: Path, *, outputs: int, steps: int) -> None:
-        super().__init__(folder, 1, partial(_manifest, outputs, steps), runtime=Runtime(command=_command))
+        super().__init__(folder, 1, partial(_manifest, outputs, steps), runtime=Runtime(command=untested_command))
 
     async def restart(self) -> Restart:
         """Kill the node and start it again; returns once it has trained and contributed."""
@@ -131,12 +144,6 @@ class LoneNode(Swarm):
         await self.until(lambda: any(map(match, self.events(kind))), what, DEADLINE_S)
 
 
-def _command(launch: Launch) -> list[str]:
-    command = node_command(launch)
-    command.remove("--test-mode")
-    return command
-
-
 def _manifest(outputs: int, steps: int, founders: list[PeerId]) -> Manifest:
     tables = {
         "swarm": {"name": "bench", "founders": founders, "admission": "open"},
@@ -144,3 +151,38 @@ def _manifest(outputs: int, steps: int, founders: list[PeerId]) -> Manifest:
         "sync": {"inner_steps": steps, "balance": False},
     }
     return validate_manifest(tables, source="the benchmark")
+
+
+def to_document(speed: RestartSpeed) -> dict[str, object]:
+    """Return medians, and every restart in order."""
+    return {
+        "state_bytes": speed.state_bytes,
+        "restart_s": round(statistics.median(one.total_s for one in speed.restarts), 3),
+        "import_torch_s": round(statistics.median(one.import_torch_s for one in speed.restarts), 3),
+        "net_s": round(speed.net_s, 3),
+        "exact": all(one.exact for one in speed.restarts),
+        "runs": [
+            {
+                "restart_s": round(one.total_s, 3),
+                "import_torch_s": round(one.import_torch_s, 3),
+                "net_s": round(one.net_s, 3),
+                "exact": one.exact,
+            }
+            for one in speed.restarts
+        ],
+    }
+
+
+def to_lines(speed: RestartSpeed) -> list[str]:
+    """Medians and ranges."""
+    net = [one.net_s for one in speed.restarts]
+    imports = [one.import_torch_s for one in speed.restarts]
+    exact = "all exact" if all(one.exact for one in speed.restarts) else "not all exact"
+    return [
+        f"{len(net)} restarts from a state of {speed.state_bytes / 1e6:.0f} MB, {exact}",
+        f"process start to training {speed.net_s:.2f} s ({min(net):.2f}–{max(net):.2f})",
+        f"and importing torch        {statistics.median(imports):.2f} s ({min(imports):.2f}–{max(imports):.2f})",
+    ]
+
+
+CASE: Final = Case(spec=RestartBench, run=run, lines=to_lines, document=to_document)

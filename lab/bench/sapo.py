@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import torch
 
-from shoal.lab.bench.machine import this_machine
+from shoal.lab.bench.machine import one_thread, this_machine
 from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
@@ -98,17 +97,6 @@ def measure_sapo(
 def agent_identity(seed: int, number: int) -> Identity:
     """The key of an agent."""
     return Identity.from_seed(seed.to_bytes(16, "little") + number.to_bytes(16, "little"))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small tensors are quickest on one thread, and sums in one order are the same every time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _make_agent(

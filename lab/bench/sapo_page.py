@@ -9,15 +9,20 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 import numpy as np
+import typer
 
 from shoal.lab import picture
 from shoal.lab.bench.sapo_spec import TASKS, SapoResult
-from shoal.lab.page import spread, table, verdict
+from shoal.lab.case import PageOptions, end
+from shoal.lab.page import publish, spread, table, verdict
 from shoal.lab.targets import Row, Spread, Target
+from shoal.protocol.errors import ConfigError
 
+RESULTS_LIMIT_BYTES: Final = 64 << 20
 SMOOTHED_ROUNDS: Final = 20
 PAPER: Final = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
 """Cumulative reward by I/J: "Sharing is Caring", arXiv 2509.08721, section 5."""
@@ -260,3 +265,40 @@ def _most(runs: Sequence[SapoResult]) -> str:
     """The worst share of bytes pulled; nothing where nothing is."""
     shares = [one.pulled_bytes / one.trained_bytes for one in runs if one.trained_bytes]
     return f"{max(shares):.3f}" if shares else "–"
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoTableOptions(PageOptions):
+    """What the user asked `shoal bench sapo-table` for."""
+
+    results: Annotated[
+        list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")
+    ]
+
+
+def write_page(options: SapoTableOptions) -> None:
+    """Write the page of what sharing rollouts is worth, with curves, beside the paper's figures."""
+    results = [one for path in options.results for one in read_results(path)]
+    if not results:
+        raise ConfigError(
+            f"{', '.join(map(str, options.results))}: no results; `shoal bench sapo --results` makes them"
+        )
+    publish(render(results), options.out)
+    if options.out is not None:
+        draw(results, options.out.parent)
+    end(options.check, rows_of(results))
+
+
+def read_results(path: Path) -> list[SapoResult]:
+    """The results that are in the file; none if there is no file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(RESULTS_LIMIT_BYTES).splitlines()
+        return [msgspec.json.decode(line, type=SapoResult) for line in lines if line.strip()]
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"--results {path} does not hold results of this command: {error}; name another") from None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, cast, get_args
+from pathlib import Path
+from typing import Annotated, Final, Literal, cast, get_args
 
 import msgspec
 
 from shoal.lab.bench.machine import Machine
+from shoal.lab.case import Numbers, Spec, parse_numbers
+from shoal.node.options import Option
 from shoal.node.sapo.char_model import CharModelSettings
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
 from shoal.node.sapo.gym import GymFamily
@@ -125,35 +129,81 @@ class SapoBench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SapoWords:
-    """What a user says of a bench beside how many groups; see `SapoBench`. terms: None for the default."""
+class SapoOptions(Spec):
+    """What the user asked `shoal bench sapo` for, as written."""
 
-    agents: int
-    rounds: int
-    skills: str = "like"
-    attackers: float = 0.0
-    over_provision: float = 1.0
-    terms: str | None = None
-    sampling: str = "uniform"
-    learning_rate: float = UPDATES.learning_rate
-    warm_up_reward: float = WarmUpSettings().reward
+    local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
+    external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
+    agents: Annotated[int, Option("--agents", help="How many agents, attackers among them.")] = 8
+    rounds: Annotated[int, Option("--rounds", help="How many rounds every agent makes.")] = 200
+    skills: Annotated[
+        str,
+        Option("--skills", help="like: all are warmed up on all tasks; unlike: each on half.", metavar="like|unlike"),
+    ] = "like"
+    attackers: Annotated[float, Option("--attackers", help="Share of the agents that attack.")] = 0.0
+    settings: Annotated[
+        str | None,
+        Option("--settings", help="Several I/J, like 8/0,4/4, one after the other, and a table.", metavar="I/J,…"),
+    ] = None
+    seed: Annotated[int, Option("--seed", help="Of models, tasks and draws.")] = 1
+    seeds: Annotated[
+        Numbers | None, Option("--seeds", help="Several seeds, like 1,2,3.", metavar="S,S…", parse=parse_numbers)
+    ] = None
+    results: Annotated[
+        Path | None,
+        Option("--results", help="Add each run to this file, a document a line; do not repeat what is in it."),
+    ] = None
+    terms: Annotated[
+        str | None,
+        Option(
+            "--terms",
+            help="What bounds others' completions with negative advantage. [default: positive]",
+            metavar="naive|positive",
+        ),
+    ] = None
+    sampling: Annotated[
+        str,
+        Option(
+            "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
+        ),
+    ] = "uniform"
+    learning_rate: Annotated[float, Option("--learning-rate", help="Of every agent's AdamW.")] = UPDATES.learning_rate
+    over_provision: Annotated[
+        float, Option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
+    ] = 1.0
+    warm_up_reward: Annotated[
+        float, Option("--warm-up-reward", help="The reward at which an agent's supervised warm-up ends.")
+    ] = WarmUpSettings().reward
 
+    def bench_of(self, local: int, external: int) -> SapoBench:
+        """The swarm in which so many groups of a round are its own and others'. Raises ConfigError."""
+        return SapoBench(
+            local=local,
+            external=external,
+            agents=self.agents,
+            rounds=self.rounds,
+            skills=cast(Skills, self.skills),
+            attackers=self.attackers,
+            over_provision=self.over_provision,
+            terms=GrpoSettings().external if self.terms is None else cast(ExternalTerms, self.terms),
+            sampling=cast(Sampling, self.sampling),
+            updates=replace(UPDATES, learning_rate=self.learning_rate),
+            warm_up=WarmUpSettings(reward=self.warm_up_reward),
+        )
 
-def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
-    """The bench that these words describe. Raises ConfigError."""
-    return SapoBench(
-        local=local,
-        external=external,
-        agents=words.agents,
-        rounds=words.rounds,
-        skills=cast(Skills, words.skills),
-        attackers=words.attackers,
-        over_provision=words.over_provision,
-        terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
-        sampling=cast(Sampling, words.sampling),
-        updates=replace(UPDATES, learning_rate=words.learning_rate),
-        warm_up=WarmUpSettings(reward=words.warm_up_reward),
-    )
+    @property
+    def benches(self) -> list[SapoBench]:
+        """All that are to run, one after the other. Raises ConfigError."""
+        return [self.bench_of(local, external) for local, external in self._settings()]
+
+    def _settings(self) -> list[tuple[int, int]]:
+        if self.settings is None:
+            return [(self.local, self.external)]
+        found = [re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", part.strip()) for part in self.settings.split(",")]
+        pairs = [(int(one[1]), int(one[2])) for one in found if one is not None]
+        if len(pairs) < len(found):
+            raise ConfigError(f"--settings: {self.settings!r} is not a list of pairs like 8/0,4/4")
+        return pairs
 
 
 def task_choices() -> list[TaskChoice]:

@@ -1,19 +1,22 @@
-"""Several runs of `shoal bench sapo`, one after the other, and what they come to: a row for each setting."""
+"""`shoal bench sapo`: several runs, one after the other, and what they come to: a row for each setting."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from shoal.cli.render import ShowNow
+from shoal.cli.text import number, quantity
 from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
-from shoal.lab.bench.sapo_spec import SapoBench, SapoResult
+from shoal.lab.bench.sapo_page import read_results, rows_of
+from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
+from shoal.lab.case import Case, LongCaseOptions
 from shoal.lab.page import table
 from shoal.protocol.errors import ConfigError
-
-RESULTS_LIMIT_BYTES = 64 << 20
 
 OnRun = Callable[[SapoBench, int], OnRound]
 """Called with a run that begins, its bench and seed."""
@@ -37,18 +40,6 @@ def measure_all(
                 if results is not None:
                     _append(results, found)
             yield found
-
-
-def read_results(path: Path) -> list[SapoResult]:
-    """The results that are in the file; none if there is no file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(RESULTS_LIMIT_BYTES).splitlines()
-        return [msgspec.json.decode(line, type=SapoResult) for line in lines if line.strip()]
-    except FileNotFoundError:
-        return []
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"--results {path} does not hold results of this command: {error}; name another") from None
 
 
 def summary_table(results: Sequence[SapoResult]) -> str:
@@ -103,3 +94,49 @@ def _append(path: Path, result: SapoResult) -> None:
             file.write(msgspec.json.encode(result) + b"\n")
     except OSError as error:
         raise ConfigError(f"--results {path} cannot be written: {error.strerror}; name another file") from None
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
+    """Train agents on verifiable tasks in one process; J groups of each round are others', announced and judged."""
+    benches, seeds = options.benches, options.seeds or (options.seed,)
+
+    def show_run(bench: SapoBench, seed: int) -> OnRound:
+        def show_round(made: int, reward: float) -> None:
+            run = f"{bench.local}/{bench.external}, seed {seed}: " if len(benches) * len(seeds) > 1 else ""
+            tell(f"{run}round {made + 1} of {bench.rounds}, reward {reward:.3f}")
+
+        return show_round
+
+    return measure_all(benches, seeds, results=options.results, on_run=show_run)
+
+
+def summary(result: SapoResult) -> list[str]:
+    """What was measured, a fact a line."""
+    first = result.reward_by_round[: max(1, result.rounds // 10)]
+    honest = len(result.warm_up_rewards)
+    lines = [
+        f"reward     {number(result.cumulative_reward, 1)} in all, over {result.rounds} rounds of {honest} agents; "
+        f"{sum(first) / len(first):.3f} at first, {result.final_reward:.3f} at last",
+        f"tokens     {result.generated_tokens} generated, "
+        f"{number(result.reward_per_million_tokens, 0)} of reward for a million",
+        f"groups     {result.local} of its own and {result.external} of others wanted a round; "
+        f"{result.external_groups:.2f} came, {result.informative_groups:.2f} of all had unequal rewards",
+        f"bytes      {quantity(result.wire_bytes, 'B')} in all, {quantity(result.pulled_bytes, 'B')} pulled, "
+        f"{quantity(result.trained_bytes, 'B')} of groups trained on",
+    ]
+    if result.attackers:
+        lines.append(f"attackers  {result.attackers} of {result.agents}, whose rewards do not count")
+    if result.rejected:
+        lines.append("rejected   " + ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()))
+    return lines
+
+
+def to_lines(results: Sequence[SapoResult]) -> Iterable[str]:
+    """One run, a fact a line; several, a table."""
+    return summary(results[0]) if len(results) == 1 else [summary_table(results)]
+
+
+CASE: Final = Case(spec=SapoOptions, run=run, lines=to_lines, rows=rows_of, in_parts=True, options=LongCaseOptions)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-from shoal.lab.fleet import Swarm
+from shoal.lab.fleet import Swarm, untested_command
 from shoal.node.config import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
@@ -78,9 +78,9 @@ class BenchSwarm(Swarm):
         self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
 
     def _command(self, launch: Launch) -> list[str]:
-        command = [*node_command(launch), "--data", str(self.folder / "gates"), "--log-level", "warning"]
-        if not (self.spec.test_mode or launch.holds):
-            command.remove("--test-mode")
+        tested = self.spec.test_mode or launch.holds
+        command = node_command(launch) if tested else untested_command(launch)
+        command += ["--data", str(self.folder / "gates"), "--log-level", "warning"]
         if self.spec.sockets:
             command.append("--no-shared-memory")
         return ["env", *self.spec.environment, *command]

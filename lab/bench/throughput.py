@@ -1,9 +1,11 @@
-"""What a swarm costs the inner loop: tokens per second of real nodes, beside the same trainers with nobody around.
+"""`shoal bench throughput`: what a swarm costs the inner loop.
+
+That is tokens per second of real nodes, beside those of the same trainers with nobody around.
 
 In turns, in folders that are removed afterwards:
 
-    alone       as many inner loops side by side as there are nodes, see `throughput_alone`
-    together    those nodes as a swarm, see `throughput_swarm`
+    alone       as many inner loops side by side as there are nodes, as in `throughput_nodes`
+    together    those nodes as a swarm
     alone       and so on; the last ones are alone, so that each run of the swarm is between two
 
 All that nodes share on one machine, its cores, its memory or one GPU, their loops alone share as well, and they are
@@ -13,28 +15,31 @@ need of the processor comes on top, and where trainers use all cores it is taken
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import trio
 
-from shoal.lab.bench.throughput_alone import run_alone
+from shoal.cli.render import ShowNow
+from shoal.lab.bench.throughput_nodes import run_alone, run_together
 from shoal.lab.bench.throughput_spec import Alone, Throughput, ThroughputBench, Together, step_s
-from shoal.lab.bench.throughput_swarm import run_together
-
-Tell = Callable[[str], None]
+from shoal.lab.case import Case
 
 
-def bench_throughput(bench: ThroughputBench, tell: Tell = lambda line: None) -> Throughput:
-    """Measure; `tell` hears of every run as it is done.
+def run(bench: ThroughputBench, tell: ShowNow) -> Throughput:
+    """Train on random tokens: in the inner loop alone, and in a swarm of real nodes on this machine, in turns.
 
-    Raises ConfigError, NetworkError, StorageError, alone or in groups.
+    Alone there are as many loops side by side as there are nodes, so both share this machine alike. The command ends
+    with exit code 1 if nodes came to different states; whether the target is met, it prints.
     """
     return trio.run(_measure, bench, tell)
 
 
-async def _measure(bench: ThroughputBench, tell: Tell) -> Throughput:
+async def _measure(bench: ThroughputBench, tell: ShowNow) -> Throughput:
     alone, together = [await _alone(bench, tell)], list[Together]()
     for _ in range(bench.repeat):
         with TemporaryDirectory(prefix="shoal-bench-throughput-") as name:
@@ -45,8 +50,85 @@ async def _measure(bench: ThroughputBench, tell: Tell) -> Throughput:
     return Throughput(bench=bench, alone=tuple(alone), together=tuple(together))
 
 
-async def _alone(bench: ThroughputBench, tell: Tell) -> Alone:
+async def _alone(bench: ThroughputBench, tell: ShowNow) -> Alone:
     with TemporaryDirectory(prefix="shoal-bench-throughput-") as name:
         found = await run_alone(bench, Path(name))
     tell(f"alone      {found.tokens_per_s:.0f} tokens/s")
     return found
+
+
+def to_document(result: Throughput) -> dict[str, object]:
+    """Return medians over the runs, and every run in order."""
+    bench = result.bench
+    alone = [run.tokens_per_s for run in result.alone]
+    together = [run.tokens_per_s for run in result.together]
+    rounds = [seconds for run in result.together for seconds in run.rounds_s]
+    return {
+        "parameters": bench.shape.parameters,
+        "width": bench.shape.width,
+        "layers": bench.shape.layers,
+        "context": bench.context,
+        "batch": bench.batch,
+        "dtype": bench.dtype,
+        "device": result.alone[0].device,
+        "threads": bench.threads,
+        "nodes": bench.nodes,
+        "strategy": bench.strategy,
+        "inner_steps": bench.inner_steps,
+        "rounds": bench.rounds,
+        "alone_tokens_per_s": round(statistics.median(alone), 3),
+        "tokens_per_s": round(statistics.median(together), 3),
+        "overhead": round(result.overhead, 4),
+        "overhead_target": None if result.target is None else result.target.most,
+        "target_met": result.target_met,
+        "overheads": [round(one, 4) for one in result.overheads],
+        "work_overhead": round(result.work_overhead, 4),
+        "work_overheads": [round(one, 4) for one in result.work_overheads],
+        "blocked_fraction": round(statistics.median(run.blocked for run in result.together), 5),
+        "hand_over_fraction": round(statistics.median(run.hand_over for run in result.together), 5),
+        "alone_step_s": round(statistics.median(step_s(run.loops) for run in result.alone), 6),
+        "step_s": round(statistics.median(step_s(run.nodes) for run in result.together), 6),
+        "round_s": round(statistics.median(rounds), 3),
+        "daemons_cpu": round(statistics.median(run.cpu.daemons for run in result.together), 3),
+        "trainers_cpu": round(statistics.median(run.cpu.trainers for run in result.together), 3),
+        "alone_cpu": round(statistics.median(run.cpu.total for run in result.alone), 3),
+        "alone_tokens": [sum(loop.tokens for loop in run.loops) for run in result.alone],
+        "tokens": [sum(node.tokens for node in run.nodes) for run in result.together],
+        "alone_runs_tokens_per_s": [round(one, 3) for one in alone],
+        "runs_tokens_per_s": [round(one, 3) for one in together],
+        "missed": sum(run.missed for run in result.together),
+        "sound": result.sound,
+    }
+
+
+def to_lines(result: Throughput) -> list[str]:
+    """The result for people: medians, and from the least to the most."""
+    bench, together = result.bench, result.together
+    rounds = _spread([seconds for run in together for seconds in run.rounds_s], 2)
+    trainers = _spread([run.cpu.trainers for run in together], 2)
+    daemons = _spread([run.cpu.daemons for run in together], 2)
+    target = "" if result.target is None else f"; target <= {100 * (result.target.most or 0):g} %: "
+    target += {None: "", True: "met", False: "missed"}[result.target_met]
+    alone_s, step = [step_s(run.loops) for run in result.alone], [step_s(run.nodes) for run in together]
+    return [
+        f"model      {bench.shape.parameters / 1e6:.1f} M parameters, {bench.dtype} on {result.alone[0].device}, "
+        f"{bench.tokens_per_step} tokens a step",
+        f"nodes      {bench.nodes} of {bench.threads} threads; {bench.strategy}, H = {bench.inner_steps}, "
+        f"{bench.rounds} rounds in each of {bench.repeat} runs",
+        f"alone      {_spread([run.tokens_per_s for run in result.alone], 0)} tokens/s, {_spread(alone_s, 4)} s a step",
+        f"together   {_spread([run.tokens_per_s for run in together], 0)} tokens/s, {_spread(step, 4)} s a step",
+        f"overhead   {_spread([100 * one for one in result.overheads], 1)} %{target}",
+        f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens a second of processors",
+        f"blocked    {_spread([100 * run.blocked for run in together], 2)} % of the trainers' time",
+        f"hand-over  {_spread([100 * run.hand_over for run in together], 2)} % of the trainers' time",
+        f"rounds     {rounds} s; {sum(run.missed for run in together)} contributions missed theirs",
+        f"processors {trainers} by trainers, {daemons} by daemons",
+        "all is as it should be" if result.sound else "FAILED     two nodes came to different states",
+    ]
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+CASE: Final = Case(spec=ThroughputBench, run=run, lines=to_lines, document=to_document, sound=attrgetter("sound"))

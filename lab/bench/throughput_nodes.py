@@ -1,4 +1,10 @@
-"""The processes of one measurement, their logs, and what these say of the tokens that were trained on.
+"""The processes of one measurement: inner loops side by side on this machine, or the same nodes as a swarm.
+
+*Alone* they have nobody to exchange anything with, and train on and on. Measured are, of each, the stretches that began
+when all had warmed up: as many as rounds are measured of the swarm, and more where these are over in no time.
+
+*Together* they are real daemons on loopback, as `shoal run` starts them, and nothing holds them up. Measured are the
+rounds after those that warm up; what a node did for a round is what it made since its contribution to the one before.
 
 An event `contributed` stands for what a node did since the one before: its steps, how long they took by themselves, and
 how long all took. That is so of a node in a swarm and of a loop alone (`throughput_loop`), which are measured alike.
@@ -6,23 +12,32 @@ how long all took. That is so of a node in a swarm and of a loop alone (`through
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-from shoal.lab.bench.throughput_loop import WRONG_USAGE
-from shoal.lab.bench.throughput_spec import CpuShare, Stretch, ThroughputBench
-from shoal.lab.fleet import START_DEADLINE_S, Swarm, output_of
-from shoal.node.reporting.events import Contributed
-from shoal.protocol.errors import ConfigError, ShoalError
+from shoal.lab.bench.throughput_loop import DEVICE, WRONG_USAGE
+from shoal.lab.bench.throughput_spec import WARM_UP_ROUNDS, Alone, CpuShare, Stretch, ThroughputBench, Together
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s, output_of, untested_command
+from shoal.node.reporting.events import Certified, Contributed
+from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 VALUES_PER_S: Final = 1_000_000
 """Deadlines grow with the size at this pace."""
+LEAST_S: Final = 1.0
+"""Of warming up, and of measuring, alone: a shorter look shows chance."""
+STEP_DEADLINE_S: Final = 120.0
+TIMEOUT: Final = 10.0
+"""So many times what its steps take alone a round may take, and `ROUND_S` more."""
+ROUND_S: Final = 60.0
 
 
 def stretch_of(made: Iterable[Contributed], bench: ThroughputBench) -> Stretch:
@@ -91,12 +106,114 @@ class Nodes(Swarm):
         """Processor time so far, and now."""
         nodes = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
         trainers = [child for node in nodes for child in node.children(recursive=True)]
-        return Cpu(at=time.monotonic(), trainers_s=_cpu_s(trainers), daemons_s=_cpu_s(nodes))
+        return Cpu(at=time.monotonic(), trainers_s=cpu_s(trainers), daemons_s=cpu_s(nodes))
 
 
-def _cpu_s(processes: Iterable[psutil.Process]) -> float:
-    total = 0.0
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # a helper that ended this moment
-            total += sum(process.cpu_times()[:2])
-    return total
+# -- the loops alone -----------------------------------------------------------------------------------------
+
+
+async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
+    """Measure the inner loops, in an empty folder.
+
+    Raises ConfigError (no such device), NetworkError (a trainer died), alone or in groups.
+    Cancellation: all processes are killed and reaped.
+    """
+
+    def command(launch: Launch) -> list[str]:
+        node = int(launch.data_dir.name)
+        arguments = [launch.manifest, launch.data_dir, node, bench.device_of(node), bench.threads]
+        return [sys.executable, "-m", "shoal.lab.bench.throughput_loop", *map(str, arguments)]
+
+    loops = Nodes(bench, folder, command)
+    deadline_s = loops.start_s + STEP_DEADLINE_S * loops.round_steps
+    async with loops.running(joined=False):
+        await loops.until(
+            lambda: all(enough(loops.made(node), WARM_UP_ROUNDS) for node in range(bench.nodes)),
+            "all inner loops are warm",
+            deadline_s,
+        )
+        warm, before = time.time(), loops.cpu()
+        await loops.until(
+            lambda: all(enough(since(loops.made(node), warm), bench.rounds) for node in range(bench.nodes)),
+            "all inner loops are measured",
+            deadline_s * bench.rounds,
+        )
+        cpu = loops.cpu().share_since(before)
+    found = tuple(stretch_of(since(loops.made(node), warm), bench) for node in range(bench.nodes))
+    return Alone(loops=found, cpu=cpu, device=(loops.home(0) / DEVICE).read_text(encoding="utf-8"))
+
+
+def since(made: list[Contributed], moment: float) -> list[Contributed]:
+    """Those stretches that were begun at `moment` or later."""
+    return [event for event in made if event.at - event.wall_s >= moment]
+
+
+def enough(made: list[Contributed], rounds: int) -> bool:
+    """Whether these say something: so many stretches, and so long."""
+    return len(made) >= rounds and sum(event.wall_s for event in made) >= LEAST_S
+
+
+# -- the swarm -----------------------------------------------------------------------------------------------
+
+
+async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -> Together:
+    """Measure the swarm, in an empty folder. step_s: how long a step takes without it.
+
+    Raises ConfigError, NetworkError (it did not get through it), alone or in groups.
+    Cancellation: all processes are killed and reaped.
+    """
+
+    def command(launch: Launch) -> list[str]:
+        line = untested_command(launch)
+        line[line.index("--threads") + 1] = str(bench.threads)
+        return [*line, "--device", bench.device_of(int(launch.data_dir.name)), "--log-level", "warning"]
+
+    swarm = Nodes(bench, folder, command)
+    round_s = TIMEOUT * step_s * swarm.round_steps + ROUND_S
+    async with swarm.running(joined=True):
+        await swarm.until(
+            lambda: all(swarm.common_rounds(node) >= WARM_UP_ROUNDS for node in swarm.nodes),
+            "all nodes train together",
+            swarm.start_s + 2 * WARM_UP_ROUNDS * round_s,
+        )
+        before = swarm.cpu()
+        warm = max(event.round for event in swarm.journal.of(Contributed))  # what comes after it, begins after now
+        last = warm + bench.rounds
+        await swarm.until(
+            lambda: all(_is_through(swarm.journal, node, last) for node in range(bench.nodes)),
+            f"{bench.rounds} more rounds are certified",
+            (1 + bench.rounds) * round_s,
+        )
+        cpu = swarm.cpu().share_since(before)
+    return together_of(swarm.journal, bench, range(warm + 1, last + 1), cpu)
+
+
+def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], cpu: CpuShare) -> Together:
+    """What the logs say of these rounds. Raises NetworkError where a node contributed to none of them."""
+    stretches = list[Stretch]()
+    missed = 0
+    for node in range(bench.nodes):
+        made = [event for event in journal.of(Contributed, node) if event.round in rounds]
+        if not made:
+            raise NetworkError(f"node {node} contributed to no measured round; give it more --rounds")
+        missed += len(rounds) - len({event.round for event in made})
+        stretches.append(stretch_of(made, bench))
+    certified: dict[int, list[Certified]] = {number: [] for number in (rounds[0] - 1, *rounds)}
+    for event in journal.of(Certified):
+        certified.get(event.round, []).append(event)
+    states = [{event.digest for event in certified[number]} for number in rounds]
+    firsts = [min(event.at for event in found) for found in certified.values() if found]
+    return Together(
+        nodes=tuple(stretches),
+        first_round=rounds[0],
+        rounds_s=tuple(round(later - earlier, 6) for earlier, later in pairwise(firsts)),
+        cpu=cpu,
+        missed=missed,
+        sound=all(len(digests) == 1 for digests in states),
+    )
+
+
+def _is_through(journal: Journal, node: int, round: int) -> bool:
+    """Whether the node has certified that round and contributed to it, or a later one where it missed some."""
+    kinds: tuple[type[Certified | Contributed], ...] = (Certified, Contributed)
+    return all(any(event.round >= round for event in journal.of(kind, node)) for kind in kinds)

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from shoal.cli.options import Strategy
+from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option, Within, check_options
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
@@ -41,15 +45,6 @@ LEARNING_RATE: Final = 1e-4
 CHUNKS_PER_NODE: Final = 16
 WARM_UP_ROUNDS: Final = 2
 """To which all nodes contributed: each has then begun, and knows the others' speed."""
-NODES: Final = (2, 16)
-ROUNDS: Final = (2, 1000)
-REPEATS: Final = (1, 100)
-THREADS: Final = (1, 4096)
-INNER_STEPS: Final = (1, 100_000)
-CONTEXT: Final = (8, 65_536)
-BATCH: Final = (1, 4096)
-WIDTH: Final = (2, 8192)
-LAYERS: Final = (1, 256)
 
 
 class Shape(NamedTuple):
@@ -81,40 +76,51 @@ SIZES: Final[Mapping[str, Shape]] = {
 """By what is asked for; within a tenth of it."""
 
 
-class ThroughputBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. Raises ConfigError.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputBench(Spec):
+    """What to measure."""
 
-    devices: of the nodes, in turn. threads: of each trainer. rounds: measured ones, of each run of the swarm.
-    """
-
-    shape: Shape = SIZES["10M"]
-    context: int = 128
-    batch: int = 2
-    dtype: str = "auto"
-    devices: tuple[str, ...] = ("auto",)
-    threads: int = 1
-    nodes: int = 2
-    strategy: str = "streaming"
-    codec: str | None = None
-    inner_steps: int = 60
-    rounds: int = 8
-    repeat: int = 3
-    seed: int = 1
+    parameters: Annotated[
+        str, Option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
+    ] = "10M"
+    width: Annotated[
+        int | None, Option("--width", help="Its width, in place of the size's.", check=Within(2, 8192))
+    ] = None
+    layers: Annotated[
+        int | None, Option("--layers", help="Its layers, in place of the size's.", check=Within(1, 256))
+    ] = None
+    context: Annotated[int, Option("--context", help="Tokens of one sequence.", check=Within(8, 65_536))] = 128
+    batch: Annotated[int, Option("--batch", help="Sequences of one step.", check=Within(1, 4096))] = 2
+    dtype: Annotated[
+        str, Option("--dtype", help="What products are computed in: bf16, float32, or auto: bf16 on CUDA.")
+    ] = "auto"
+    device: Annotated[
+        str, Option("--device", help="Of all nodes; or of each in turn, separated by commas: cuda:0,cuda:1.")
+    ] = "auto"
+    threads: Annotated[int, Option("--threads", help="CPU threads of each trainer.", check=Within(1, 4096))] = 1
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.", check=Within(2, 16))] = 2
+    strategy: Strategy = "streaming"
+    codec: Annotated[str | None, Option("--codec", help="How updates travel; by default the strategy's own.")] = None
+    inner_steps: Annotated[
+        int,
+        Option(
+            "--inner-steps",
+            help="H: optimizer steps between two rounds, or two of one fragment.",
+            check=Within(1, 100_000),
+        ),
+    ] = 60
+    rounds: Annotated[
+        int, Option("--rounds", help="Measured rounds of each run; some more warm up.", check=Within(2, 1000))
+    ] = 8
+    repeat: Annotated[
+        int, Option("--repeat", help="Runs of the swarm, each between two of the loops alone.", check=Within(1, 100))
+    ] = 3
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
 
     def __post_init__(self) -> None:
-        for name, value, limits in (
-            ("--width", self.shape.width, WIDTH),
-            ("--layers", self.shape.layers, LAYERS),
-            ("--context", self.context, CONTEXT),
-            ("--batch", self.batch, BATCH),
-            ("--threads", self.threads, THREADS),
-            ("--nodes", self.nodes, NODES),
-            ("--inner-steps", self.inner_steps, INNER_STEPS),
-            ("--rounds", self.rounds, ROUNDS),
-            ("--repeat", self.repeat, REPEATS),
-        ):
-            if not limits[0] <= value <= limits[1]:
-                raise ConfigError(f"{name} must be {limits[0]} to {limits[1]}, not {value}")
+        check_options(self)
+        if self.parameters not in SIZES:
+            raise ConfigError(f"--parameters must be one of {', '.join(SIZES)}; or give --width and --layers")
         if self.shape.width % 2 or (self.shape.width > HEAD_WIDTH and self.shape.width % HEAD_WIDTH):
             raise ConfigError(f"--width must be a multiple of {HEAD_WIDTH}, or even and less than that")
         if self.dtype not in DTYPES:
@@ -122,6 +128,12 @@ class ThroughputBench(msgspec.Struct, frozen=True, kw_only=True):
         able = {name: one for name, one in STRATEGIES.items() if one.exchanges is Exchanges.UPDATES}
         if able.get(self.strategy) is None:
             raise ConfigError(f"--strategy must be one of {', '.join(able)}: others have no inner loop of their own")
+
+    @property
+    def shape(self) -> Shape:
+        """Of the model."""
+        size = SIZES[self.parameters]
+        return Shape(self.width or size.width, self.layers or size.layers)
 
     @property
     def tokens_per_step(self) -> int:
@@ -135,9 +147,10 @@ class ThroughputBench(msgspec.Struct, frozen=True, kw_only=True):
         steps = self.shape.parameters // (self.nodes * CHUNKS_PER_NODE * CHUNK_VALUES_STEP)
         return min(default, CHUNK_VALUES_STEP * max(1, steps))
 
-    def device(self, node: int) -> str:
+    def device_of(self, node: int) -> str:
         """What that node computes on."""
-        return self.devices[node % len(self.devices)]
+        devices = self.device.split(",")
+        return devices[node % len(devices)]
 
     def options(self) -> dict[str, str | int]:
         """Of the workload."""

@@ -7,18 +7,16 @@ all-reduce at every step. It is given at least as many tokens as the strategy ha
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import torch
 import trio
 
-from shoal.lab.bench.machine import Machine, this_machine
+from shoal.lab.bench.machine import Machine, one_thread, this_machine
 from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import train_in_swarm
@@ -166,7 +164,7 @@ def measure(
     machine, settings = this_machine(), _settings(bench, in_process)
     known = {} if baseline is None else _curves(baseline, bench, settings)
     runs = []
-    with _one_thread():
+    with one_thread():
         for seed in seeds:
             run = _strategy(bench, seed, folder.absolute() / f"seed-{seed}", in_process, tell, on_progress)
             rounds = -(-run.curve[-1].tokens // bench.round_tokens)
@@ -175,17 +173,6 @@ def measure(
                 curve = _synchronous(bench, seed, rounds, tell)
             runs.append(msgspec.structs.replace(run, sync_curve=curve))
     return _result_of(bench.strategy, bench.nodes, settings, runs, machine)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch in one thread, as in a testnet's trainers: another number of threads sums in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _strategy(

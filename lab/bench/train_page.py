@@ -1,20 +1,38 @@
-"""What `shoal bench train` found, for people: loss against bytes and against tokens, and a page.
+"""`shoal bench train`, and what it found, for people: loss against bytes and against tokens, and a page.
 
 Everything on the page is from the results it is given, with the targets that stand beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from shoal.cli.options import Strategy
+from shoal.cli.render import ShowNow
+from shoal.cli.testnet_report import TestnetProgress
+from shoal.cli.text import number, quantity
 from shoal.lab import picture
 from shoal.lab.bench.machine import Machine
-from shoal.lab.bench.train import TrainResult
-from shoal.lab.bench.train_spec import CHURN_PERIOD_ROUNDS, Point
-from shoal.lab.page import UNKNOWN, spread, table, verdict
+from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_json
+from shoal.lab.bench.train_spec import CHURN_PERIOD_ROUNDS, SECTIONS, Point, TrainBench
+from shoal.lab.case import Case, LongCaseOptions, Numbers, PageOptions, Spec, end, parse_numbers
+from shoal.lab.page import UNKNOWN, publish, spread, table, verdict
+from shoal.node.options import Option
+from shoal.node.state.store import write_atomically
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES
+from shoal.protocol.manifest_workload import Option as WorkloadOption
+from shoal.protocol.toml_text import parse_toml
 
+RESULT: Final = "train.json"
 LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
 LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
 """Where results are; beside a page each begins with the page's name."""
@@ -168,3 +186,160 @@ def _curve(at: int, name: str, points: Sequence[Point], across: Callable[[Point]
         style="-" if at else "--",
         marker=".",
     )
+
+
+# -- the commands --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(Spec):
+    """What the user asked `shoal bench train` for, as written."""
+
+    strategy: Strategy = "diloco"
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
+    tokens: Annotated[int, Option("--tokens", help="How many tokens are to be certified, of all nodes together.")] = (
+        2_000_000
+    )
+    codec: Annotated[str | None, Option("--codec", help="How values travel. [default: the strategy's own]")] = None
+    churn: Annotated[
+        float, Option("--churn", help="Share of the nodes that is killed, and replaced, every 5 rounds.")
+    ] = 0.0
+    slow: Annotated[float, Option("--slow", help="How many times slower one of the nodes is.")] = 1.0
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
+    seeds: Annotated[
+        Numbers | None,
+        Option("--seeds", help="Several seeds, like 1,2,3: medians are given.", metavar="S,S…", parse=parse_numbers),
+    ] = None
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 30
+    settings: Annotated[
+        list[str],
+        Option(
+            "--set",
+            help="A key of the manifest's [sync], [inner] or [round], such as sync.outer_lr=0.7. Repeatable.",
+            metavar="SECTION.KEY=VALUE",
+        ),
+    ] = field(default_factory=list)
+    options: Annotated[
+        list[str],
+        Option("--option", help="An option of the workload text, such as width=64. Repeatable.", metavar="KEY=VALUE"),
+    ] = field(default_factory=list)
+    in_process: Annotated[
+        bool, Option("--in-process", help="Without network and processes: the same values, faster, for tuning.")
+    ] = False
+    baseline: Annotated[
+        Path | None,
+        Option("--baseline", help="A train.json whose synchronous curves are taken over.", metavar="FILE"),
+    ] = None
+    out: Annotated[
+        Path | None,
+        Option("--out", help="Where train.json, two plots and the testnets' folders go.", metavar="FOLDER"),
+    ] = None
+
+    @property
+    def bench(self) -> TrainBench:
+        """What to run. Raises ConfigError."""
+        return TrainBench(
+            strategy=self.strategy,
+            nodes=self.nodes,
+            tokens=self.tokens,
+            codec=self.codec,
+            inner_steps=self.inner_steps,
+            churn=self.churn,
+            slow=self.slow,
+            options=dict(_pair(text, "--option") for text in self.options),
+            keys=_by_section(self.settings),
+        )
+
+
+def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
+    """Train with a strategy on real nodes, beside synchronous data parallel on the same tokens; exits 1 if unsound."""
+    bench = options.bench
+    with ExitStack() as stack:
+        folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        result = measure(
+            bench,
+            options.seeds or (options.seed,),
+            folder,
+            in_process=options.in_process,
+            baseline=None if options.baseline is None else load_result(options.baseline),
+            tell=tell,
+            on_progress=TestnetProgress(tell, rounds=bench.rounds),
+        )
+        if options.out is not None:
+            write_atomically(folder / RESULT, to_json(result))
+            draw([result], folder)
+    return result
+
+
+def summary(result: TrainResult) -> list[str]:
+    """What was measured, a fact a line."""
+    ratio, fewer = result.loss_ratio, result.byte_ratio
+    blocked = "not measured" if result.blocked_fraction is None else f"{result.blocked_fraction:.1%} of the time"
+    lines = [
+        f"loss       {result.val_loss:.4f} bits per byte, synchronous {result.sync_val_loss:.4f}: "
+        f"{ratio.median:.4f} times ({ratio.least:.4f} to {ratio.most:.4f} over {len(result.seeds)} seeds)",
+        f"tokens     {result.tokens} certified, {result.nodes} nodes, {result.settings.inner_steps} steps a round",
+        f"bytes      {quantity(result.wire_bytes, 'B')} sent, synchronous {quantity(result.sync_wire_bytes, 'B')}: "
+        f"{fewer.median:.0f} times fewer",
+        f"blocked    {blocked}",
+    ]
+    if result.rate_ratio is not None:
+        lines.append(
+            f"speed      {number(result.tokens_per_s, 0)} tokens/s, {result.rate_ratio:.2f} of the sum of the nodes'"
+        )
+    troubles = [f"seed {run.seed}: {run.trouble or 'see its report.json'}" for run in result.seeds if not run.sound]
+    return lines + [f"FAILED     {trouble}" for trouble in troubles]
+
+
+CASE: Final = Case(spec=TrainOptions, run=run, lines=summary, sound=attrgetter("sound"), options=LongCaseOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTableOptions(PageOptions):
+    """What the user asked `shoal bench train-table` for."""
+
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Files train.json; those of other seeds and nothing else are one row.", metavar="FILE…"),
+    ]
+    tried: Annotated[
+        list[Path],
+        Option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
+    ] = field(default_factory=list)
+    title: Annotated[str | None, Option("--title", help="The page's heading, if not the usual one.")] = None
+
+
+def write_page(options: TrainTableOptions) -> None:
+    """Write the page of training results, and plots of all of them together."""
+    results = merged([load_result(path) for path in options.results])
+    plots = "" if options.out is None else f"{options.out.stem}_"
+    tried = merged([load_result(path) for path in options.tried])
+    publish(render(results, tried, title=options.title or TITLE, plots=plots), options.out)
+    if options.out is not None:
+        draw(results, options.out.parent, plots)
+    end(options.check, [row for result in results for row in result.rows])
+
+
+def _by_section(texts: Iterable[str]) -> dict[str, dict[str, WorkloadOption]]:
+    """The manifest's keys in `--set`, by section. Raises ConfigError."""
+    found: dict[str, dict[str, WorkloadOption]] = {section: {} for section in SECTIONS}
+    for text in texts:
+        path, value = _pair(text, "--set")
+        section, dot, key = path.partition(".")
+        if not dot or section not in SECTIONS:
+            raise ConfigError(f"--set: {text!r} is not like sync.outer_lr=0.7 or inner.lr=0.001")
+        found[section][key] = value
+    return found
+
+
+def _pair(text: str, name: str) -> tuple[str, WorkloadOption]:
+    """Key and value of `key=value`, the value read as TOML has it, or else as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{name}: {text!r} must be KEY=VALUE")
+    try:
+        read: WorkloadOption = parse_toml(f"value = {value}", source=name, limit_bytes=MANIFEST_LIMIT_BYTES)["value"]
+    except ConfigError:
+        return key, value
+    return key, read

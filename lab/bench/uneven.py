@@ -1,61 +1,65 @@
-"""What a slow node costs: real nodes, one of them several times slower, with shares by speed and with equal ones.
+"""`shoal bench uneven`: what a slow node costs.
 
-Steps wait instead of computing (`waiting_workload`), so that each node has its speed whatever else the machine does.
-The swarm's speed is compared with the sum of what its nodes' steps make by themselves: 1 would be no cost at all. With
-equal shares all wait for the slow one in every round.
+Real nodes train, one of them several times slower, with shares by speed and with equal ones. Steps wait instead of
+computing (`waiting_workload`), so that each node has its speed whatever else the machine does. The swarm's speed is
+compared with the sum of what its nodes' steps make by themselves: 1 would be no cost at all. With equal shares all wait
+for the slow one in every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.train_swarm import Speeds, speeds_of
+from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
-from shoal.protocol.errors import ConfigError, NetworkError
-from shoal.protocol.manifest_workload import Option
+from shoal.node.options import Option, Within
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.manifest_workload import Option as WorkloadOption
 from shoal.testnet.nodes import Launch, Runtime, node_command
-from shoal.testnet.progress import OnProgress, ignore_progress
 from shoal.testnet.reports.report import Report
-from shoal.testnet.scenario import Scenario
+from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
 
 WORKLOAD_NAME: Final = "shoal.lab.bench.waiting_workload:WaitingWorkload"
-MODEL: Final[Mapping[str, Option]] = {"inputs": 256, "outputs": 128}
+MODEL: Final[Mapping[str, WorkloadOption]] = {"inputs": 256, "outputs": 128}
 CHUNK_VALUES: Final = 4096
 """Nine chunks: enough for the fragments of streaming."""
 SPEED: Final = Target(name="speed with a slow node, shares by speed", unit="× the sum of its nodes'", least=0.9)
 WRONG: Final = Target(name="runs with wrong values, or not all verified", most=0)
-NODES: Final = (2, 16)
-SLOW_LIMIT: Final = 10.0
-STEP_S: Final = (0.001, 1.0)
 
 
-class UnevenBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. slow: of the last node, how many times slower; step_s: of the others, per step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenBench(Spec):
+    """What to measure. slow: of the last node; step_s: of the others."""
 
-    nodes: int = 4
-    slow: float = 4.0
-    inner_steps: int = 200
-    step_s: float = 0.02
-    rounds: int = 8
-    strategy: str = "diloco"
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if not NODES[0] <= self.nodes <= NODES[1]:
-            raise ConfigError(f"--nodes must be {NODES[0]} to {NODES[1]}")
-        if not 1 <= self.slow <= SLOW_LIMIT:
-            raise ConfigError(f"--slow says how many times slower one node is: 1 to {SLOW_LIMIT:g}")
-        if not STEP_S[0] <= self.step_s <= STEP_S[1]:
-            raise ConfigError(f"--step-s must be {STEP_S[0]:g} to {STEP_S[1]:g}")
-        if self.rounds < 3:
-            raise ConfigError("--rounds must be 3 or more: in the first, no node knows another's speed")
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.", check=Within(2, 16))] = 4
+    slow: Annotated[float, Option("--slow", help="How many times slower the last of them is.", check=Within(1, 10))] = (
+        4.0
+    )
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 200
+    step_s: Annotated[
+        float, Option("--step-s", help="What a step of the others takes, in seconds.", check=Within(0.001, 1))
+    ] = 0.02
+    rounds: Annotated[
+        int,
+        Option(
+            "--rounds",
+            help="How many rounds, of each kind.",
+            check=Within(3, ROUND_LIMIT, "in the first, no node knows another's speed"),
+        ),
+    ] = 8
+    strategy: Annotated[str, Option("--strategy", help="How nodes synchronise.")] = "diloco"
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
 
     def scenario(self, *, fair: bool) -> Scenario:
         """The swarm, with shares by speed or equal ones. Raises ConfigError."""
@@ -91,19 +95,23 @@ class UnevenResult(msgspec.Struct, frozen=True, kw_only=True):
         return SPEED.row(self.fair.ratio), WRONG.row(not self.sound)
 
 
-def bench_uneven(bench: UnevenBench, on_progress: OnProgress = ignore_progress) -> UnevenResult:
-    """Run both swarms, one after the other. Raises ConfigError, StorageError, NetworkError."""
-    return trio.run(_run, bench, on_progress)
+def run(bench: UnevenBench, tell: ShowNow) -> UnevenResult:
+    """Train with one node slower than the others: with shares of the steps by speed, and with equal ones.
+
+    The steps wait instead of computing, so that the machine's own load does not count. The command ends with exit code
+    1 if the swarm makes less than 0.9 of the sum of its nodes' speeds, or any value is wrong.
+    """
+    return trio.run(_measure, bench)
 
 
-async def _run(bench: UnevenBench, on_progress: OnProgress) -> UnevenResult:
+async def _measure(bench: UnevenBench) -> UnevenResult:
     with TemporaryDirectory(prefix="shoal-bench-uneven-") as name:
         folder = Path(name)
         runtime = Runtime(command=_command(bench, folder))
         found = []
         for fair in (True, False):
             out = folder / ("fair" if fair else "equal")
-            report = await run_testnet(bench.scenario(fair=fair), out, on_progress, runtime=runtime)
+            report = await run_testnet(bench.scenario(fair=fair), out, runtime=runtime)
             if report.trouble is not None:
                 raise NetworkError(f"the nodes did not get through it: {report.trouble}")
             found.append((speeds_of(out, bench.nodes), _sound(report)))
@@ -122,3 +130,28 @@ def _command(bench: UnevenBench, folder: Path) -> Callable[[Launch], list[str]]:
 
 def _sound(report: Report) -> bool:
     return not (report.forks or report.wrong_values or report.unverified) and report.digests_equal is True
+
+
+def to_lines(result: UnevenResult) -> list[str]:
+    """The result for people."""
+
+    def line(speeds: Speeds) -> str:
+        rate = f"{speeds.tokens_per_s:.0f} of {speeds.ideal_tokens_per_s:.0f} tokens/s: {speeds.ratio:.2f}"
+        return rate if speeds.blocked_fraction is None else f"{rate}; blocked {100 * speeds.blocked_fraction:.1f} %"
+
+    bench = result.bench
+    return [
+        f"nodes      {bench.nodes}, one {bench.slow:g} times slower; {bench.strategy}, {bench.inner_steps} steps of "
+        f"{bench.step_s:g} s, {bench.rounds} rounds",
+        f"by speed   {line(result.fair)}",
+        f"equal      {line(result.equal)}",
+        "all is as it should be" if result.holds else "FAILED     this is not as it should be",
+    ]
+
+
+def to_document(result: UnevenResult) -> dict[str, object]:
+    """The result under the names of its fields, and whether it holds."""
+    return {**msgspec.to_builtins(result), "holds": result.holds}
+
+
+CASE: Final = Case(spec=UnevenBench, run=run, lines=to_lines, document=to_document, sound=attrgetter("holds"))

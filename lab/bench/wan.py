@@ -1,4 +1,4 @@
-"""Reductions of real nodes over emulated lines: how much of a line's rate carries payload.
+"""`shoal bench wan`: reductions of real nodes over emulated lines, and how much of a line's rate carries payload.
 
 One after another, in one network:
 
@@ -24,22 +24,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.collectives.codecs import codec
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, read_node, round_at, times_of
+from shoal.lab.case import Case, LongCaseOptions, Spec, tell_nothing
 from shoal.lab.targets import Row, Target
+from shoal.node.options import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.links.namespaces import Network, has_netem, network, why_not
-from shoal.testnet.links.wan_profiles import Profile, uplinks_of
+from shoal.testnet.links.wan_profiles import Profile, profile_of, uplinks_of
 
 WARM_UP_S: Final = 10.0
 BARE_S: Final = 10.0
@@ -47,43 +50,59 @@ MANY: Final = 8
 REDUCE_S: Final = 7.0
 """About how long one reduction takes on a line that is full."""
 NUMEL_LIMITS: Final = (4096, 64_000_000)
-PEER_LIMITS: Final = (2, 16)
-SECONDS_LIMITS: Final = (1.0, 600.0)
 ROUNDS_LIMIT: Final = 200
 PORT: Final = 5201
 SHARE: Final = Target(name="payload of reductions, each way", unit="of the line", least=0.85)
 DIFFERENT: Final = Target(name="rounds after which nodes hold different values", most=0)
 
-Tell = Callable[[str], None]
 _Bare = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WanBench:
-    """What to measure. numel: None for reductions of about REDUCE_S. bare_s: 0 leaves bare connections out.
+class WanBench(Spec):
+    """What to measure; None leaves it to the profile. bare_s: 0 leaves bare connections out."""
 
-    Raises ConfigError.
-    """
-
-    profile: Profile
-    peers: int = 2
-    codec: str = "fp32"
-    numel: int | None = None
-    seconds: float = 30.0
+    peers: Annotated[
+        int, Option("--peers", help="How many nodes, each with a line of its own.", check=Within(2, 16))
+    ] = 2
+    profile: Annotated[
+        str, Option("--profile", help="home, continental, intercontinental or mobile.", metavar="NAME")
+    ] = "intercontinental"
+    rate: Annotated[float | None, Option("--rate", help="Of a line, in Mbit/s, up and down.")] = None
+    rtt_ms: Annotated[float | None, Option("--rtt-ms", help="Round trip between two nodes, without jitter.")] = None
+    loss: Annotated[float | None, Option("--loss", help="Packets lost from node to node, in percent.")] = None
+    codec: Annotated[str, Option("--codec", help="fp32, bf16 or int8.")] = "fp32"
+    numel: Annotated[
+        int | None,
+        Option("--numel", help="How many values. [so many as take about 7 s]", check=Within(*NUMEL_LIMITS)),
+    ] = None
+    seconds: Annotated[
+        float,
+        Option("--seconds", help="How long reductions are measured, after the first 10 s.", check=Within(1, 600)),
+    ] = 30.0
     warm_up_s: float = WARM_UP_S
     bare_s: float = BARE_S
 
     def __post_init__(self) -> None:
-        numel = NUMEL_LIMITS[0] if self.numel is None else self.numel
-        for option, value, (least, most) in (
-            ("--peers", self.peers, PEER_LIMITS),
-            ("--numel", numel, NUMEL_LIMITS),
-            ("--seconds", self.seconds, SECONDS_LIMITS),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{option}: {value:g} is not in {least:g}..{most:g}")
+        check_options(self)
         if codec(self.codec).stochastic:
             raise ConfigError("--codec: choose fp32, bf16 or int8, whose size and cost say all that is asked here")
+        _ = self.line
+
+    @property
+    def line(self) -> Profile:
+        """The profile, with what the options say in place of its own. Raises ConfigError."""
+        fields = msgspec.to_builtins(profile_of(self.profile))
+        if self.rate is not None:
+            fields |= {"down_mbit": self.rate, "up_mbit": self.rate}
+        if self.rtt_ms is not None:
+            fields |= {"rtt_s": self.rtt_ms / 1000, "jitter_s": 0.0}
+        if self.loss is not None:
+            fields["loss"] = self.loss / 100
+        try:
+            return msgspec.convert(fields, Profile)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--rate, --rtt-ms, --loss: {error}; give Mbit/s, milliseconds and percent") from None
 
     @property
     def values(self) -> int:
@@ -91,7 +110,7 @@ class WanBench:
         if self.numel is not None:
             return self.numel
         each = codec(self.codec).encoded_bytes(1 << 20) / (1 << 20) * _share(self.peers)
-        wanted = int(self.profile.link_mbit * 1e6 / 8 * REDUCE_S / each)
+        wanted = int(self.line.link_mbit * 1e6 / 8 * REDUCE_S / each)
         return min(max(wanted, NUMEL_LIMITS[0]), NUMEL_LIMITS[1])
 
     @property
@@ -148,7 +167,7 @@ class Wan(msgspec.Struct, frozen=True, kw_only=True):
         return SHARE.row(self.link_share), DIFFERENT.row(not self.identical)
 
 
-async def measure_wan(bench: WanBench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Wan:
+async def measure_wan(bench: WanBench, tell: ShowNow = tell_nothing, *, folder: Path | None = None) -> Wan:
     """Run the benchmark in `folder` (empty; None for a temporary one).
 
     Raises ConfigError where lines cannot be emulated, NetworkError if the swarm does not get through.
@@ -159,13 +178,13 @@ async def measure_wan(bench: WanBench, tell: Tell = lambda text: None, *, folder
         raise ConfigError(f"emulated lines take network namespaces, and {reason}")
     with (
         tempfile.TemporaryDirectory(prefix="shoal-bench-wan-") as made,
-        network(bench.peers, uplinks_of(bench.profile, bench.peers)) as links,
+        network(bench.peers, uplinks_of(bench.line, bench.peers)) as links,
     ):
         bare = await _bare(bench, links, tell)
         return await _reduce(bench, links, folder or Path(made), tell, bare)
 
 
-async def _bare(bench: WanBench, links: Network, tell: Tell) -> _Bare:
+async def _bare(bench: WanBench, links: Network, tell: ShowNow) -> _Bare:
     """Mbit/s of one cubic, one BBR, and MANY BBR connections each way."""
     if not bench.bare_s:
         return None, None, None
@@ -209,7 +228,7 @@ async def _reduce(
     bench: WanBench,
     links: Network,
     folder: Path,
-    tell: Tell,
+    tell: ShowNow,
     bare: _Bare,
 ) -> Wan:
     spec = BenchSpec(
@@ -232,16 +251,16 @@ async def _reduce(
     payload = found.payload_mbit_s
     return Wan(
         payload_mbit_s=payload,
-        link_mbit_s=bench.profile.link_mbit,
+        link_mbit_s=bench.line.link_mbit,
         cubic_mbit_s=bare[0],
         bbr_mbit_s=bare[1],
-        link_share=payload / bench.profile.link_mbit,
+        link_share=payload / bench.line.link_mbit,
         with_pauses_mbit_s=found.with_pauses_mbit_s,
         many_bbr_mbit_s=bare[2],
         peers=bench.peers,
         values=bench.values,
         codec=bench.codec,
-        profile=bench.profile,
+        profile=bench.line,
         emulator="netem" if has_netem() else "relay",
         emulator_share=None if has_netem() else share,
         identical=found.identical,
@@ -302,3 +321,38 @@ class RoundTally:
 
 def _mbit(size: int, seconds: float) -> float:
     return size * 8 / 1e6 / seconds
+
+
+def run(bench: WanBench, tell: ShowNow) -> Wan:
+    """Reduce over emulated lines, beside one cubic and one BBR connection; exits 1 if nodes end up with other values.
+
+    A line has a rate, a round trip and losses: those of --profile, or what --rate, --rtt-ms and --loss say instead.
+    It takes root, iproute2 and nftables, and nothing is added to the machine's own network.
+    """
+    return trio.run(measure_wan, bench, tell)
+
+
+def to_lines(result: Wan) -> list[str]:
+    """What was measured, a fact a line."""
+
+    def rate(mbit: float | None) -> str:
+        return "not measured" if mbit is None else f"{mbit:.1f} Mbit/s"
+
+    measured = sum(round.measured for round in result.rounds)
+    line = f"{result.link_share:.1%} of the line's {result.link_mbit_s:g} Mbit/s each way"
+    emulator = "" if result.emulator_share is None else f", {result.emulator_share:.0%} of a core"
+    return [
+        f"payload    {rate(result.payload_mbit_s)}, {line}",
+        f"           in {measured} reductions of {result.values} values by {result.peers} peers",
+        f"           {rate(result.with_pauses_mbit_s)} with the time between them",
+        f"one cubic  {rate(result.cubic_mbit_s)}",
+        f"one BBR    {rate(result.bbr_mbit_s)}",
+        f"eight BBR  {rate(result.many_bbr_mbit_s)} each way at once",
+        f"emulator   {result.emulator}{emulator}",
+        f"lanes      {' '.join(str(round.lanes) for round in result.rounds)}",
+        f"sent       {' '.join(f'{round.sent_ratio:.2f}' for round in result.rounds)} times the payload",
+        f"values     {'identical' if result.identical else 'NOT IDENTICAL'}",
+    ]
+
+
+CASE: Final = Case(spec=WanBench, run=run, lines=to_lines, sound=attrgetter("identical"), options=LongCaseOptions)

@@ -8,7 +8,7 @@ from typing import Final
 import typer
 
 from shoal.cli.options import command_of
-from shoal.lab.cli.bench.commands import bench
+from shoal.lab.cli.bench import bench
 from shoal.lab.cli.campaign import campaign
 from shoal.lab.cli.chaos import chaos
 from shoal.lab.cli.explore import explore

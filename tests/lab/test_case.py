@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Sequence
-from typing import Any, get_origin, get_type_hints
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -28,9 +29,11 @@ from shoal.lab.bench.train import SeedRun, Settings, TrainResult
 from shoal.lab.bench.train_swarm import Speeds
 from shoal.lab.bench.uneven import UnevenBench, UnevenResult
 from shoal.lab.bench.wan import Wan
-from shoal.lab.case import Case, CaseOptions, LongCaseOptions
-from shoal.lab.cli.bench.commands import CASES
+from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
+from shoal.lab.cli.bench import COMMANDS, load
 from shoal.lab.targets import Row, Spread, Target, missed
+from shoal.node.options import Option
+from shoal.protocol.errors import ConfigError
 from shoal.testnet.lane_rate import LaneSpeed
 
 _NOTHING = {int: 0, float: 0.0, str: "", bool: True, tuple: (), dict: {}}
@@ -163,7 +166,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "good", "bad", "said"), EDGES, ids=[f"{one[0]}: {one[3]}" for one in EDGES])
 def test_a_target_is_met_at_its_edge_and_missed_beyond_it(name: str, good: Any, bad: Any, said: str) -> None:
-    rows = CASES[name].rows
+    rows = load(name).rows
     assert missed(rows(good)) == []
     (one,) = missed(rows(bad))
     assert one.name.startswith(said)
@@ -172,7 +175,7 @@ def test_a_target_is_met_at_its_edge_and_missed_beyond_it(name: str, good: Any, 
 
 def test_every_benchmark_has_targets_and_can_be_checked() -> None:
     elsewhere = {"compare", "sapo", "hostile"}  # which have tests of their own, of results of several runs
-    assert {name for name, *_ in EDGES} | elsewhere == set(CASES)
+    assert {name for name, *_ in EDGES} | elsewhere == {name for name in COMMANDS if isinstance(load(name), Case)}
     bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
     assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []
 
@@ -191,6 +194,7 @@ class Found(msgspec.Struct):
         return DELAY.row(self.seconds), Target(name="wrong values", most=0).row(self.wrong)
 
 
+TWO_AND_FOUR = Numbers((2, 4))
 DELAY = Target(name="delay", unit="s", most=2.0)
 
 
@@ -200,13 +204,13 @@ def case_of(found: Found, options: type[Any] = CaseOptions, **changes: Any) -> C
         tell("half way", 0.5)
         return found
 
-    return Case(spec=options, run=run, lines=lambda found: [f"took {found.seconds:g} s"], **changes)
+    return Case(spec=Spec, run=run, lines=lambda found: [f"took {found.seconds:g} s"], options=options, **changes)
 
 
 def outcome(case: Case[Any, Found], capsys: pytest.CaptureFixture[str], **options: bool) -> tuple[int, str, list[str]]:
     code = 0
     try:
-        case(case.spec(**options))
+        case(case.spec(), case.options(**options))
     except typer.Exit as ended:
         code = ended.exit_code
     out, err = capsys.readouterr()
@@ -244,3 +248,53 @@ def test_progress_goes_the_way_of_the_log_where_a_benchmark_has_options_for_it(
 
 def test_the_help_of_a_command_is_what_its_measurement_says_of_itself() -> None:
     assert case_of(Found(seconds=1.0)).command().__doc__ == "Measure nothing."
+
+
+def test_a_result_in_parts_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    printed: list[str] = []
+
+    def run(spec: Any, tell: ShowNow) -> Iterator[Found]:
+        for seconds in (1.0, 2.0):
+            printed.append(capsys.readouterr().out)
+            yield Found(seconds=seconds)
+
+    case: Case[Any, list[Found]] = Case(
+        spec=Spec,
+        run=run,
+        lines=lambda found: [str(len(found))],
+        rows=lambda found: [DELAY.row(one.seconds) for one in found],
+        in_parts=True,
+    )
+    case(Spec(), CaseOptions(as_json=True, check=True))
+    assert [json.loads(text) for text in (printed[1], capsys.readouterr().out)] == [
+        {"seconds": 1.0, "wrong": 0},
+        {"seconds": 2.0, "wrong": 0},
+    ]
+    case(Spec())
+    assert capsys.readouterr().out == "2\n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Two(Spec):
+    """One option that is a text, and a field that is none of the user's."""
+
+    peers: Annotated[Numbers, Option("--peers", help="x", parse=parse_numbers)] = TWO_AND_FOUR
+    hidden: int = 3
+
+
+def test_options_of_a_spec_and_of_how_it_is_told_are_one_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Two] = []
+
+    def run(spec: Two, tell: ShowNow) -> Found:
+        """Measure nothing."""
+        seen.append(spec)
+        return Found(seconds=float(spec.peers[0]))
+
+    command = Case(spec=Two, run=run, lines=lambda found: ["x"]).command()
+    assert list(inspect.signature(command).parameters) == ["peers", "as_json", "check"]
+    assert inspect.signature(command).parameters["peers"].default == "2,4"
+    command(peers="1,3", as_json=True, check=False)
+    assert seen == [Two(peers=Numbers((1, 3)))]
+    assert json.loads(capsys.readouterr().out)["seconds"] == 1
+    with pytest.raises(ConfigError, match=r"--peers: 'two' is not a list of numbers"):
+        command(peers="two", as_json=False, check=False)

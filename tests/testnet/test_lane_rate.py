@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from shoal.lab.cli.bench.lane import LaneOptions, lane
+from shoal.lab.bench.lane import CASE, LaneBench
+from shoal.lab.case import CaseOptions
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 from shoal.testnet import lane_rate
 from shoal.testnet.lane_rate import LaneSpeed, measure_lane
@@ -17,7 +18,7 @@ def test_lane_speed_tells_medians_and_the_ratio_of_neighbours() -> None:
 
 
 def test_lane_rate_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None:
-    lane(LaneOptions(repetitions=2, frames=40, as_json=True))
+    CASE(LaneBench(repetitions=2, frames=40), CaseOptions(as_json=True))
     found = json.loads(capsys.readouterr().out)
     for name in ("encrypted", "shared", "plaintext"):
         runs = found[f"{name}_runs_mb_per_s"]
@@ -41,5 +42,5 @@ def test_lane_rate_says_when_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("options", [{"repetitions": 0}, {"frames": 0}])
 def test_lane_rate_refuses_nonsense(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="must be 1 to"):
-        lane(LaneOptions(**options))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is not in 1\.\."):
+        LaneBench(**options)

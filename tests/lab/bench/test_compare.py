@@ -14,16 +14,16 @@ import pytest
 import trio
 import typer
 
+from shoal.cli.main import execute
 from shoal.collectives.codecs import codec as codec_named
 from shoal.lab.bench.allreduce import Allreduce, FaultResult
 from shoal.lab.bench.bare import CHUNK_VALUES, Exchange, _Coded, _Peer
 from shoal.lab.bench.bare import measure as measure_bare
 from shoal.lab.bench.compare import CODECS, FLOORS, Compare, Comparison, LaneSpeeds, Sample, rows_of
-from shoal.lab.bench.compare_page import load_campaign, render
+from shoal.lab.bench.compare_page import CASE, load_campaign, render
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
-from shoal.lab.cli.bench import allreduce as bench_allreduce
-from shoal.lab.cli.bench.allreduce import CompareOptions
+from shoal.lab.case import LongCaseOptions, Numbers
 from shoal.lab.targets import Row, Spread
 from shoal.protocol.errors import ConfigError, NetworkError
 
@@ -71,9 +71,8 @@ def test_rivals_that_cannot_be_run_are_refused(commands: list[str], patterns: li
 
 @pytest.mark.parametrize("name", ["gloo", "fp32", "twice"])
 def test_rivals_cannot_take_a_name_that_is_taken(name: str) -> None:
-    rival = Rival(name=name, command="x")
     with pytest.raises(ConfigError, match="names must differ"):
-        Compare(rivals=(rival, Rival(name="twice", command="y")))
+        Compare(rival=[f"{name}=x", "twice=y"])
 
 
 def test_a_rival_is_run_with_the_numbers_filled_in() -> None:
@@ -285,18 +284,15 @@ def test_compare_writes_the_page_and_prints_the_document(
         assert (wanted.peers, wanted.repeat, [r.name for r in wanted.rivals]) == ((4,), 2, ["hivemind"])
         return comparison(ok=False)
 
-    monkeypatch.setattr("shoal.lab.bench.compare.compare", fake)
-    options = CompareOptions(
-        peers="4", repeat=2, rival=["hivemind=h"], out=tmp_path / "page.md", as_json=True, log_level="error"
-    )
+    monkeypatch.setattr("shoal.lab.bench.compare_page.compare", fake)
+    wanted = Compare(peers=Numbers((4,)), repeat=2, rival=["hivemind=h"], out=tmp_path / "page.md")
     with pytest.raises(typer.Exit) as ended:
-        bench_allreduce.compare(options)
+        CASE(wanted, LongCaseOptions(as_json=True, log_level="error"))
     assert ended.value.exit_code == 1
     assert json.loads(capsys.readouterr().out)["peers"] == [2, 4]
     assert (tmp_path / "page.md").read_text().startswith("# Benchmarks\n")
 
 
-@pytest.mark.parametrize("wrong", [{"peers": "two"}, {"peers": ""}, {"peers": "1,4"}, {"repeat": 0}])
-def test_compare_refuses_what_it_cannot_do(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        bench_allreduce.compare(CompareOptions(**wrong))  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [["--peers", "two"], ["--peers", ""], ["--peers", "1,4"], ["--repeat", "0"]])
+def test_compare_refuses_what_it_cannot_do(wrong: list[str]) -> None:
+    assert execute(["bench", "compare", *wrong]) == 2

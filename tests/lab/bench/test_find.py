@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from shoal.lab.bench.find import STAGES
-from shoal.lab.cli.bench.find import FindOptions, find
+from shoal.lab.bench.find import CASE, STAGES, FindBench
+from shoal.lab.case import CaseOptions
 from shoal.protocol.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ from shoal.protocol.errors import ConfigError
 def test_bench_find_times_a_newcomer_from_its_start_to_its_first_contribution(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    find(FindOptions(nodes=2, repetitions=1, as_json=True))
+    CASE(FindBench(nodes=2, repetitions=1), CaseOptions(as_json=True))
     found = json.loads(capsys.readouterr().out)
     assert found.keys() == {"nodes", "linked_s", "linked_all_s", "contributed_s", "newcomers"}
     (times,) = found["newcomers"]
@@ -25,7 +25,8 @@ def test_bench_find_times_a_newcomer_from_its_start_to_its_first_contribution(
     assert found["linked_s"] == times["linked"]
 
 
-@pytest.mark.parametrize("options", [FindOptions(nodes=0), FindOptions(nodes=65), FindOptions(repetitions=0)])
-def test_bench_find_refuses_what_makes_no_measurement(options: FindOptions) -> None:
-    with pytest.raises(ConfigError, match=r"^--nodes must be 1 to 64"):
-        find(options)
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"nodes": 65}, {"repetitions": 0}])
+def test_bench_find_refuses_what_makes_no_measurement(options: dict[str, int]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=rf"^--{name}: \d+ is not in 1\.\."):
+        FindBench(**options)

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from shoal.lab.bench.flood import FloodResult, halves, measure_flood
-from shoal.lab.cli.bench.flood import to_lines
+from shoal.lab.bench.flood import FloodBench, FloodResult, halves, run, to_lines
+from shoal.lab.case import tell_nothing
 from shoal.lab.targets import missed
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.limits import Reason
@@ -22,7 +22,7 @@ needs_two_processors = pytest.mark.skipif(
 @needs_two_processors
 def test_nodes_train_through_a_flood() -> None:
     before = os.sched_getaffinity(0)
-    result = measure_flood(nodes=2, windows=1, seconds=10, scale=0.5)
+    result = run(FloodBench(nodes=2, windows=1, seconds=10, scale=0.5), tell_nothing)
     assert os.sched_getaffinity(0) == before
     assert result.refused_per_s[Reason.HANDSHAKE_RATE.value] > 0
     assert result.refused_per_s[Reason.LANE_HELLO.value] > 0

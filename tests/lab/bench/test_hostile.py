@@ -11,11 +11,11 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab import signed
+from shoal.lab.bench.hostile import to_lines
 from shoal.lab.bench.hostile_faults import FAULTS
 from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_stranger import pruning
 from shoal.lab.bench.hostile_verdict import problems_of
-from shoal.lab.cli.bench.hostile import PLACES, to_lines
 from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
 from shoal.node.state.store import RecordLog
 from shoal.protocol.certificate import genesis
@@ -210,9 +210,9 @@ def test_what_keeps_all_targets_misses_none() -> None:
     ("option", "value", "said"),
     [
         ("--kind", "flood", "--kind must be one of ahead, push"),
-        ("--round-s", "0.5", "--round-s must be 1 to 600"),
-        ("--rounds", "1", "--rounds must be 2 to 1000"),
-        ("--places", "257", "--places must be 1 to 256"),
+        ("--round-s", "0.5", "--round-s: 0.5 is not in 1..600"),
+        ("--rounds", "1", "--rounds: 1 is not in 2..1000"),
+        ("--places", "257", "--places: 257 is not in 1..256"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -225,7 +225,7 @@ def test_what_cannot_be_measured_is_refused(
 
 def test_every_kind_has_its_strike() -> None:
     assert FAULTS.keys() == KINDS.keys()
-    assert PLACES == LINK_LIMIT
+    assert HostileBench(kind="links").places == LINK_LIMIT
 
 
 def test_lengths_are_encoded_as_protobuf_does() -> None:

@@ -7,17 +7,17 @@ import pytest
 
 from shoal.lab.bench import join as bench_join
 from shoal.lab.bench import join_joiner as bench_join_joiner
-from shoal.lab.bench.join import measure_join
+from shoal.lab.bench.join import CASE, run, to_lines
 from shoal.lab.bench.join_donor import drawn_state
 from shoal.lab.bench.join_joiner import JoinBench
-from shoal.lab.cli.bench.join import JoinOptions, join, to_lines
+from shoal.lab.case import CaseOptions, tell_nothing
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 REQUIRED = {"state_mb", "donors", "seconds", "mb_per_s", "lane_mb_per_s", "donor_rate_ratio"}
 
 
 def test_bench_join_prints_one_document_with_the_keys_that_others_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
-    join(JoinOptions(state_mb=8, donors=3, repetitions=1, training=False, as_json=True))
+    CASE(JoinBench(state_mb=8, donors=3, repetitions=1, training=False), CaseOptions(as_json=True))
     found = json.loads(capsys.readouterr().out)
     assert found.keys() >= REQUIRED
     assert (found["state_mb"], found["donors"], found["donor_rate_ratio"]) == (8, 3, None)
@@ -29,7 +29,7 @@ def test_bench_join_prints_one_document_with_the_keys_that_others_rely_on(capsys
 
 @pytest.mark.long
 def test_bench_join_measures_what_training_donors_keep() -> None:
-    speed = measure_join(JoinBench(state_mb=40, donors=1, repetitions=1, serving_s=0.6))
+    speed = run(JoinBench(state_mb=40, donors=1, repetitions=1, serving_s=0.6), tell_nothing)
     assert speed.donor_rate_ratio is not None
     assert 0 < speed.donor_rate_ratio < 3
     assert speed.donor_wall_ratio is not None
@@ -43,20 +43,20 @@ def test_bench_join_measures_what_training_donors_keep() -> None:
 def test_bench_join_notices_changed_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_join, "drawn_state", lambda numel: drawn_state(numel + 1))
     with pytest.raises(LocalError, match="arrived changed"):
-        measure_join(JoinBench(state_mb=1, donors=1, training=False))
+        run(JoinBench(state_mb=1, donors=1, training=False), tell_nothing)
 
 
 def test_bench_join_says_when_a_donor_does_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_join_joiner, "DEADLINE_S", 0.2)
     monkeypatch.setattr(bench_join_joiner.sys, "executable", "false")
     with pytest.raises(NetworkError, match="donor 0 of the benchmark did not call"):
-        measure_join(JoinBench(state_mb=1, donors=1, training=False))
+        run(JoinBench(state_mb=1, donors=1, training=False), tell_nothing)
 
 
 @pytest.mark.parametrize("options", [{"state_mb": 0}, {"donors": 0}, {"donors": 17}, {"repetitions": 0}])
 def test_bench_join_refuses_nonsense(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="must be 1 to"):
-        join(JoinOptions(**options))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is not in 1\.\."):
+        JoinBench(**options)  # type: ignore[arg-type]
 
 
 def test_donors_draw_the_same_state_in_every_process() -> None:

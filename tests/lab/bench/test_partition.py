@@ -18,14 +18,16 @@ from shoal.lab.bench.partition import (
     APART_ROUND,
     CHUNK_VALUES,
     NUMEL,
+    PartitionBench,
     PartitionResult,
-    bench_partition,
-    document,
     measure,
     partition_scenario,
+    run,
+    to_document,
+    to_lines,
 )
 from shoal.lab.bench.tally_workload import NOTES, QUANTUM, WORKLOAD_NAME, steps_made
-from shoal.lab.cli.bench.partition import to_lines
+from shoal.lab.case import tell_nothing
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import ConfigError
@@ -170,7 +172,7 @@ def test_a_partition_that_loses_nothing_holds(tmp_path: Path) -> None:
     assert (result.round_before_s, result.round_after_s) == (ROUND_S, ROUND_S)
     assert [node.counted for node in result.nodes] == [(90, 90), (90, 90), (80, 80), (80, 80)]
     assert result.holds
-    assert document(result)["holds"] is True
+    assert to_document(result)["holds"] is True
     assert to_lines(result)[-1] == "all is as it should be"
 
 
@@ -249,7 +251,7 @@ def test_a_half_that_never_comes_back_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", ["4", "301"])
 def test_a_partition_that_cannot_be_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["bench", "partition", "--seconds", seconds]) == 2
-    assert "--seconds must be 5 to 300" in capsys.readouterr().err
+    assert f"--seconds: {float(seconds)} is not in 5..300" in capsys.readouterr().err
 
 
 def test_every_step_takes_a_quantum_off_and_is_noted(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_every_step_takes_a_quantum_off_and_is_noted(tmp_path: Path) -> None:
 @pytest.mark.long
 @needs_namespaces
 def test_real_halves_come_together_and_every_step_is_counted_once(tmp_path: Path) -> None:
-    result = bench_partition(15.0, 3, tmp_path)
+    result = run(PartitionBench(seconds=15.0, seed=3, out=tmp_path), tell_nothing)
     assert result.problems == ()
     assert (result.rounds_of_others, result.steps_lost, result.steps_counted_twice) == (0, 0, 0)
     assert (result.forks, result.wrong_values, result.digests_equal) == (0, 0, True)

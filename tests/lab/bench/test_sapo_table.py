@@ -12,14 +12,13 @@ import typer
 
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, SapoWords, bench_of
-from shoal.lab.bench.sapo_table import measure_all, read_results, summary_table
-from shoal.lab.cli.bench.sapo import SapoTableOptions
-from shoal.lab.cli.bench.sapo import sapo_table as write_page
+from shoal.lab.bench.sapo_page import SapoTableOptions, read_results, write_page
+from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
+from shoal.lab.bench.sapo_table import measure_all, summary_table
 from shoal.protocol.errors import ConfigError
 
-WORDS = SapoWords(agents=4, rounds=2)
-BENCHES = [bench_of(WORDS, local=local, external=8 - local) for local in (8, 4)]
+OPTIONS = SapoOptions(agents=4, rounds=2, settings="8/0,4/4")
+BENCHES = OPTIONS.benches
 
 
 def result_of(bench: SapoBench, seed: int, *, reward: float = 10.0, tokens: int = 1000) -> SapoResult:
@@ -72,7 +71,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, made: list[tupl
         (BENCHES[1], 2),
     ]
     assert len(read_results(path)) == 4
-    other = bench_of(replace(WORDS, learning_rate=2e-3), local=8, external=0)
+    other = replace(OPTIONS, learning_rate=2e-3).bench_of(8, 0)
     all_of(path, [other], 1)
     assert made[-1][:2] == (other, 1)  # another setting of any kind is another run
 
@@ -92,7 +91,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
     alone, shared = BENCHES
-    attacked = bench_of(SapoWords(agents=4, rounds=2, attackers=0.25), local=4, external=4)
+    attacked = replace(OPTIONS, attackers=0.25).bench_of(4, 4)
     results = [
         result_of(alone, 1, reward=10.0),
         result_of(shared, 1, reward=12.0, tokens=500),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,20 +15,18 @@ import trio
 from shoal.cli.main import execute
 from shoal.lab.bench import throughput as module
 from shoal.lab.bench.random_tokens import RandomTokensWorkload
-from shoal.lab.bench.throughput_alone import enough, run_alone, since
+from shoal.lab.bench.throughput_nodes import enough, run_alone, run_together, since, together_of
 from shoal.lab.bench.throughput_spec import (
     SIZES,
     WORKLOAD_NAME,
     Alone,
     CpuShare,
-    Shape,
     Stretch,
     Throughput,
     ThroughputBench,
     Together,
     step_s,
 )
-from shoal.lab.bench.throughput_swarm import run_together, together_of
 from shoal.node.reporting.events import Certified, Contributed
 from shoal.node.workload import Assignment, load_workload
 from shoal.protocol.errors import ConfigError
@@ -35,7 +34,7 @@ from shoal.protocol.identity import Identity
 from shoal.testnet.journal import Journal
 
 TINY = ThroughputBench(
-    shape=Shape(32, 1), context=16, batch=4, strategy="diloco", inner_steps=40, rounds=3, repeat=1, nodes=2
+    width=32, layers=1, context=16, batch=4, strategy="diloco", inner_steps=40, rounds=3, repeat=1, nodes=2
 )
 CPU = CpuShare(trainers=1.5, daemons=0.75)
 SHARE = Assignment(seed=1, round=1, member=0, members=2)
@@ -54,7 +53,7 @@ def together(*rates: float, sound: bool = True) -> Together:
 
 
 RESULT = Throughput(
-    bench=msgspec.structs.replace(TINY, strategy="streaming", repeat=3),
+    bench=dataclasses.replace(TINY, strategy="streaming", repeat=3),
     alone=(alone(50, 50), alone(60, 60), alone(40, 40), alone(50, 50)),
     together=(together(50, 49), together(40, 48), together(45, 45)),
 )
@@ -128,7 +127,7 @@ def test_sizes_are_what_they_are_called(size: str) -> None:
 def test_every_size_is_within_a_tenth_of_its_name_and_can_be_measured() -> None:
     for name, shape in SIZES.items():
         assert shape.parameters == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.1)
-        bench = ThroughputBench(shape=shape)
+        bench = ThroughputBench(parameters=name)
         manifest = bench.manifest([Identity.generate().peer_id for _ in range(2)])
         load_workload(manifest.workload.name, manifest.workload.options, None)
 
@@ -188,9 +187,9 @@ def test_unknown_precision_is_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--nodes", "1", "--nodes must be 2 to 16, not 1"),
-        ("--rounds", "1", "--rounds must be 2 to 1000"),
-        ("--repeat", "0", "--repeat must be 1 to 100"),
+        ("--nodes", "1", "--nodes: 1 is not in 2..16"),
+        ("--rounds", "1", "--rounds: 1 is not in 2..1000"),
+        ("--repeat", "0", "--repeat: 0 is not in 1..100"),
         ("--width", "100", "--width must be a multiple of 64"),
         ("--parameters", "7M", "--parameters must be one of 1M, 10M"),
         ("--strategy", "gossip", "--strategy must be one of diloco, streaming, sparse"),
@@ -210,7 +209,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Throughput], None]:
     """Have the command find this result."""
 
     def give(result: Throughput) -> None:
-        monkeypatch.setattr(module, "bench_throughput", lambda bench, tell: result)
+        async def measure(bench: object, tell: object) -> Throughput:
+            return result
+
+        monkeypatch.setattr(module, "_measure", measure)
 
     return give
 

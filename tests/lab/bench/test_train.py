@@ -27,11 +27,21 @@ from shoal.collectives.schedule import learning_rate
 from shoal.lab.bench import train_swarm as bench_train_swarm
 from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_json
 from shoal.lab.bench.train_local import LocalSwarm, train_locally
-from shoal.lab.bench.train_page import LOSS_VS_BYTES, LOSS_VS_TOKENS, render
+from shoal.lab.bench.train_page import (
+    CASE,
+    LOSS_VS_BYTES,
+    LOSS_VS_TOKENS,
+    RESULT,
+    TrainOptions,
+    TrainTableOptions,
+    render,
+    run,
+    write_page,
+)
 from shoal.lab.bench.train_spec import Point, TrainBench
 from shoal.lab.bench.train_swarm import read_run
 from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
-from shoal.lab.cli.bench.train import RESULT, TrainOptions, TrainTableOptions, train, train_table
+from shoal.lab.case import LongCaseOptions, Numbers, tell_nothing
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
 from shoal.node.workloads.text import TextWorkload
@@ -198,10 +208,8 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"{key}={value}" for key, value in TINY.items()]
-    asked = TrainOptions(
-        nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, as_json=True, out=tmp_path
-    )
-    train(asked)
+    asked = TrainOptions(nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, out=tmp_path)
+    CASE(asked, LongCaseOptions(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() >= KEYS
     assert (printed["strategy"], printed["nodes"], printed["tokens"]) == ("diloco", 2, 3 * ROUND_TOKENS)
@@ -415,11 +423,11 @@ def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult,
     assert "| 99 (50–101) | ≥ 100, **missed** |" in page
     assert "seeds 1, 2, 3" in page
     paths = []
-    for run in (result.seeds[2], *result.seeds[:2]):
-        alone = merged([msgspec.structs.replace(result, seeds=(run,))])
-        paths.append(tmp_path / f"{run.seed}.json")
+    for one in (result.seeds[2], *result.seeds[:2]):
+        alone = merged([msgspec.structs.replace(result, seeds=(one,))])
+        paths.append(tmp_path / f"{one.seed}.json")
         paths[-1].write_bytes(msgspec.json.encode(alone[0]))
-    train_table(TrainTableOptions(results=paths, tried=paths[:1], title="Once more", out=tmp_path / "again.md"))
+    write_page(TrainTableOptions(results=paths, tried=paths[:1], title="Once more", out=tmp_path / "again.md"))
     text = (tmp_path / "again.md").read_text()
     assert text == render([result], [load_result(paths[0])], title="Once more", plots="again_")
     assert text.startswith("# Once more\n")
@@ -462,8 +470,7 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": "1,x"}, "--seeds"),
-        ({"seeds": "1,1"}, "different numbers"),
+        ({"seeds": Numbers((1, 1))}, "different numbers"),
         ({"settings": ["lr=3"]}, "not like sync.outer_lr"),
         ({"options": ["width"]}, "must be KEY=VALUE"),
         ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
@@ -472,4 +479,4 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(TrainOptions(**options))
+        run(TrainOptions(**options), tell_nothing)

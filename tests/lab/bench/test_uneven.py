@@ -8,18 +8,17 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab.bench.train_swarm import Speeds
-from shoal.lab.bench.uneven import UnevenBench, UnevenResult
-from shoal.lab.cli.bench.uneven import to_lines
+from shoal.lab.bench.uneven import UnevenBench, UnevenResult, to_lines
 
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--nodes", "1", "--nodes must be 2 to 16"),
-        ("--slow", "0.5", "--slow says how many times slower one node is: 1 to 10"),
-        ("--slow", "11", "1 to 10"),
-        ("--step-s", "0", "--step-s must be 0.001 to 1"),
-        ("--rounds", "2", "--rounds must be 3 or more"),
+        ("--nodes", "1", "--nodes: 1 is not in 2..16"),
+        ("--slow", "0.5", "--slow: 0.5 is not in 1..10"),
+        ("--slow", "11", "--slow: 11.0 is not in 1..10"),
+        ("--step-s", "0", "--step-s: 0.0 is not in 0.001..1"),
+        ("--rounds", "2", "in the first, no node knows another's speed"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -15,9 +15,8 @@ import trio
 
 from shoal.lab.bench import wan as bench_wan
 from shoal.lab.bench.times import NodeRound
-from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, RoundTally, WanBench, measure_wan
+from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, RoundTally, WanBench, measure_wan, to_lines
 from shoal.lab.bench.wan_streams import receive, send
-from shoal.lab.cli.bench.wan import WanOptions, profile_from, to_lines
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.links.wan_profiles import PROFILES
 from tests.testnet.links_lab import needs_namespaces
@@ -34,7 +33,7 @@ from tests.testnet.links_lab import needs_namespaces
     ],
 )
 def test_options_stand_in_place_of_what_the_profile_says(given: dict[str, Any], changed: dict[str, float]) -> None:
-    profile = profile_from(WanOptions(**given))
+    profile = WanBench(**given).line
     base = PROFILES["intercontinental"]
     assert {name: getattr(profile, name) for name in base.__struct_fields__} == {
         name: getattr(base, name) for name in base.__struct_fields__
@@ -46,7 +45,7 @@ def test_options_stand_in_place_of_what_the_profile_says(given: dict[str, Any], 
 )
 def test_options_of_no_line_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^--"):
-        profile_from(WanOptions(**wrong))
+        WanBench(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +53,19 @@ def test_options_of_no_line_are_refused(wrong: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        WanBench(profile=PROFILES["home"], **wrong)
+        WanBench(profile="home", **wrong)
 
 
 @pytest.mark.parametrize(("peers", "codec"), [(2, "fp32"), (2, "int8"), (4, "bf16")])
 def test_reduction_is_as_large_as_the_line_carries_in_a_few_seconds(peers: int, codec: str) -> None:
-    bench = WanBench(profile=PROFILES["mobile"], peers=peers, codec=codec)
+    bench = WanBench(profile="mobile", peers=peers, codec=codec)
     assert bench.payload_bytes == pytest.approx(20e6 / 8 * REDUCE_S, rel=0.01)
-    assert WanBench(profile=PROFILES["continental"]).values == NUMEL_LIMITS[1]
+    assert WanBench(profile="continental").values == NUMEL_LIMITS[1]
 
 
 def test_payload_is_what_a_peer_sends_of_contributions_and_finals() -> None:
-    profile = PROFILES["home"]
-    assert WanBench(profile=profile, numel=1_000_000).payload_bytes == 4_000_000  # half of each, and half as finals
-    assert WanBench(profile=profile, numel=1_000_000, peers=4).payload_bytes == 6_000_000
+    assert WanBench(profile="home", numel=1_000_000).payload_bytes == 4_000_000  # half of each, and half as finals
+    assert WanBench(profile="home", numel=1_000_000, peers=4).payload_bytes == 6_000_000
 
 
 def node_round(planned_at: float, seconds: float, digest: str = "d", sent_bytes: int = 0) -> NodeRound:
@@ -86,7 +84,7 @@ def node_round(planned_at: float, seconds: float, digest: str = "d", sent_bytes:
 
 
 def test_rate_is_over_reduce_phases_that_began_after_the_warm_up() -> None:
-    bench = WanBench(profile=PROFILES["home"], numel=1_000_000, seconds=4.0)
+    bench = WanBench(profile="home", numel=1_000_000, seconds=4.0)
     tally = RoundTally(bench)
     tally.add([node_round(100.0, 9.0), node_round(100.1, 9.0)], 1)
     tally.add([node_round(109.9, 1.0), node_round(109.9, 1.0)], 2)
@@ -107,7 +105,7 @@ def test_rate_is_over_reduce_phases_that_began_after_the_warm_up() -> None:
 
 
 def test_what_is_sent_is_set_against_the_payload_round_by_round() -> None:
-    tally = RoundTally(WanBench(profile=PROFILES["home"], numel=1_000_000))
+    tally = RoundTally(WanBench(profile="home", numel=1_000_000))
     tally.add([node_round(0.0, 1.0, sent_bytes=4_000_000), node_round(0.0, 1.0, sent_bytes=8_000_000)], 1)
     tally.add([node_round(5.0, 1.0, sent_bytes=8_400_000), node_round(5.0, 1.0, sent_bytes=12_400_000)], 1)
     assert [round.sent_ratio for round in tally.rounds] == pytest.approx([1.5, 1.1])
@@ -128,13 +126,13 @@ def test_streams_count_what_arrives_until_the_time_is_over() -> None:
 def test_without_root_it_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_wan, "why_not", lambda: "network namespaces need root")
     with pytest.raises(ConfigError, match="emulated lines take network namespaces, and network namespaces need root"):
-        trio.run(measure_wan, WanBench(profile=PROFILES["home"]))
+        trio.run(measure_wan, WanBench(profile="home"))
 
 
 @needs_namespaces
 @pytest.mark.long
 def test_small_run_over_a_home_line_gives_every_figure(tmp_path: Path) -> None:
-    bench = WanBench(profile=PROFILES["home"], numel=500_000, seconds=1.0, warm_up_s=1.0, bare_s=1.0)
+    bench = WanBench(profile="home", numel=500_000, seconds=1.0, warm_up_s=1.0, bare_s=1.0)
     result = trio.run(partial(measure_wan, bench, folder=tmp_path))
     printed = json.loads(msgspec.json.encode(result))
     assert printed.keys() >= {"payload_mbit_s", "link_mbit_s", "cubic_mbit_s", "bbr_mbit_s"}

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.restart import Restart, RestartSpeed, measure_restart
-from shoal.lab.cli.bench.checkpoint import restart_document, restart_lines
+from shoal.lab.bench.restart import Restart, RestartBench, RestartSpeed, run, to_document, to_lines
+from shoal.lab.case import tell_nothing
 
 
 def test_checkpoint_measures_copies_beside_copies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +21,7 @@ def test_checkpoint_measures_copies_beside_copies(capsys: pytest.CaptureFixture[
 
 
 def test_restart_is_measured_on_a_node_that_was_killed() -> None:
-    speed = measure_restart(state_mb=1, repetitions=1)
+    speed = run(RestartBench(state_mb=1, repetitions=1), tell_nothing)
     (restart,) = speed.restarts
     assert restart.exact
     assert 0 < restart.import_torch_s < restart.total_s < 60
@@ -33,9 +33,9 @@ def test_restart_is_told_with_and_without_importing_torch() -> None:
         state_bytes=10_000_000,
         restarts=tuple(Restart(total_s=total, import_torch_s=2.0, exact=True) for total in (4.0, 3.0, 5.0)),
     )
-    found = restart_document(speed)
+    found = to_document(speed)
     assert (found["restart_s"], found["import_torch_s"], found["net_s"], found["exact"]) == (4.0, 2.0, 2.0, True)
-    assert restart_lines(speed) == [
+    assert to_lines(speed) == [
         "3 restarts from a state of 10 MB, all exact",
         "process start to training 2.00 s (1.00–3.00)",
         "and importing torch        2.00 s (2.00–2.00)",

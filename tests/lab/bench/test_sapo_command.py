@@ -9,7 +9,7 @@ import pytest
 from shoal.cli.main import execute
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.sapo_spec import SapoResult
-from shoal.lab.cli.bench.sapo import summary
+from shoal.lab.bench.sapo_table import summary
 
 
 def test_sapo_prints_one_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +78,8 @@ def test_the_summary_says_what_was_measured() -> None:
         (["--attackers", "1"], "--attackers"),
         (["--terms", "hope"], "--terms"),
         (["--local", "0"], "local"),
+        (["--settings", "8"], "--settings"),
+        (["--seeds", "1,x"], "--seeds"),
     ],
 )
 def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from shoal.cli.render import ShowNow
-from shoal.lab.case import Case, CaseOptions
+from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option
-from shoal.protocol.errors import ConfigError
+from shoal.node.options import Option, Within
+from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
-if TYPE_CHECKING:
-    from shoal.testnet.lane_rate import LaneSpeed
-
-REPETITIONS = 9
-FRAMES = 2048
-LIMIT = 10_000
 SHARED: Final = Target(name="one encrypted lane beside plaintext", unit="× plaintext's rate", least=0.8)
 SOCKETS: Final = Target(name="one encrypted lane, sockets beside plaintext", unit="× plaintext's rate", least=0.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneOptions(CaseOptions):
-    """What the user asked `shoal bench lane` for."""
+class LaneBench(Spec):
+    """What to measure."""
 
-    repetitions: Annotated[int, Option("--repetitions", help="Measured turns of all ways; one more warms up.")] = (
-        REPETITIONS
-    )
-    frames: Annotated[int, Option("--frames", help="Frames of 512 KiB in each run.")] = FRAMES
+    repetitions: Annotated[
+        int, Option("--repetitions", help="Measured turns of all ways; one more warms up.", check=Within(1, 10_000))
+    ] = 9
+    frames: Annotated[int, Option("--frames", help="Frames of 512 KiB in each run.", check=Within(1, 10_000))] = 2048
 
 
-def _run(options: LaneOptions, tell: ShowNow) -> LaneSpeed:
+def run(bench: LaneBench, tell: ShowNow) -> LaneSpeed:
     """Send full frames between two processes, sealed, sealed in memory that both see, and in plaintext, in turn."""
-    for name, value in (("--repetitions", options.repetitions), ("--frames", options.frames)):
-        if not 1 <= value <= LIMIT:
-            raise ConfigError(f"{name} must be 1 to {LIMIT}, not {value}")
-    from shoal.testnet.lane_rate import measure_lane
-
-    return measure_lane(frames=options.frames, repetitions=options.repetitions)
+    return measure_lane(frames=bench.frames, repetitions=bench.repetitions)
 
 
 def to_document(speed: LaneSpeed) -> dict[str, object]:
@@ -77,4 +66,4 @@ def rows(speed: LaneSpeed) -> tuple[Row, ...]:
     return SHARED.row(speed.shared_ratio), SOCKETS.row(speed.ratio)
 
 
-lane: Final = Case(spec=LaneOptions, run=_run, rows=rows, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=LaneBench, run=run, rows=rows, lines=to_lines, document=to_document)

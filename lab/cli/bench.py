@@ -1,0 +1,80 @@
+"""`shoal bench …`: what Shoal costs, measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from shoal.cli.options import command_of
+from shoal.lab.case import Case
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "allreduce": "allreduce:CASE",
+    "compare": "compare_page:CASE",
+    "find": "find:CASE",
+    "flood": "flood:CASE",
+    "hostile": "hostile:CASE",
+    "join": "join:CASE",
+    "dashboard": "dashboard:CASE",
+    "lane": "lane:CASE",
+    "partition": "partition:CASE",
+    "uneven": "uneven:CASE",
+    "throughput": "throughput:CASE",
+    "wan": "wan:CASE",
+    "checkpoint": "checkpoint:CASE",
+    "restart": "restart:CASE",
+    "train": "train_page:CASE",
+    "sapo": "sapo_table:CASE",
+    "attack": "attack:CASE",
+    "train-table": "train_page:write_page",
+    "sapo-table": "sapo_page:write_page",
+}
+"""All benchmarks in the order of the help, each with its place in `shoal.lab.bench`: a case, or a maker of a page."""
+
+
+def load(name: str) -> Any:
+    """The case, or the maker of a page, of that name. Raises KeyError."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    return getattr(import_module(f"shoal.lab.bench.{module}"), attribute)
+
+
+class _Loaded(Mapping[str, Any]):
+    """The commands, of which each is imported when it is asked for: with most comes all that they measure."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _command(name: str) -> Any:
+    found = load(name)
+    one = typer.Typer(add_completion=False)
+    one.command(name)(found.command() if isinstance(found, Case) else command_of(found))
+    return typer.main.get_command(one)
+
+
+class _Benchmarks(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Loaded()  # type: ignore[assignment]  # nobody adds to it
+
+
+bench = typer.Typer(cls=_Benchmarks, help="Measure what rounds cost on this machine.", invoke_without_command=True)
+
+
+@bench.callback()
+def show_help(context: typer.Context) -> None:
+    """Show what can be measured, where nothing is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

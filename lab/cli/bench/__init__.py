@@ -1,1 +1,0 @@
-"""The `shoal bench` group, one file per command."""
