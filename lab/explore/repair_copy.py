@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -57,8 +57,8 @@ class _Atomic(dict[Any, bool]):
     """By kind of object, whether it never changes, and so may be shared."""
 
     def __missing__(self, kind: Any) -> bool:
-        frozen = is_dataclass(kind) and vars(kind)["__dataclass_params__"].frozen
-        atomic = self[kind] = frozen or issubclass(kind, _ATOMS)
+        dataclass: Any = getattr(kind, "__dataclass_params__", None)
+        atomic = self[kind] = (dataclass is not None and dataclass.frozen) or issubclass(kind, _ATOMS)
         return atomic
 
 
