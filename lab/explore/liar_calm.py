@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from shoal.lab.explore.liar import Liar, one_of
 from shoal.lab.explore.member import Members, copy_of
 from shoal.lab.explore.scope import Scope, outweighs
-from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, NeedFinals
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.agreement import (
+    Agreement,
+    AgreementEffect,
+    Broadcast,
+    Decided,
+    FreeToPlan,
+    Mismatch,
+    NeedFinals,
+    Persist,
+)
+from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Message
 
 LIES_PER_MEMBER = 3
@@ -98,6 +107,8 @@ class Calm:
                 self._tell(position, effect.message)
             elif isinstance(effect, NeedFinals):
                 self._act(position, self._machines[position].computed(self._members.values.report(effect.value)))
+            elif not isinstance(effect, Persist | Decided | Mismatch | FreeToPlan):
+                raise LocalError(f"nothing here does {type(effect).__name__}")
 
     def _tell(self, position: int, message: Message) -> None:
         self._said[position].add(message)

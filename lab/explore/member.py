@@ -35,6 +35,8 @@ from shoal.protocol.agreement import (
     AgreementEffect,
     Broadcast,
     Decided,
+    FreeToPlan,
+    Mismatch,
     NeedFinals,
     NeedState,
     Persist,
@@ -61,6 +63,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.view_change import sign_move
 
 MakeAgreement = Callable[[Identity, Value], Agreement]
+
+PASSED_OVER = NeedFinals | NeedState | Mismatch | FreeToPlan
+"""Effects of an agreement that are asked of it when a member computes or proposes, and digests of a liar's own."""
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
 _FETCHED = {"_computed", "_states", "reports", "_taking_part"}
@@ -383,6 +388,8 @@ class Members:
                 certificate = effect.certificate
                 violation = violation or self._unfounded(certificate)
                 said |= frozenset() if self.scope.reduced else {certificate}
+            elif not isinstance(effect, PASSED_OVER):
+                raise LocalError(f"nothing here does {type(effect).__name__}")
         if machine.view < last_view(said) and not self._forks_only:
             violation = violation or "a view went back"
         if self.scope.reduced and not self._forks_only:

@@ -1,4 +1,4 @@
-"""Copies and keys of a round machine and of a reduction, so that a step can be taken from one state many times.
+"""Copies and keys of a member and of a reduction, so that a step can be taken from one state many times.
 
 Two machines of one member whose keys are equal behave alike from here on. What a machine heard and did not act on is
 left out of it after every step (`unhear`): it may be heard again at any time.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import is_dataclass, replace
-from functools import cache
+from dataclasses import replace
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -18,9 +17,13 @@ import msgspec
 
 from shoal.collectives.finals import FinalChunk
 from shoal.collectives.reduce import Kept, PendingChunk, Reduction
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.member import Member
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Surroundings
 
 NOW, DUE = 0.0, 1e9
 """Every clock begins at `NOW`; at `DUE` every deadline has passed."""
@@ -33,49 +36,81 @@ _FIXED |= {"_deal", "_sent_at", "_heard_at", "since", "planned_at", "_values", "
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_prepares", "_my_votes", "_freed", "_mismatched", "_refused", "_changes"}
 
-_ATOMS: tuple[type, ...] = (bytes, str, int, float, type(None), frozenset, tuple, enum.Enum, msgspec.Struct, Identity)
+_ATOMS: tuple[type, ...] = (
+    bytes,
+    str,
+    int,
+    float,
+    type(None),
+    frozenset,
+    tuple,
+    enum.Enum,
+    msgspec.Struct,
+    Identity,
+    Chain,
+)
 _ATOMS += (FunctionType, MethodType, BuiltinMethodType, type)
 
 
-@cache
-def _is_atomic(kind: Hashable) -> bool:
-    assert isinstance(kind, type)
-    frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return frozen or issubclass(kind, _ATOMS)
+class _Atomic(dict[Any, bool]):
+    """By kind of object, whether it never changes, and so may be shared."""
+
+    def __missing__(self, kind: Any) -> bool:
+        dataclass: Any = getattr(kind, "__dataclass_params__", None)
+        atomic = self[kind] = (dataclass is not None and dataclass.frozen) or issubclass(kind, _ATOMS)
+        return atomic
 
 
-def _kind(held: object) -> Any:
-    return type(held)
+_ATOMIC = _Atomic()
 
 
-@cache
-def _slots(kind: Any) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
+class _Slots(dict[Any, tuple[str, ...]]):
+    """By kind of object, the attributes that it keeps in slots."""
+
+    def __missing__(self, kind: Any) -> tuple[str, ...]:
+        slots = self[kind] = tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
+        return slots
+
+
+_SLOTS = _Slots()
 
 
 def _parts(held: Any) -> dict[str, Any]:
     """The attributes of an object, wherever it keeps them."""
-    slots = _slots(_kind(held))
+    slots = _SLOTS[type(held)]
     return {name: getattr(held, name) for name in slots} if slots else vars(held)
 
 
 def copy_of(held: Any, known: dict[int, Any] | None = None) -> Any:
     """An independent copy of a machine: objects and tables are copied, what is immutable is shared."""
     known = {} if known is None else known
-    kind: Any = type(held)
-    if _is_atomic(kind):
+    kind = type(held)
+    if _ATOMIC[kind]:
         return held
     if id(held) in known:
         return known[id(held)]
     if kind is dict:
-        return {key: value if _is_atomic(_kind(value)) else copy_of(value, known) for key, value in held.items()}
+        return {key: value if _ATOMIC[type(value)] else copy_of(value, known) for key, value in held.items()}
     if kind is set:
-        return set(held)
+        return held.copy()
     if kind is list:
         return [copy_of(value, known) for value in held]
     copy = known[id(held)] = object.__new__(kind)
-    for name, value in _parts(held).items():
-        object.__setattr__(copy, name, value if _is_atomic(_kind(value)) else copy_of(value, known))
+    parts = {name: value if _ATOMIC[type(value)] else copy_of(value, known) for name, value in _parts(held).items()}
+    if _SLOTS[kind]:
+        for name, value in parts.items():
+            object.__setattr__(copy, name, value)
+    else:
+        copy.__dict__.update(parts)
+    return copy
+
+
+def member_copy(member: Member, here: Surroundings) -> Member:
+    """An independent copy of a member between two inputs, which looks at `here`."""
+    early = member._early
+    if len(early):
+        raise LocalError("a message of another round was kept for later")
+    copy: Member = copy_of(member, {id(member._here): here, id(early): early})
     return copy
 
 
@@ -117,26 +152,26 @@ def _key(held: Any, view: int, met: set[int]) -> Hashable:
     kind: Any = type(held)
     if kind is Plan or kind is Value:
         return held.hash  # type: ignore[no-any-return]
-    if _is_atomic(kind):
+    if _ATOMIC[kind]:
         return held  # type: ignore[no-any-return]
     if kind is dict:
-        return frozenset((name, _key(value, view, met)) for name, value in held.items())
+        return frozenset([(name, _key(value, view, met)) for name, value in held.items()])
     if kind is set:
         return frozenset(held)
     if kind is list:
-        return tuple(_key(value, view, met) for value in held)
+        return tuple([_key(value, view, met) for value in held])
     if id(held) in met:
         return None
     met.add(id(held))
     rows = []
     for name, value in _parts(held).items():
         if name in _BY_VIEW:
-            seen = (
+            kept = (
                 {v: value[v] for v in value if v >= view}
                 if isinstance(value, dict)
                 else {v for v in value if v >= view}
             )
-            rows.append((name, _key(seen, view, met)))
+            rows.append((name, _key(kept, view, met)))
         elif name not in _FIXED:
             rows.append((name, _key(value, view, met)))
     return tuple(rows)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from shoal.collectives.finals import Finals
-from shoal.lab.explore.repair_copy import DUE, NOW, copy_of, kept_key, machine_key, reduction_key
+from shoal.lab.explore.repair_copy import copy_of, kept_key, machine_key, reduction_key
 from shoal.lab.explore.repair_judge import Parcel
-from shoal.lab.explore.repair_run import Components, Member, Run, WayBack, new_machine
+from shoal.lab.explore.repair_run import Components, MemberState, Passed, Run, WayBack
 from shoal.lab.explore.repair_scope import RepairScope, ScopeSetup
 from shoal.lab.explore.repair_steps import Context, Doing, Outcome, Step, Voice
-from shoal.protocol.agreement import DurableRecord, NeedFinals
+from shoal.protocol.agreement import NeedFinals
 from shoal.protocol.errors import LocalError
 from shoal.protocol.messages import (
     NO_HASH,
@@ -42,7 +42,7 @@ class Members:
         self.scope = scope
         self.setup = ScopeSetup(scope)
         self.components = components or Components()
-        self.states: list[Member] = []
+        self.states: list[MemberState] = []
         self.voices: list[Voice] = []
         self.voice_of: list[int] = []
         self.finals: dict[tuple[bytes, bytes], Finals] = {}
@@ -67,40 +67,23 @@ class Members:
     def _started(self) -> tuple[int, ...]:
         """Everyone has announced its contribution, or is late; the lead of view 0 has planned, and nobody knows yet."""
         setup, numbers = self.setup, []
-        for position, peer in enumerate(setup.peers):
-            machine = new_machine(setup, self.components, position)
-            log = tuple(
-                DurableRecord(kind="ready", term=setup.previous.term, round=1)
-                for _ in range(position != self.scope.late)
-            )
-            effects = machine.peers_alive(setup.everyone, NOW)
-            for other, ready in sorted(zip(setup.peers, setup.readies, strict=True), key=lambda one: one[0] == peer):
-                effects = machine.ready(ready, NOW) if other == peer else machine.receive(other, ready, NOW)
+        for position in range(self.scope.members):
+            run = Run(setup, self.components, position, MemberState(), {})
+            run.begin()
+            for other, ready in enumerate(setup.readies):
+                if other != position:
+                    run.hear(other, ready)
             if self.scope.late is not None and position == 0:
-                effects = machine.tick(DUE)
-            empty = Member(
-                machine=machine,
-                reduction=None,
-                log=log,
-                said=frozenset({setup.readies[position]}),
-                posted=frozenset(),
-                signed=frozenset(),
-                closed=frozenset(),
-                words=frozenset(),
-                finals=frozenset(),
-            )
-            run = Run(setup, self.components, position, empty, {})
-            run.readies = dict(zip(setup.peers, setup.readies, strict=True))
-            run.carry_out(effects)
+                run.believe(setup.everyone, Passed.TIMEOUT)
             if run.violation is not None:
                 raise LocalError(f"the first plan of the round: {run.violation}")
-            numbers.append(self._number(position, run.member()))
+            numbers.append(self._number(position, run.state()))
         return tuple(numbers)
 
     def _id(self, held: Hashable) -> int:
         return self._ids.setdefault(held, len(self._ids))
 
-    def _number(self, position: int, member: Member) -> int:
+    def _number(self, position: int, member: MemberState) -> int:
         key = (
             position,
             self._id(machine_key(member.machine)),
@@ -262,7 +245,7 @@ class Members:
             self._lacking[number] = None if under_way else plan
         return self._lacking[number]
 
-    def ways_back(self, position: int, member: Member) -> tuple[WayBack, ...]:
+    def ways_back(self, position: int, member: MemberState) -> tuple[WayBack, ...]:
         """How a member may return: with its contribution, if it has one, or without."""
         has_one = position != self.scope.late and not member.lost
         return (WayBack.WITH, WayBack.WITHOUT) if has_one else (WayBack.AS_BEFORE,)
@@ -280,7 +263,7 @@ class Members:
                     yield from self.outcomes(replace(step, text=text, crashes=1), killed)
         for finals in run.computed:
             self.finals.setdefault((finals.plan.hash, _digest_in(run, finals)), finals)
-        member = run.member()
+        member = run.state()
         if self._out_of_scope(member, self.states[step.number]):
             return
         after = self._number(step.position, member)
@@ -296,13 +279,13 @@ class Members:
             violation=run.violation,
         )
 
-    def _only_voted(self, run: Run, before: Member) -> bool:
+    def _only_voted(self, run: Run, before: MemberState) -> bool:
         """Whether all that others see of a step is signed in the last view."""
         said = run.said - before.said
         votes = all(isinstance(m, Prepare | Vote) and m.view == self.scope.views - 1 for m in said)
         return bool(said) and votes and run.posted == before.posted
 
-    def _out_of_scope(self, member: Member, before: Member) -> bool:
+    def _out_of_scope(self, member: MemberState, before: MemberState) -> bool:
         if member.machine.agreement.view >= self.scope.views:
             return True
         fresh, plan = member.said - before.said, before.machine.plan

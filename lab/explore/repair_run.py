@@ -1,17 +1,19 @@
-"""One step of one member of a round with repairs: the machines do their part, and everything they do is judged."""
+"""One step of one member of a round with repairs: what nodes run does its part, and everything it does is judged."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
-from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
+from shoal.lab.box import Box, Doers, NoWishes, Surroundings, do_by, nothing
+from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, kept_copy, member_copy, reduction_copy, unhear
 from shoal.lab.explore.repair_judge import (
     Closed,
     Parcel,
@@ -27,10 +29,38 @@ from shoal.lab.explore.repair_judge import (
 from shoal.lab.explore.repair_scope import STATE, ScopeSetup
 from shoal.lab.explore.scope import outweighs
 from shoal.lab.explore.word import broken_promise
-from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, Persist
-from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.agreement import Broadcast, DurableRecord, Mismatch
+from shoal.protocol.chain import Chain, Position
+from shoal.protocol.effects import (
+    Announce,
+    Append,
+    BeginRound,
+    Blame,
+    CloseOff,
+    Evicted,
+    Examine,
+    FetchFinals,
+    FindWork,
+    FinishWork,
+    GiveWay,
+    MemberEffect,
+    Repair,
+    ResumeWork,
+    SeekState,
+    StandOnHead,
+    StartReduce,
+    TakePart,
+    Tell,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
+)
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Input, Received, Reduced, StateSought, Tick
+from shoal.protocol.member import Member
 from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
@@ -44,8 +74,8 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
-from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import FrameKind
 
 MakeMachine = Callable[..., RoundMachine]
@@ -54,20 +84,70 @@ MakeReduction = Callable[..., Reduction]
 Said = frozenset[Message]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One member in one state, which never changes. `life` is the number of the life that it is in, from 0 on, and
-    `old` are the plans that it made in earlier ones; `lost`: it has its contribution no more."""
+@dataclass(slots=True)
+class Here(Surroundings):
+    """What a member looks at in one step. Who has lost its contribution trains no more in this round."""
 
-    machine: RoundMachine
-    reduction: Reduction | None
+    setup: ScopeSetup
+    position: int
     log: tuple[DurableRecord, ...]
-    said: Said
-    posted: frozenset[Parcel]
-    signed: Signed
-    closed: Closed
-    words: frozenset[Held]
-    finals: frozenset[tuple[bytes, bytes]]
+    believed: frozenset[PeerId]
+    life: int
+    lost: bool
+    current = True
+    digest = STATE
+
+    @property
+    def chain(self) -> Chain:
+        """That to which the round is not added."""
+        return self.setup.chain
+
+    @property
+    def made(self) -> bool:
+        """Whether its contribution is here."""
+        return not self.lost and self.position != self.setup.scope.late
+
+    @property
+    def paused(self) -> bool:  # type: ignore[override]
+        """Whether it gives nothing."""
+        return self.lost
+
+    def bound_in(self, position: Position) -> tuple[DurableRecord, ...]:
+        """What is on disk; it is all of one round."""
+        return self.log
+
+    def alive(self) -> frozenset[PeerId]:
+        """Who is believed alive."""
+        return self.believed
+
+    def linked(self) -> Collection[PeerId]:
+        """Everyone."""
+        return self.setup.peers
+
+    def rules(self, round: int) -> Rules:
+        """Those of the scope."""
+        return self.setup.rules
+
+    def new_life(self) -> bytes:
+        """What stands for random bytes."""
+        return self.setup.life(self.position, self.life)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberState:
+    """One member in one state, which never changes. `member` is None of one that was killed. `life` is the number of
+    the life that it is in, from 0 on, and `old` are the plans that it made in earlier ones; `lost`: it has its
+    contribution no more; `over`: it knows that the round is decided."""
+
+    member: Member | None = None
+    reduction: Reduction | None = None
+    log: tuple[DurableRecord, ...] = ()
+    said: Said = frozenset()
+    posted: frozenset[Parcel] = frozenset()
+    signed: Signed = frozenset()
+    closed: Closed = frozenset()
+    words: frozenset[Held] = frozenset()
+    finals: frozenset[tuple[bytes, bytes]] = frozenset()
     """(plan, digest) of every complete set that it had."""
     kept: Mapping[bytes, Kept] = field(default_factory=dict)
     """By lineage: what reductions of its present life left for when they are begun again."""
@@ -76,6 +156,19 @@ class Member:
     life: int = 0
     lost: bool = False
     old: Said = frozenset()
+    over: bool = False
+
+    @property
+    def machine(self) -> RoundMachine:
+        """Its round."""
+        return machine_of(self.member)
+
+
+def machine_of(member: Member | None) -> RoundMachine:
+    """The round that a member is in."""
+    assert member is not None
+    assert member.machine is not None
+    return member.machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,38 +196,46 @@ class WayBack(enum.Enum):
 
 
 class Run:
-    """A member that takes a step. `heard` is all that others said by then, by sender; `helds` are among it."""
+    """A member that takes a step. `helds` are what others said they hold, by sender."""
 
     def __init__(
-        self, setup: ScopeSetup, components: Components, position: int, member: Member, helds: dict[PeerId, list[Held]]
+        self,
+        setup: ScopeSetup,
+        components: Components,
+        position: int,
+        state: MemberState,
+        helds: dict[PeerId, list[Held]],
     ) -> None:
         self._setup = setup
         self._components = components
         self._position = position
         self._helds = helds
-        self._member = member
-        self._machine: RoundMachine | None = None
-        self.reduction = None if member.reduction is None else reduction_copy(member.reduction)
-        self.log = member.log
-        self.said = set(member.said)
-        self.posted = set(member.posted)
-        self.signed = set(member.signed)
-        self.closed = set(member.closed)
-        self.words = set(member.words)
-        self.finals = set(member.finals)
-        self.kept, self.closed_to = dict(member.kept), dict(member.closed_to)
+        self._state = state
+        self._box: Box | None = None
+        self._here: Here
+        self._now = NOW
+        self.reduction = None if state.reduction is None else reduction_copy(state.reduction)
+        self.log = state.log
+        self.said = set(state.said)
+        self.posted = set(state.posted)
+        self.signed = set(state.signed)
+        self.closed = set(state.closed)
+        self.words = set(state.words)
+        self.finals = set(state.finals)
+        self.kept, self.closed_to = dict(state.kept), dict(state.closed_to)
         if self.reduction is not None:
             self.kept[self.reduction.lineage] = self.reduction._kept
-        self.life, self.lost, self.old = member.life, member.lost, member.old
+        self.life, self.lost, self.old, self.over = state.life, state.lost, state.old, state.over
         self.computed: list[Finals] = []
         self.votes: list[tuple[int, bytes]] = []
-        self.cuts: list[Member] = []
+        self.cuts: list[MemberState] = []
         self.interrupted = False
         """Whether a reduction was closed off, revised or ended: then it matters what had arrived."""
         self.violation: str | None = None
-        self.readies = dict(member.machine._gathering._readies)
-        self._before: Plan | None = member.machine.plan
-        self._changed = False
+        self.readies = {} if state.member is None else dict(state.machine._gathering._readies)
+        self._before: Plan | None = None if state.member is None else state.machine.plan
+        self._closing: CloseOff | None = None
+        self._changed = self._acted = False
         self._attach()
 
     def _attach(self) -> None:
@@ -144,22 +245,39 @@ class Run:
 
     @property
     def machine(self) -> RoundMachine:
-        """The machine, this run's own from when it is first needed."""
-        if self._machine is None:
-            self._machine = copy_of(self._member.machine)
-        return self._machine
+        """The machine, this run's own."""
+        return machine_of(self._own().member)
+
+    def _own(self) -> Box:
+        """The member, this run's own from when it is first needed."""
+        if self._box is None:
+            assert self._state.member is not None
+            self._here = self._surroundings()
+            self._box = self._boxed(member_copy(self._state.member, self._here))
+        return self._box
+
+    def _surroundings(self) -> Here:
+        return Here(self._setup, self._position, self.log, self._setup.everyone, self.life, self.lost)
+
+    def _boxed(self, member: Member) -> Box:
+        return Box(member, self._do, lambda: self._now)
+
+    def _feed(self, event: Input) -> None:
+        if not self.over:
+            self._own().put(event)
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 
-    def member(self) -> Member:
+    def state(self) -> MemberState:
         """The member after the step."""
-        if self._machine is not None:
-            unhear(self._machine, self._setup.everyone, self.readies)
-        return self._now()
+        if self._box is not None and not self.over:
+            self._here.believed = self._setup.everyone
+            unhear(self.machine, self._setup.everyone, self.readies)
+        return self._state_now(self._state.member if self._box is None else self._box.member)
 
-    def _now(self) -> Member:
-        return Member(
-            machine=self._member.machine if self._machine is None else self._machine,
+    def _state_now(self, member: Member | None) -> MemberState:
+        return MemberState(
+            member=member,
             reduction=self.reduction,
             log=self.log,
             said=frozenset(self.said),
@@ -173,45 +291,55 @@ class Run:
             life=self.life,
             lost=self.lost,
             old=self.old,
+            over=self.over,
         )
+
+    def begin(self) -> None:
+        """The process starts, with what is on disk."""
+        setup = self._setup
+        self._here = self._surroundings()
+        member = Member(
+            identity=setup.identities[self._position],
+            surroundings=self._here,
+            wishes=NoWishes,
+            deal=setup.deal,
+            make=self._components.machine,
+        )
+        self._box = self._boxed(member)
+        self._feed(StateSought())
 
     def restart(self, way: WayBack) -> None:
         """Killed: what was not on disk is gone, and all that was kept of reductions."""
-        setup = self._setup
-        self.life, self.lost = self.life + 1, self.lost or way is WayBack.WITHOUT
-        self._machine = new_machine(setup, self._components, self._position, self.life)
-        self.machine._facts.alive = setup.everyone
+        self.life, self.lost, self.over = self.life + 1, self.lost or way is WayBack.WITHOUT, False
         self.readies = {}
         self.reduction = self._before = None
         self.closed, self.words = set(), set()
         self.kept, self.closed_to = {}, {}
         self.old = frozenset(m for m in self.said if isinstance(m, Plan))
-        effects = self.machine.restore(self.log)
-        ready = absent_ready(OBSERVER, setup.previous, STATE) if self.lost else setup.readies[self._position]
-        effects += self.machine.ready(ready, NOW)
-        self.carry_out([*effects, *map(Broadcast, self.machine.current())])
+        self.begin()
 
     # -- inputs --------------------------------------------------------------------------------------------------
 
     def hear(self, sender: int, message: Message) -> None:
-        """A message comes in; one that the machine refuses changes nothing."""
-        try:
-            effects = self.machine.receive(self._setup.peers[sender], message, NOW)
-        except RemoteError as error:
-            self.violation = self.violation or f"an honest member was blamed: {error}"
-            return
-        if isinstance(message, Ready):
+        """A message comes in; one that is refused changes nothing."""
+        self._feed(Received(self._setup.peers[sender], message))
+        if isinstance(message, Ready) and not self.over:
             self.readies = dict(self.machine._gathering._readies)
-        self.carry_out(effects)
 
     def believe(self, alive: Iterable[PeerId], passed: Passed) -> None:
         """The detector says who lives; after that, as much time passes as is told."""
-        effects = self.machine.peers_alive(alive, NOW)
-        if not effects and passed is not Passed.NOTHING:
+        if self.over:
+            return
+        self._own()
+        self._here.believed = frozenset(alive)
+        self._acted = False
+        self._feed(Tick())
+        if not self._acted and not self.over and passed is not Passed.NOTHING:
             if passed is Passed.DEADLINES:
                 self.machine._watch._timeouts.since = DUE - MOMENT_S
-            effects = self.machine.tick(DUE)
-        self.carry_out(effects)
+            self._now = DUE
+            self._feed(Tick())
+            self._now = NOW
 
     def deliver(self, parcel: Parcel) -> None:
         """A payload comes in, whole."""
@@ -251,47 +379,45 @@ class Run:
 
     def compute(self, finals: Finals) -> None:
         """All finals of a plan are here, reduced or fetched."""
-        report = report_of(finals)
-        self.finals.add((report.plan, report.digest))
-        participants = [participant.peer for participant in finals.plan.participants]
-        self.carry_out(self.machine.reduced(report, NOW, participants=participants))
+        self.finals.add((finals.plan.hash, report_of(finals).digest))
+        self._feed(Reduced(finals, 0.0))
 
     # -- effects -------------------------------------------------------------------------------------------------
 
-    def carry_out(self, effects: Iterable[Effect]) -> None:
-        """As the engine does: in order, closing off last."""
-        closing: list[CloseOff] = []
-        for effect in effects:
-            if isinstance(effect, Persist):
-                if self._changed:
-                    self.cuts.append(self._now())
-                self.log += (self._setup.proofs.record(effect.record),)
-            elif isinstance(effect, Broadcast):
-                self._say(effect.message)
-            elif isinstance(effect, StartReduce):
-                self._start(effect.plan)
-            elif isinstance(effect, Repair):
-                self._repair(effect)
-            elif isinstance(effect, Evicted):
-                if self.reduction is not None:
-                    self.reduction.close()
-                    self.interrupted = True
-                self.reduction = None
-            elif isinstance(effect, CloseOff):
-                closing.append(effect)
-            elif isinstance(effect, Mismatch):
-                self.violation = self.violation or "two digests of one plan"
-            elif isinstance(effect, Decided):
-                self._decide(effect.certificate)
-        for asked in closing:
-            self._close_off(asked)
+    def _do(self, effect: MemberEffect) -> Any:
+        self._acted |= type(effect) not in LOOKING
+        return do_by(DOERS, self, effect)
 
-    def _decide(self, certificate: Certificate) -> None:
-        """Votes are counted and not heard, so only who is a quorum by itself decides."""
-        if not outweighs(self._setup.previous, certificate.signers):
+    def _write(self, effect: Write) -> None:
+        if self._changed:
+            self.cuts.append(self._state_now(None))
+        self.log += tuple(self._setup.proofs.record(record) for record in effect.records)
+        self._here.log = self.log
+
+    def _blame(self, effect: Blame) -> None:
+        self.violation = self.violation or f"an honest member was blamed: {effect.text}"
+
+    def _mismatch(self, effect: Mismatch) -> None:
+        self.violation = self.violation or "two digests of one plan"
+
+    def _evicted(self, effect: Evicted) -> None:
+        if self.reduction is not None:
+            self.reduction.close()
+            self.interrupted = True
+        self.reduction = None
+
+    def _append(self, effect: Append) -> None:
+        """The round is over for it. Votes are counted and not heard, so only who is a quorum by itself decides."""
+        certificate = effect.entry
+        if not isinstance(certificate, Certificate) or not outweighs(self._setup.previous, certificate.signers):
             self.violation = self.violation or "certified by a minority"
         if self.reduction is not None:
             self.reduction.close()
+        self.over = True
+        self._own().stop()
+
+    def _start_reduce(self, effect: StartReduce) -> None:
+        self._start(effect.plan)
 
     def _start(self, plan: Plan) -> None:
         place = plan.number(self._setup.peers[self._position])
@@ -325,20 +451,14 @@ class Run:
         self.reduction.repair(plan, dict(effect.held))
         self._look_at_reduction()
 
-    def _close_off(self, asked: CloseOff) -> None:
+    def _close_off(self, asked: CloseOff) -> tuple[ChunkResults, ...]:
         reduction = self.reduction
-        told: tuple[ChunkResults, ...] = ()
-        self.interrupted = True
+        self._closing, self.interrupted = asked, True
         self.closed |= {(asked.lineage, peer) for peer in asked.evicted}
         self.closed_to[asked.lineage] = self.closed_to.get(asked.lineage, frozenset()) | asked.evicted
-        if reduction is not None and reduction.lineage == asked.lineage:
-            told = reduction.close_off(asked.evicted)
-        effects = self.machine.closed_off(asked, told, NOW)
-        word = next((e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Held)), None)
-        if word is not None:
-            self.words.add(word)
-            self.violation = self.violation or wrong_held(word, self._to_be_told(asked))
-        self.carry_out(effects)
+        if reduction is None or reduction.lineage != asked.lineage:
+            return ()
+        return reduction.close_off(asked.evicted)
 
     def _to_be_told(self, asked: CloseOff) -> dict[int, tuple[int, bytes]]:
         reduction = self.reduction
@@ -390,6 +510,14 @@ class Run:
         self._changed |= parcel not in self.posted
         self.posted.add(parcel)
 
+    def _broadcast(self, effect: Broadcast) -> None:
+        message, asked = effect.message, self._closing
+        if asked is not None and isinstance(message, Held):
+            self._closing = None
+            self.words.add(message)
+            self.violation = self.violation or wrong_held(message, self._to_be_told(asked))
+        self._say(message)
+
     def _say(self, message: Message) -> None:
         message = self._setup.proofs.message(message)
         if isinstance(message, Vote):
@@ -425,13 +553,33 @@ def ignore(progress: ReduceProgress) -> None:
     """Progress is looked at after every step."""
 
 
-def new_machine(setup: ScopeSetup, components: Components, position: int, life: int = 0) -> RoundMachine:
-    """The machine of a member that has just started, for the `life`-th time after the first."""
-    return components.machine(
-        identity=setup.identities[position],
-        previous=setup.previous,
-        state=STATE,
-        life=setup.life(position, life),
-        settings=setup.settings,
-        deal=setup.deal,
-    )
+LOOKING = {SeekState, WatchReduction, Tell, Train}
+"""Effects of a tick on which nothing happened."""
+
+DOERS: Doers = {
+    Announce: lambda run, effect: run._setup.readies[run._position],
+    Append: Run._append,
+    BeginRound: lambda run, effect: {},
+    Blame: Run._blame,
+    Broadcast: Run._broadcast,
+    CloseOff: Run._close_off,
+    Evicted: Run._evicted,
+    Examine: nothing,
+    FetchFinals: nothing,  # that is a step of its own
+    FindWork: lambda run, effect: run._here.made,
+    FinishWork: nothing,
+    GiveWay: nothing,
+    Mismatch: Run._mismatch,
+    Repair: Run._repair,
+    ResumeWork: nothing,
+    SeekState: nothing,
+    StandOnHead: nothing,
+    StartReduce: Run._start_reduce,
+    TakePart: nothing,
+    Tell: nothing,
+    Train: nothing,
+    WatchReduction: lambda run, effect: Watched(None, (NO_HASH, ())),
+    WorkOut: lambda run, effect: report_of(effect.finals),
+    Write: Run._write,
+}
+"""What does each effect of a member. Whatever follows on a decided round is out of scope, and so are stalls."""

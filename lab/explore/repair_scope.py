@@ -14,11 +14,13 @@ from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.lab.explore.proofs import Proofs
 from shoal.lab.explore.scope import electorate
+from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, OwnedRange, Ready, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, TRAINING, RoundSettings, absent_ready
+from shoal.protocol.surroundings import Rules
 
 MEMBERS_LIMIT, VIEWS_LIMIT, ATTEMPTS_LIMIT, CRASHES_LIMIT, CHUNKS_LIMIT = 5, 5, 5, 4, 4
 CODECS = ("fp32", "bf16", "int8", "int4")
@@ -102,6 +104,7 @@ class ScopeSetup:
         self.scope = scope
         self.identities, self.previous = electorate(scope.members, planner=0)
         self.peers = [identity.peer_id for identity in self.identities]
+        self.chain = Chain(self.previous)
         self.proofs = Proofs(self.previous)
         self.everyone = frozenset(self.peers)
         self.number = {peer: number for number, peer in enumerate(self.peers)}
@@ -114,6 +117,7 @@ class ScopeSetup:
             reduce_deadline_s=1.0,
             weight_cap=float(scope.members),
         )
+        self.rules = Rules(settings=self.settings, staleness_rounds=1)
         self.contributions = [self._contribution(number) for number in range(scope.members)]
         self.by_root = {c.root: c for i, c in enumerate(self.contributions) if i != scope.late}
         self.readies = [self._ready(number) for number in range(scope.members)]

@@ -122,9 +122,9 @@ class Context:
         """A message that any member may act on; a plan also with what others hold, and after a partition."""
         text = f"hears member {sender} {self._members.told(message)}"
         yield text, lambda run: run.hear(sender, message)
-        machine, everyone = self._members.states[self._number].machine, self._members.setup.everyone
-        plan = machine.plan
-        if not isinstance(message, Plan) or plan is None:
+        state, everyone = self._members.states[self._number], self._members.setup.everyone
+        machine, plan = state.machine, state.machine.plan
+        if not isinstance(message, Plan) or plan is None or state.over:
             return
         held = [
             (other, word)

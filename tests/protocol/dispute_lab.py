@@ -1,4 +1,4 @@
-"""Round machines that reduce in virtual time, of which one lies: who goes for it, and how long the others wait.
+"""Members that reduce in virtual time, of which one lies: who goes for it, and how long the others wait.
 
 Every participant owns a chunk. A contribution and a final take a while to go from one to another, directly or through
 the relay of the plan, unless a link on the way is cut, the sender withholds it, or the relay drops it. Who honestly
@@ -9,19 +9,50 @@ out. The liar says what its `Lies` have it say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 
-from shoal.protocol.accusations import pair_of, relays_of
+from shoal.lab.box import Box, Doers, NoWishes, Surroundings, do_by, nothing
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
-from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Plan, RelayedWay, Value
-from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.probation import Probation
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain, Position
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.effects import (
+    Append,
+    BeginRound,
+    Blame,
+    CloseOff,
+    Contribute,
+    Evicted,
+    Examine,
+    FetchFinals,
+    FindWork,
+    FinishWork,
+    GiveWay,
+    Repair,
+    ResumeWork,
+    SeekState,
+    StandOnHead,
+    StartReduce,
+    TakePart,
+    Train,
+    Watched,
+    WatchReduction,
+    WorkOut,
+    Write,
+)
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Received, Reduced, StateSought, Tick, Trained
+from shoal.protocol.member import Member
+from shoal.protocol.messages import Message, Plan, Ready, RelayedWay, Value, domain_hash
+from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.surroundings import Rules
 from shoal.protocol.timeouts import doubled
-from tests.protocol.round_machines import planned
+from tests.protocol.lab import SWARM, paper_identities
+from tests.protocol.round_lab import SETTINGS, deal_evenly, report_on
+from tests.protocol.round_machines import contribution
 
 STEP_S = 0.2
 STALL_S, STALL_LIMIT_S, LATE_S = 2.0, 16.0, 1.0
@@ -45,49 +76,150 @@ class Lies:
     claims: Callable[[list[RelayedWay]], list[RelayedWay]] = lambda ways: ways
 
 
-@dataclass
-class Seat:
-    """One participant: its machine, what it follows, and what has come to it."""
+@dataclass(frozen=True)
+class Whole:
+    """All finals of a plan."""
 
-    machine: RoundMachine
     plan: Plan
-    since: float
-    plans: int = 0
-    contributed: set[PeerId] = field(default_factory=set)
-    finals: set[PeerId] = field(default_factory=set)
-    probation: Probation = field(default_factory=Probation)
-    told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
-    told_at: float = float("-inf")
-    out: bool = False
+
+
+class Seat(Surroundings):
+    """One participant: its member, what that follows, and what has come to it."""
+
+    current = True
+
+    def __init__(self, table: Table, identity: Identity, chain: Chain) -> None:
+        self.table = table
+        self.me = identity.peer_id
+        self.chain = chain
+        self.log: list[DurableRecord] = []
+        self.made = self.out = False
+        self.plan: Plan
+        self.since = 0.0
+        self.plans = -1
+        self.contributed: set[PeerId] = set()
+        self.finals: set[PeerId] = set()
+        self.told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
+        self.told_at = float("-inf")
+        member = Member(identity=identity, surroundings=self, wishes=NoWishes, deal=deal_evenly)
+        self.box = Box(member, partial(do_by, DOERS, self), lambda: table.now)
 
     @property
-    def me(self) -> PeerId:
-        return self.machine.me
+    def machine(self) -> RoundMachine:
+        machine = self.box.member.machine
+        assert machine is not None
+        return machine
+
+    @property
+    def reduces(self) -> bool:
+        return not self.out and self.machine.phase is Phase.REDUCE
 
     @property
     def stall_s(self) -> float:
         return min(doubled(STALL_S, max(self.plan.attempt, self.plans)), STALL_LIMIT_S)
 
+    # -- what its member looks at ------------------------------------------------------------------------------
+
+    @property
+    def digest(self) -> bytes:
+        return self.chain.head.digest
+
+    def bound_in(self, position: Position) -> list[DurableRecord]:
+        return self.log
+
+    def alive(self) -> frozenset[PeerId]:
+        return frozenset(self.table.seats)
+
+    def linked(self) -> Collection[PeerId]:
+        return self.table.seats
+
+    def rules(self, round: int) -> Rules:
+        return Rules(settings=SETTINGS, staleness_rounds=1)
+
+    def new_life(self) -> bytes:
+        return domain_hash("life", self.me.encode())
+
+    # -- effects -------------------------------------------------------------------------------------------------
+
+    def _blame(self, effect: Blame) -> None:
+        raise AssertionError(f"{effect.peer} was blamed: {effect.text}")
+
+    def _write(self, effect: Write) -> None:
+        self.log += effect.records
+
+    def _contribute(self, effect: Contribute) -> Ready:
+        self.made = True
+        return contribution(self.machine)
+
+    def _broadcast(self, effect: Broadcast) -> None:
+        self.table.said.append((self.me, effect.message))
+        plans = self.table.plans
+        if isinstance(effect.message, Plan) and (not plans or effect.message != plans[-1][1]):
+            plans.append((self.table.now, effect.message))
+
+    def _follow(self, effect: StartReduce | Repair | Evicted) -> None:
+        if isinstance(effect, StartReduce):
+            self.contributed, self.finals = set(), set()
+        self.out = isinstance(effect, Evicted)
+        self.plan, self.since, self.plans = effect.plan, self.table.now, self.plans + 1
+        self.told, self.told_at = (NOBODY, NOBODY), float("-inf")
+
+    def _watch(self, effect: WatchReduction) -> Watched:
+        return self.table.watched(self) if self.reduces else Watched(None, (b"", ()))
+
+    def _append(self, effect: Append) -> None:
+        self.table.decided = effect.entry.value
+        self.box.stop()
+
+
+DOERS: Doers = {
+    Append: Seat._append,
+    BeginRound: lambda seat, effect: {},
+    Blame: Seat._blame,
+    Broadcast: Seat._broadcast,
+    CloseOff: lambda seat, effect: (),
+    Contribute: Seat._contribute,
+    Evicted: Seat._follow,
+    Examine: nothing,
+    FetchFinals: nothing,  # who has no finals does not vote
+    FindWork: lambda seat, effect: False,
+    FinishWork: nothing,
+    GiveWay: nothing,
+    Repair: Seat._follow,
+    ResumeWork: nothing,
+    SeekState: nothing,
+    StandOnHead: nothing,
+    StartReduce: Seat._follow,
+    TakePart: nothing,
+    Train: nothing,
+    WatchReduction: Seat._watch,
+    WorkOut: lambda seat, effect: report_on(effect.finals.plan),
+    Write: Seat._write,
+}
+
 
 class Table:
-    """`count` machines in the reduction of one plan. move_s: how long each payload takes."""
+    """`count` members in the reduction of one plan. move_s: how long each payload takes."""
 
     def __init__(self, count: int, *, move_s: float = 0.3) -> None:
-        self.lab, machines, leader, plan = planned(count)
-        self.now = self.began = 1.1
-        self.seats = {machine.me: Seat(machine, plan, self.now) for machine in machines}
-        for seat in self.seats.values():
-            seat.machine.remember(Newcomers(), seat.probation)
-        self.lead = machines[leader].me
-        self.others = [machine.me for machine in machines if machine.me != self.lead]
+        identities = paper_identities(count)
+        chain = Chain(genesis(SWARM, [identity.peer_id for identity in identities]))
+        self.now = self.began = 1.0
         self.move_s = move_s
         self.liar: PeerId | None = None
         self.lies = Lies()
         self.cut: set[Way] = set()
         """Pairs without a link, the lower first."""
-        self.plans: list[tuple[float, Plan]] = [(self.now, plan)]
+        self.plans: list[tuple[float, Plan]] = []
         self.decided: Value | None = None
-        self._said: deque[tuple[PeerId, Message]] = deque()
+        self.said: deque[tuple[PeerId, Message]] = deque()
+        self.seats = {identity.peer_id: Seat(self, identity, chain) for identity in identities}
+        for event in (StateSought(), Trained(chain.head.next_round, None)):
+            for seat in self.seats.values():
+                seat.box.put(event)
+            self._deliver()
+        self.lead = self.plans[0][1].planner
+        self.others = [peer for peer in self.seats if peer != self.lead]
 
     @property
     def honest(self) -> list[PeerId]:
@@ -101,20 +233,15 @@ class Table:
     def left_out(self) -> list[frozenset[PeerId]]:
         """Whom each honest one leaves out of the next round."""
         assert self.decided is not None
-        return [self.seats[peer].probation.left_out(self.decided) for peer in self.honest]
+        return [self.seats[peer].box.member._probation.left_out(self.decided) for peer in self.honest]
 
     def run(self, seconds: float = 300.0) -> float:
         """Until it is decided: the seconds that it took."""
-        everyone = list(self.seats)
         while self.decided is None and self.now - self.began < seconds:
             self.now += STEP_S
-            for seat in self.seats.values():
-                self._carry_out(seat, seat.machine.peers_alive(everyone, self.now))
             self._move()
             for seat in self.seats.values():
-                if not seat.out and seat.machine.phase is Phase.REDUCE:
-                    self._speak(seat)
-                    self._claim(seat)
+                seat.box.put(Tick())
             self._deliver()
         return self.now - self.began
 
@@ -161,12 +288,16 @@ class Table:
                 self._finish(seat)
 
     def _finish(self, seat: Seat) -> None:
-        if not seat.out and seat.machine.phase is Phase.REDUCE and self._has_final(seat):
-            self._carry_out(seat, seat.machine.reduced(self.lab.report(seat.plan), self.now))
+        if seat.reduces and self._has_final(seat):
+            seat.box.put(Reduced(Whole(seat.plan), 0.0))
 
     # -- what is said --------------------------------------------------------------------------------------------
 
-    def _speak(self, seat: Seat) -> None:
+    def watched(self, seat: Seat) -> Watched:
+        """What one that reduces has to say."""
+        return Watched(self._stalled(seat), (seat.plan.hash, tuple(self._ways(seat))))
+
+    def _stalled(self, seat: Seat) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
         waited_s = self.now - seat.since
         missed = self._remaining(seat) - seat.contributed
         owing = {p for p in missed if not self._flows(p, seat)} if waited_s >= seat.stall_s else set()
@@ -179,16 +310,15 @@ class Table:
         says = frozenset(owing), frozenset(late)
         if says != seat.told or (any(says) and self.now - seat.told_at >= TELL_AGAIN_S):
             seat.told, seat.told_at = says, self.now
-            self._carry_out(seat, seat.machine.stalled(owing, late, self.now))
+            return says
+        return None
 
-    def _claim(self, seat: Seat) -> None:
+    def _ways(self, seat: Seat) -> list[RelayedWay]:
         ways = []
         for (one, other), via in relays_of(seat.plan).items():
             if via == seat.me:
                 ways += [w for way in ((one, other), (other, one)) if (w := self._way(seat, *way)) is not None]
-        if seat.me == self.liar:
-            ways = self.lies.claims(ways)
-        self._carry_out(seat, seat.machine.relayed(seat.plan.hash, ways))
+        return self.lies.claims(ways) if seat.me == self.liar else ways
 
     def _way(self, relay: Seat, sender: PeerId, receiver: PeerId) -> RelayedWay | None:
         source, waited_s = self.seats[sender], self.now - relay.since
@@ -204,31 +334,9 @@ class Table:
             return None
         return RelayedWay(*places, comes and not kept, goes or not comes, False)
 
-    def _carry_out(self, seat: Seat, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Broadcast):
-                self._said.append((seat.me, effect.message))
-                if isinstance(effect.message, Plan) and effect.message != self.plans[-1][1]:
-                    self.plans.append((self.now, effect.message))
-            elif isinstance(effect, CloseOff):
-                self._carry_out(seat, seat.machine.closed_off(effect, (), self.now))
-            elif isinstance(effect, StartReduce | Repair | Evicted):
-                self._follow(seat, effect)
-
-    def _follow(self, seat: Seat, effect: StartReduce | Repair | Evicted) -> None:
-        if isinstance(effect, StartReduce):
-            seat.contributed, seat.finals = set(), set()
-        seat.out = isinstance(effect, Evicted)
-        seat.plan, seat.since, seat.plans = effect.plan, self.now, seat.plans + 1
-        seat.told, seat.told_at = (NOBODY, NOBODY), float("-inf")
-
     def _deliver(self) -> None:
-        while self._said:
-            sender, message = self._said.popleft()
+        while self.said:
+            sender, message = self.said.popleft()
             for seat in self.seats.values():
                 if seat.me != sender:
-                    self._carry_out(seat, seat.machine.receive(sender, message, self.now))
-        for seat in self.seats.values():
-            certificate = seat.machine.agreement.certificate
-            if isinstance(certificate, Certificate):
-                self.decided = certificate.value
+                    seat.box.put(Received(sender, message))

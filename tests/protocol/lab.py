@@ -32,7 +32,10 @@ from shoal.protocol.agreement import (
     Broadcast,
     Decided,
     DurableRecord,
+    FreeToPlan,
+    Mismatch,
     NeedFinals,
+    NeedState,
     Persist,
 )
 from shoal.protocol.certificate import check_certificate, genesis
@@ -405,6 +408,8 @@ class Lab:
                 member.needs.append(effect.value)
             elif isinstance(effect, Decided):
                 self._decided(number, effect.certificate)
+            else:
+                assert isinstance(effect, FreeToPlan | Mismatch | NeedState), effect
         if member.agreement is not None:
             if member.agreement.view < member.seen_view:
                 raise Violation("a view went back", f"{member.seen_view} to {member.agreement.view}")

@@ -72,6 +72,20 @@ def chunk_result(plan: Plan, chunk: int) -> bytes:
     return domain_hash("result", plan.hash, str(chunk).encode())
 
 
+def report_on(plan: Plan) -> Report:
+    """What every honest participant computes."""
+    counted = b"".join(p.root for p in plan.participants if p.weight)
+    return Report(
+        term=plan.term,
+        round=plan.round,
+        base=plan.base,
+        plan=plan.hash,
+        digest=domain_hash("digest", plan.hash, counted),
+        bitmaps=domain_hash("bitmaps", counted),
+        tokens=sum(p.tokens for p in plan.participants),
+    )
+
+
 def deal_evenly(bandwidths: Sequence[tuple[int, int]], chunks: int) -> tuple[OwnedRange, ...]:
     """Equal runs of chunks to everyone, the first ones a chunk more."""
     count = len(bandwidths)
@@ -671,18 +685,10 @@ class RoundLab:
             life = self.nodes[number].life
             self.after(self.rng.uniform(0, 0.05), partial(self._reduced, number, life, plan.hash))
 
-    def report(self, plan: Plan) -> Report:
+    @staticmethod
+    def report(plan: Plan) -> Report:
         """What every honest participant computes."""
-        counted = b"".join(p.root for p in plan.participants if p.weight)
-        return Report(
-            term=plan.term,
-            round=plan.round,
-            base=plan.base,
-            plan=plan.hash,
-            digest=domain_hash("digest", plan.hash, counted),
-            bitmaps=domain_hash("bitmaps", counted),
-            tokens=sum(p.tokens for p in plan.participants),
-        )
+        return report_on(plan)
 
     def signed_report(self, plan: Plan, machine: RoundMachine) -> Report:
         """As another hears it from the participant that runs `machine`."""

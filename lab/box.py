@@ -1,0 +1,127 @@
+"""A member in a box: feeds the member that nodes run with inputs, and has its effects done one after the other.
+
+Explorers, and the tests' swarms in virtual time, drive members by this. What an effect comes to is theirs to say: a
+table of functions by kind of effect. One that is not in the table is an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shoal.protocol.effects import Effect, MemberEffect
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Input, StateHeld
+from shoal.protocol.member import Member
+from shoal.protocol.messages import Value
+from shoal.protocol.round import RoundMachine
+
+Doers = Mapping[type[Any], Callable[[Any, Any], Any]]
+"""By kind of effect, what does it for whoever drives the member, and what it comes to."""
+
+LATER = object()
+"""What an effect comes to that takes a while: who does it calls `done`."""
+
+
+def do_by(doers: Doers, here: object, effect: MemberEffect) -> Any:
+    """What `effect` comes to. Raises LocalError if nothing does it."""
+    do = doers.get(type(effect))
+    if do is None:
+        raise LocalError(f"nothing here does {type(effect).__name__}")
+    return do(here, effect)
+
+
+def nothing(here: object, effect: MemberEffect) -> None:
+    """An effect without a counterpart."""
+
+
+class Box:
+    """Drives one member: `do` does an effect and returns what it comes to, `clock` tells the time in seconds.
+
+    An input that comes while another is under way waits for it.
+    """
+
+    def __init__(self, member: Member, do: Callable[[MemberEffect], Any], clock: Callable[[], float]) -> None:
+        self.member = member
+        self._do = do
+        self._clock = clock
+        self._inputs: deque[Input] = deque()
+        self._under_way = self._stopped = False
+
+    def put(self, event: Input) -> None:
+        """Feed the member, after what it is being fed."""
+        self._inputs.append(event)
+        if not self._under_way:
+            self._take_all()
+
+    def done(self, result: Any = None) -> None:
+        """An effect that took a while is done; go on with the next."""
+        if not self._stopped:
+            self._go_on(self.member.done(result, self._clock()))
+            self._take_all()
+
+    def stop(self) -> None:
+        """The process ends: no effect after the one under way is done, and nothing is taken any more."""
+        self._stopped = self._under_way = True
+        self._inputs.clear()
+
+    def _take_all(self) -> None:
+        while self._inputs and not self._under_way:
+            self._go_on(self.member.take(self._inputs.popleft(), self._clock()))
+
+    def _go_on(self, effect: MemberEffect | None) -> None:
+        self._under_way = True
+        while effect is not None:
+            try:
+                result = self._do(effect)
+            except RemoteError as error:
+                effect = self.member.failed(error, self._clock())
+                continue
+            if result is LATER or self._stopped:
+                return
+            effect = self.member.done(result, self._clock())
+        self._under_way = False
+
+
+class Surroundings:
+    """What a member looks at where nothing is out of the ordinary, as far as it is the same everywhere."""
+
+    paused = False
+    resting = True
+    waits_alone = False
+
+    @staticmethod
+    def suspected() -> frozenset[PeerId]:
+        """Nobody."""
+        return frozenset()
+
+    @staticmethod
+    def may_join(peer: PeerId) -> bool:
+        """Everyone may."""
+        return True
+
+    @staticmethod
+    def stands_still(head: Value) -> str | None:
+        """Nothing keeps anyone from signing."""
+        return None
+
+
+class NoWishes:
+    """Users who want to go back nowhere, and to amend nothing."""
+
+    @staticmethod
+    def advise_going_back(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def advise_amending(machine: RoundMachine, now: float) -> list[Effect]:
+        """Nothing."""
+        return []
+
+    @staticmethod
+    def held(event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
+        """Nothing is sought."""
+        raise LocalError("no state to go back to was sought")
