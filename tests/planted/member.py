@@ -1,0 +1,35 @@
+"""Bugs of a member that the simulator sees (`python -m tests.planted --seeds 300 member`).
+
+`MEMBER` are those that no other test is named for. `SEEDS` names, for these and for those of other areas that the
+simulator sees too, one seed that does, which is not always the first: with it the check is quick to repeat.
+"""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, Edit
+
+
+def simulated(name: str, *texts: str) -> Bug:
+    """A bug that the simulator sees; `texts` as in `bug`."""
+    return Bug(name, "", tuple(Edit(was, planted) for was, planted in zip(texts[::2], texts[1::2], strict=True)))
+
+
+MEMBER: tuple[Bug, ...] = (
+    simulated(
+        "what the disk binds a member to does not bind its machine",
+        "unfinished = machine.restore(here.bound_in(next_position(head)))",
+        "unfinished = machine.restore(())",
+    ),
+)
+
+SEEDS: dict[str, int] = {
+    "a prepare is sent before it is written": 8,
+    "a promise is sent before it is written": 34,
+    "a proposal is sent before it is written": 8,
+    "a vote is sent before it is written": 8,
+    "the contribution is not settled before the state is applied": 8,
+    "the engine sends before it persists": 8,
+    "the ready mark not written before Ready": 8,
+    "what the disk binds a member to does not bind its machine": 15,
+}
+"""By the name of a bug, a seed of the simulator that sees it."""
