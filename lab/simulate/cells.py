@@ -41,6 +41,7 @@ from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.lab.simulate.outcome import Components, Outcome, Workload
 from shoal.lab.simulate.peer import SimulatedPeer
+from shoal.lab.simulate.residuals import Residuals
 from shoal.lab.simulate.rings import CELL_TICK_S, JUDGES, Rings
 from shoal.lab.simulate.rows import (
     Cell,
@@ -73,6 +74,8 @@ class Seats(Simulation):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tick_s = CELL_TICK_S
+        self.error_feedback = 0.0  # what encoding lost of a row's mean is nobody's
+        self.residuals = Residuals(self.judge, staleness_rounds=self.staleness_rounds, error_feedback=0.0)
         self.population: Population
 
     def trained_at(self, peer: SimulatedPeer) -> float:

@@ -14,6 +14,8 @@
     no false eviction    who lives is given up by nobody later than `simulation.SETTLED_S` after the last fault, where
                          nobody lies and of control messages no more than `LOSS_BORNE_SHARE` are lost
     bounded queues       see `peer.QUEUES`
+    written first        what binds a peer, and every certificate, is in its logs before it is said (`disk`)
+    work counted once, one contribution    see `residuals`, by value
     transfers            see `donations`, with what may go with a peer that leaves
     progress             `PROGRESS_S` after the last fault a round has been certified
 
@@ -28,6 +30,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import bitmaps_root
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.reference import reference
 from shoal.lab.simulate.states import next_state, state_digest
 from shoal.protocol.certificate import check_certificate
@@ -72,7 +75,8 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
 class Judge:
     """Knows everything that was said, and the reference of every round."""
 
-    def __init__(self, genesis: Value, state: F32) -> None:
+    def __init__(self, genesis: Value, state: F32, fragments: Fragments) -> None:
+        self.fragments = fragments
         self.values = {genesis.hash: genesis}
         self.states = {genesis.hash: state}
         self.certified: dict[bytes, bytes] = {}
@@ -196,6 +200,10 @@ class Judge:
         if bitmaps != finals.bitmaps:
             raise Violation("the reference", "two sets of contributors for one plan")
 
+    def plan_of(self, value: Value) -> tuple[Plan, tuple[bytes, ...]]:
+        """The plan that led to a certified value, and per chunk who is in it."""
+        return self._plans[value.plan], self._bitmaps[value.plan]
+
     def _check_value(self, value: Value) -> None:
         plan, bitmaps = self._plans.get(value.plan), self._bitmaps.get(value.plan)
         if plan is None or bitmaps is None:
@@ -207,7 +215,7 @@ class Judge:
             if p.weight and p.root in self._contributions
         }
         update = reference(plan, given, bitmaps).update
-        state = next_state(self.states[value.base], update)
+        state = next_state(self.states[value.base], update, self.fragments.of_round(value.round))
         if state_digest(value.base, state) != value.digest or bitmaps_root(bitmaps) != value.bitmaps:
             self.wrong_values += 1
             raise Violation("the reference", f"round {value.round} was certified with another value")

@@ -29,6 +29,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dic
     """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time."""
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
+    met: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
     done = events = certified = states = groups = 0
     virtual_s = 0.0
@@ -44,6 +45,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dic
         states += outcome.states_fetched
         groups += outcome.groups_trained
         faults.update(fault.kind for fault in scenario.fault)
+        met.update(outcome.met.keys())
         if outcome.violation:
             smallest = shrink(scenario, violation_of)
             failures.append({"seed": seed, "violation": outcome.violation, "detail": outcome.detail})
@@ -61,6 +63,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dic
         "states_fetched": states,
         "groups_trained": groups,
         "faults": dict(sorted(faults.items())),
+        "runs_that_met": dict(sorted(met.items())),
         "events": events,
         "virtual_s": round(virtual_s, 1),
         "wall_s": round(time.monotonic() - began, 1),

@@ -256,7 +256,7 @@ class Obtaining:
         if finals is None:
             then(state)
             return
-        after = State(value, next_state(state.values, finals.decoded()))
+        after = State(value, next_state(state.values, finals.decoded(), self._swarm.fragments.of_round(value.round)))
         if state_digest(value.base, after.values) != value.digest:
             raise Violation("the reference", f"peer {self._peer.number} replays round {value.round} to another state")
         self.serve(after)
@@ -345,6 +345,8 @@ class Obtaining:
             self._waiting[plan].append(then)
             return
         self._waiting[plan] = [then]
+        chain = self._disk.ledger
+        round = next((value.round for value in self._disk.chain if value.plan == plan), chain.head.next_round)
         found: dict[int, FinalChunk] = {}
         known: list[FinalFormat] = []
 
@@ -368,7 +370,7 @@ class Obtaining:
 
         job = Job(
             scope=plan[:SCOPE_BYTES],
-            sizes=[int(self._swarm.chunk_bytes)] * self._swarm.grid.chunks,
+            sizes=[int(self._swarm.chunk_bytes)] * self._swarm.fragments.of_round(round).grid.chunks,
             question=GetFinals(plan),
             agrees=agrees,
             accept=accept,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.donations import Donations
@@ -50,6 +50,7 @@ class Components:
 class Outcome:
     """What came of a run. `violation` is empty if nothing was violated; see `judge` for the names.
 
+    met: how often it came to what a scenario can only make likely, by name.
     rounds_certified: where rollouts are shared, the rounds that the slowest has made.
     """
 
@@ -69,5 +70,6 @@ class Outcome:
     blamed: int
     states_fetched: int = 0
     groups_trained: int = 0
+    met: dict[str, int] = field(default_factory=dict)
     violation: str = ""
     detail: str = ""

@@ -1,26 +1,21 @@
-"""One simulated peer: what of it survives a crash, what runs, and what it is told to lie about."""
+"""One simulated peer: what runs, and what it is told to lie about; what survives it is its `Disk`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shoal.collectives.codecs import F32
-from shoal.collectives.contribution import EncodedContribution
-from shoal.collectives.finals import Finals
+from shoal.lab.simulate.disk import Disk
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.peer_rounds import PeerRounds
 from shoal.lab.simulate.watch import LinkTalk, Watch
 from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
-from shoal.protocol.agreement import DurableRecord
-from shoal.protocol.chain import Chain, next_position
 from shoal.protocol.early import EARLY_LIMIT_MESSAGES
 from shoal.protocol.facts import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
-from shoal.protocol.messages import MEMBER_LIMIT, Certificate, Message, Ready, Value
+from shoal.protocol.messages import MEMBER_LIMIT, Message
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.chunks import FETCH_LIMIT, REQUEST_LIMIT
 
@@ -33,47 +28,6 @@ SERVED_LIMIT_FRAMES = 2 * WINDOW_LIMIT_CHUNKS
 """Frames that one peer may have to come from another: a window of it, and one that it has given up."""
 
 Queue = Callable[["SimulatedPeer"], int]
-
-
-@dataclass
-class Disk:
-    """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first."""
-
-    ledger: Chain
-    state: F32
-    known: set[int]
-    held: bytes
-    blank: bool = False
-    finals: dict[bytes, Finals] = field(default_factory=dict)
-    log: list[DurableRecord] = field(default_factory=list)
-    contribution: EncodedContribution | None = None
-    ready: Ready | None = None
-    incarnation: int = 0
-
-    @property
-    def height(self) -> int:
-        """How many rounds of the chain are here."""
-        return self.ledger.height
-
-    @property
-    def chain(self) -> list[Value]:
-        """All values that are decided, from genesis on."""
-        return [self.ledger.value(round) for round in range(self.height + 1)]
-
-    def certificates_after(self, height: int) -> tuple[Certificate, ...]:
-        """Those of the rounds after the first `height`."""
-        entries = self.ledger.after(height, self.height)
-        return tuple(entry for entry in entries if isinstance(entry, Certificate))
-
-    def append(self, certificate: Certificate) -> None:
-        """Extend the chain; what was bound before binds no more. Raises RemoteError where it does not follow."""
-        self.ledger.extend(certificate)
-        begins = next_position(certificate.value)
-        self.log[:] = [record for record in self.log if (record.term, record.round) >= begins]
-
-    def take(self, value: Value, state: F32) -> None:
-        """Hold the state that `value` certifies."""
-        self.state, self.held, self.blank = state, value.hash, False
 
 
 class SimulatedPeer:
@@ -106,6 +60,7 @@ class SimulatedPeer:
         self.up = self.host_up = True
         self.hung = False
         self.life += 1
+        self.disk.open()
         self.disk.incarnation += 1
         self.watch = Watch(self)
         self.peer_rounds = PeerRounds(self)
@@ -118,6 +73,8 @@ class SimulatedPeer:
         self.asleep.clear()
         self.watch.links.clear()
         self.peer_rounds.stop()
+        self.disk.tears = None
+        self.disk.close()
         self.swarm.donations.ended(self)
 
     def tick(self, life: int) -> None:

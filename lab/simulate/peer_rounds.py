@@ -14,8 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.collectives.codecs import F32
-from shoal.collectives.contribution import EncodedContribution
-from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
 from shoal.lab.simulate.fetching import Fetching
@@ -38,6 +36,7 @@ from shoal.lab.simulate.talk import (
     PeerTalk,
     falsehoods,
 )
+from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.donors import DonorScores
@@ -94,7 +93,6 @@ from shoal.protocol.inputs import (
 )
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
-from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -102,7 +100,6 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
 
-STALENESS_ROUNDS = 3
 CANDIDATES_KEPT = 4
 FINALS_KEPT = 6
 """Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
@@ -149,10 +146,11 @@ class PeerRounds(Reducing):
             make=self._swarm.components.machine,
         )
         self._inputs: deque[Input] = deque()
-        self._feeding = False
+        self._feeding = self._over = False
         self._candidates: dict[bytes, tuple[Report, F32]] = {}
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
+        self.work = Work(peer)
         self.serving = Serving(peer, self._lookup)
         self.obtaining = Obtaining(peer, scores=scores, put=self._put, computed=self._disk.finals.get)
         self._trained_at: float | None = None
@@ -195,7 +193,7 @@ class PeerRounds(Reducing):
     @property
     def made(self) -> bool:
         """Whether a contribution to the round under way is made."""
-        return self._disk.ready is not None and self._disk.ready.base == self.chain.head.hash
+        return self.work.made is not None
 
     @property
     def resting(self) -> bool:
@@ -204,7 +202,7 @@ class PeerRounds(Reducing):
 
     def bound_in(self, position: Position) -> list[DurableRecord]:
         """What is on disk about a round."""
-        return [record for record in self._disk.log if (record.term, record.round) == position]
+        return self._disk.logs.bound_in(position)
 
     def alive(self) -> frozenset[PeerId]:
         """Who is believed alive."""
@@ -227,8 +225,10 @@ class PeerRounds(Reducing):
         return None
 
     def rules(self, round: int) -> Rules:
-        """The same in all rounds."""
-        return Rules(settings=self._swarm.settings, staleness_rounds=STALENESS_ROUNDS)
+        """The same in all rounds, but for the fragment that they are of."""
+        swarm = self._swarm
+        settings = replace(swarm.settings, numel=swarm.fragments.of_round(round).numel)
+        return Rules(settings=settings, staleness_rounds=swarm.staleness_rounds)
 
     def new_life(self) -> bytes:
         """The same for all rounds of a process."""
@@ -250,6 +250,7 @@ class PeerRounds(Reducing):
         self.obtaining.stop()
         self._stop_reduction()
         self._inputs.clear()
+        self._over = True
         self.member.machine = None
 
     def ask_to_leave(self) -> None:
@@ -266,7 +267,9 @@ class PeerRounds(Reducing):
             self._trained_at = self._now
 
     def _put(self, event: Input) -> None:
-        """Feed the member, after what it is being fed."""
+        """Feed the member, after what it is being fed; not once the process has ended."""
+        if self._over:
+            return
         self._inputs.append(event)
         if self._feeding:
             return
@@ -281,6 +284,8 @@ class PeerRounds(Reducing):
         effect = self.member.take(event, self._now)
         while effect is not None:
             result = self._do(effect)
+            if self._over:
+                return
             effect = self.member.done(result, self._now)
 
     def _do(self, effect: MemberEffect) -> Any:
@@ -294,6 +299,8 @@ class PeerRounds(Reducing):
     def tick(self, now: float) -> None:
         """As the engine's tick."""
         self.obtaining.tick(now)
+        if self._over:
+            return
         done = self._trained_at is not None and now >= self._trained_at and not self.paused
         if done and self.machine is not None:
             self._trained_at = None
@@ -397,7 +404,10 @@ class PeerRounds(Reducing):
         """What has no counterpart in a simulation."""
 
     def _write(self, effect: Write) -> None:
-        self._disk.log.extend(effect.records)
+        if self._disk.tears is None:
+            self._disk.logs.persist(*effect.records)
+        else:
+            self._swarm.dies_writing(self._peer, effect.records)
 
     def _broadcast(self, effect: Broadcast) -> None:
         self._swarm.say(self._peer, effect.message)
@@ -420,8 +430,8 @@ class PeerRounds(Reducing):
         self._plans, self._trained_at = 0, None
         return {}
 
-    def _announce(self, effect: Announce) -> Ready | None:
-        return self._disk.ready
+    def _announce(self, effect: Announce) -> Ready:
+        return self.work.announcement(self.chain.head)
 
     def _train(self, effect: Train) -> None:
         if effect.contribute:  # what is learnt alone meanwhile is not modelled
@@ -431,31 +441,19 @@ class PeerRounds(Reducing):
         self.paused = effect.paused
 
     def _contribute(self, effect: Contribute) -> Ready:
-        """Training is done: encode, and note on disk."""
-        peer, swarm, head = self._peer, self._swarm, self.chain.head
-        values, tokens = swarm.made(peer, head.next_round)
-        dither = Dither(head.hash, "contribution", peer.id)
-        encoded = EncodedContribution.encode(values, swarm.grid, swarm.settings.codec, dither=dither)
-        place = swarm.network.places[peer.number]
-        self._disk.contribution = encoded
-        ready = self._disk.ready = Ready(
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            role=CONTRIBUTOR,
-            state=head.digest,
-            root=encoded.root,
-            squares=encoded.squares,
-            tokens=tokens,
-            upload=int(place.upload),
-            download=int(place.download),
-            reaches=(),
-        )
-        swarm.judge.contributed(encoded)
-        return ready
+        return self.work.make(self.chain.head)
 
     def _find_work(self, effect: FindWork) -> bool:
-        return self.made
+        return self.work.find(countable=effect.countable)
+
+    def _settle_work(self, effect: SettleWork | ResumeWork) -> None:
+        self.work.settle()
+
+    def _finish_work(self, effect: FinishWork) -> None:
+        self.work.finish()
+
+    def _stand_on_head(self, effect: StandOnHead) -> None:
+        self.work.stand_on_head()
 
     def _follow_plan(self, effect: StartReduce) -> None:
         self._start_reduce(effect.plan)
@@ -470,7 +468,7 @@ class PeerRounds(Reducing):
         finals: Any = effect.finals
         plan = finals.plan
         self._swarm.judge.completed(finals)
-        state = next_state(self._disk.state, finals.decoded())
+        state = next_state(self._disk.state, finals.decoded(), self._swarm.fragments.of_round(plan.round))
         report = Report(
             term=plan.term,
             round=plan.round,
@@ -491,6 +489,9 @@ class PeerRounds(Reducing):
     def _append(self, effect: Append) -> bool:
         entry, disk = effect.entry, self._disk
         assert isinstance(entry, Certificate)
+        if disk.tears is not None:
+            self._swarm.dies_writing(self._peer, entry)
+            return True
         self._swarm.judge.decided(entry)
         disk.append(entry)
         self._swarm.decided(self._peer, entry.value)
@@ -564,18 +565,18 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Examine: PeerRounds._nothing,
     FetchFinals: PeerRounds._need_finals,
     FindWork: PeerRounds._find_work,
-    FinishWork: PeerRounds._nothing,
+    FinishWork: PeerRounds._finish_work,
     GiveWay: PeerRounds._nothing,
     Goodbye: PeerRounds._goodbye,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: PeerRounds._nothing,
     Repair: PeerRounds._repair,
-    ResumeWork: PeerRounds._nothing,
+    ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
-    SettleWork: PeerRounds._nothing,
-    StandOnHead: PeerRounds._nothing,
+    SettleWork: PeerRounds._settle_work,
+    StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
     StopReduction: PeerRounds._stop,
     TakePart: PeerRounds._nothing,

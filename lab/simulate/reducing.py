@@ -10,6 +10,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
+from shoal.lab.simulate.work import Work
 from shoal.node.rounds.pace import STALL_S, Pace, Stall
 from shoal.protocol.effects import CloseOff, Repair
 from shoal.protocol.errors import RemoteError
@@ -31,6 +32,7 @@ class Reducing(ABC):
     """One reduction at a time, of the round that `machine` is in."""
 
     serving: Serving
+    work: Work
 
     def __init__(self, peer: SimulatedPeer) -> None:
         self._peer = peer
@@ -62,14 +64,11 @@ class Reducing(ABC):
         """Whether they were here before."""
 
     def _start_reduce(self, plan: Plan) -> None:
-        peer = self._peer
         self._stop_reduction()
-        place = plan.number(peer.id)
-        counted = place is not None and plan.participants[place].weight > 0
         self._reduction = self._swarm.components.reduction(
             plan=plan,
-            identity=peer.identity,
-            contribution=self._disk.contribution if counted else None,
+            identity=self._peer.identity,
+            contribution=self.work.encoded,
             post=partial(self._post, plan.lineage),
             on_progress=lambda progress: None,
             kept=self._kept.setdefault(plan.lineage, Kept()),

@@ -38,6 +38,11 @@ ROLLOUTS_SHARE = 0.25
 """Of the random scenarios, those that share rollouts."""
 TRANSFER_SHARE = 0.5
 """Of the others, those with a newcomer whose donors are struck."""
+SPARSE_SHARE = 0.3
+FRAGMENTS = (1, 1, 1, 2, 3)
+"""Of how many fragments the rounds of a random scenario are."""
+TORN_SHARE = 0.35
+"""Of the deaths, those in the middle of a write."""
 
 Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause"]
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
@@ -53,7 +58,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One thing that happens to the swarm.
 
     kill: the process dies and its connections break; it is started again after `duration_s`. crash: the same without a
-    word, as when the power fails. `forgets`: its contribution was not on disk. stop: nothing runs, connections stay.
+    word, as when the power fails. `forgets`: its contribution was not on disk. `torn`: it dies with its next write to a
+    log, without a word, and this share of the bytes is there. stop: nothing runs, connections stay.
     slow: it trains and moves data `factor` times slower. lossy: its connection loses `share` of its messages.
     partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
     round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state; of
@@ -67,6 +73,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peer: Index | None = None
     duration_s: Annotated[float, Meta(gt=0, le=TIME_LIMIT_S)] | None = None
     forgets: bool = False
+    torn: Share | None = None
     factor: Annotated[float, Meta(ge=1, le=1000)] = 1.0
     share: Share = 0.0
     groups: tuple[tuple[Index, ...], ...] = ()
@@ -78,6 +85,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"a {self.kind} needs the peer it strikes")
         if self.kind == "partition" and (len(self.groups) < 2 or not all(self.groups)):
             raise ValueError("a partition needs at least two groups, none of them empty")
+        if self.torn is not None and self.kind not in ("kill", "crash"):
+            raise ValueError(f"a {self.kind} tears no log; a kill or a crash does")
         if self.kind == "lie" and self.lie is None:
             raise ValueError(f"a lie needs to say what it is about: lie = one of {', '.join(get_args(Lie))}")
 
@@ -104,6 +113,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     churn: Churn = Churn()
     fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
     real_keys: bool = False
+    sparse: bool = False
+    """Of each chunk a peer sends the largest values alone."""
+    fragments: Annotated[int, Meta(ge=1, le=5)] = 1
+    """A round is of one of so many, one after the other, and peers train on beside it."""
     rollouts: bool = False
     """The peers share rollouts, each in rounds of its own, in place of making rounds together."""
 
@@ -201,8 +214,12 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
     rollouts = more.random() < ROLLOUTS_SHARE
     if rollouts:
         faults = [msgspec.structs.replace(f, lie=more.choice(ROLLOUT_LIES)) if f.kind == "lie" else f for f in faults]
-    elif more.random() < TRANSFER_SHARE:
-        faults += _around_a_transfer(more, peers)
+    else:
+        if more.random() < TRANSFER_SHARE:
+            faults += _around_a_transfer(more, peers)
+        drawn = random.Random(f"torn {seed}")
+        faults = [_torn(drawn, fault) for fault in faults]
+    shape = random.Random(f"shape {seed}")
     liars = {fault.peer for fault in faults if fault.kind == "lie"}
     leavers = {fault.peer for fault in faults if fault.kind == "leave"}
     if 2 * (len(liars) + len(leavers)) >= peers:
@@ -213,8 +230,17 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         seed=seed,
         loss=rng.choice((0.0, 0.0, 0.01, 0.05)),
         rollouts=rollouts,
+        sparse=shape.random() < SPARSE_SHARE and not rollouts,
+        fragments=1 if rollouts else shape.choice(FRAGMENTS),
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
+
+
+def _torn(rng: random.Random, fault: Fault) -> Fault:
+    """Of every third death, one in the middle of a write: before it, after it, or anywhere in it."""
+    share = rng.choice((0.0, 1.0, round(rng.random(), 3)))
+    dies = fault.kind in ("kill", "crash") and rng.random() < TORN_SHARE
+    return msgspec.structs.replace(fault, torn=share, forgets=False) if dies else fault
 
 
 def _names_below(fault: Fault, peers: int) -> bool:

@@ -68,6 +68,10 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
                 yield {"peers": scenario.peers - 1, "fault": faults}
     if scenario.loss:
         yield {"loss": 0.0}
+    if scenario.fragments > 1:
+        yield {"fragments": 1}
+    if scenario.sparse:
+        yield {"sparse": False}
     if scenario.churn != Churn():
         yield {"churn": Churn()}
     for place, fault in enumerate(scenario.fault):
@@ -111,6 +115,8 @@ def _easier(fault: Fault) -> Iterator[Fault]:
         yield msgspec.structs.replace(fault, at_s=float(int(fault.at_s / 2)))
     if fault.forgets:
         yield msgspec.structs.replace(fault, forgets=False)
+    if fault.torn is not None:
+        yield msgspec.structs.replace(fault, torn=None)
     if fault.one_way:
         yield msgspec.structs.replace(fault, one_way=False)
 
@@ -123,6 +129,8 @@ def as_test(scenario: Scenario, kind: str) -> str:
     run = "run_scenario(scenario)" if flat else "Population(scenario).run()"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
     rollouts = ", rollouts=True" if scenario.rollouts else ""
+    shape = ", sparse=True" if scenario.sparse else ""
+    shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",
@@ -133,7 +141,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
         "    faults = (",
         faults + "    )" if faults else "    )",
         f"    scenario = Scenario(peers={scenario.peers}, rounds={scenario.rounds}, seed={scenario.seed}, "
-        f"loss={scenario.loss}, fault=faults{churn}{rollouts}{keys})",
+        f"loss={scenario.loss}, fault=faults{churn}{rollouts}{shape}{keys})",
         f'    assert {run}.violation == ""',
     ]
     return "\n".join(lines).replace("    faults = (\n    )", "    faults = ()")
@@ -148,4 +156,4 @@ def _told(fault: Fault) -> str:
     return f"Fault({said})"
 
 
-_DEFAULTS = {"forgets": False, "factor": 1.0, "share": 0.0, "groups": (), "one_way": False}
+_DEFAULTS = {"forgets": False, "torn": None, "factor": 1.0, "share": 0.0, "groups": (), "one_way": False}

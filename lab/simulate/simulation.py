@@ -4,9 +4,10 @@
                                             └─► everything that is said is judged by `Judge`
 
 What runs is what nodes run, unchanged: the failure detector, the member with all that it decides in and between its
-rounds, its chain, the reduction and its pace. What is modelled is around them: links and their loss, bandwidth,
-training as a time, disks, catching up. A scenario and its seed give the same events in the same order, and so the
-same `trace_digest`; no clock is read but for `wall_s`.
+rounds, its chain, its logs and the files of its work with what reads them again, what it contributes and carries on,
+the reduction and its pace. What is modelled is around them: links and their loss, bandwidth, training as a time, when
+a write is done, catching up. A scenario and its seed give the same events in the same order, and so the same
+`trace_digest`; no clock is read but for `wall_s`.
 
 Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
 peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,11 +27,14 @@ import numpy as np
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.lab.simulate.disk import Disks, check_written, unheard
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
 from shoal.lab.simulate.outcome import Components, Outcome
-from shoal.lab.simulate.peer import Disk, SimulatedPeer
+from shoal.lab.simulate.peer import SimulatedPeer
+from shoal.lab.simulate.residuals import Residuals
 from shoal.lab.simulate.rollouts import RolloutSwarm
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.standins import KeyRing
@@ -38,15 +43,20 @@ from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
 from shoal.lab.simulate.undo import Undo
 from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
-from shoal.protocol.chain import Chain
+from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
-from shoal.protocol.messages import Message, Report, Value, domain_hash
+from shoal.protocol.messages import Certificate, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 
 SIMULATED_TICK_S = 0.2
 CHUNK_VALUES = 4
+SPARSE = "topk2-3"
+"""Of what few values a chunk has."""
+MIXING = 0.5
+"""How much of its own values a peer keeps where rounds are of fragments, and it trains on beside them."""
+STALENESS_ROUNDS = 3
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
 UNDER_WAY_LIMIT = 8192
@@ -78,6 +88,7 @@ class Simulation:
         self.rng = random.Random(f"swarm {scenario.seed}")
         self.timeline = Timeline()
         self.network = Network(self.timeline, random.Random(f"network {scenario.seed}"), loss=scenario.loss)
+        self.disks = Disks()
         self.keys = KeyRing(scenario.seed, real=scenario.real_keys)
         self.peers: list[SimulatedPeer] = []
         self.numbers: dict[str, int] = {}
@@ -85,10 +96,14 @@ class Simulation:
         self.chunk_bytes = work.model_bytes / work.chunks
         self.state_bytes = work.state_bytes
         self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
+        self.fragments = Fragments(self.grid, scenario.fragments)
+        self.staleness_rounds = STALENESS_ROUNDS
+        self.error_feedback = 0.95 if scenario.sparse else 1.0
+        self.mixing = MIXING if scenario.fragments > 1 else None
         self.settings = RoundSettings(
             numel=self.grid.numel,
             chunk_values=CHUNK_VALUES,
-            codec=("fp32", "int8", "bf16")[scenario.seed % 3],
+            codec=SPARSE if scenario.sparse else ("fp32", "int8", "bf16")[scenario.seed % 3],
             grace_s=3.0,
             reduce_deadline_s=work.reduce_deadline_s,
             weight_cap=4.0,
@@ -99,6 +114,7 @@ class Simulation:
         self.false_evictions = 0
         self.blames: dict[str, int] = {}
         self.decided_at: dict[int, float] = {}
+        self.met: Counter[str] = Counter()
         self._sizes: dict[type, int] = {}
         self._encoded: dict[int, tuple[Message, int, int]] = {}
         self._best = 0
@@ -106,7 +122,13 @@ class Simulation:
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
-        self.judge = self.components.judge(self.genesis, self.zero)
+        self.judge = self.components.judge(self.genesis, self.zero, self.fragments)
+        self.residuals = Residuals(
+            self.judge,
+            staleness_rounds=self.staleness_rounds,
+            error_feedback=self.error_feedback,
+            mixing=self.mixing,
+        )
         self.donations = self.components.donations(self.tick_s)
         for _ in founders:
             self._add()
@@ -118,8 +140,8 @@ class Simulation:
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
-        disk = Disk(ledger=Chain(self.genesis), state=self.zero, known=set(), held=self.genesis.hash)
-        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.components.work.train_s))
+        disk, train_s = self.disks.add(self.genesis, self.zero), rng.uniform(*self.components.work.train_s)
+        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, train_s)
         self.peers.append(peer)
         self.numbers[peer.id] = number
         return peer
@@ -186,6 +208,9 @@ class Simulation:
     def tell(self, peer: SimulatedPeer, to: Iterable[int], message: Message) -> None:
         """To some, as a liar may have it."""
         self.judge.sent(peer.id, message)
+        check_written(peer.id, peer.disk, message)
+        if isinstance(message, Ready):
+            self.residuals.announced(peer.id, message)
         if isinstance(message, Report) and "report" in peer.lies:
             message = with_flipped_digest(message)
         self._post(peer, to, message)
@@ -259,9 +284,9 @@ class Simulation:
         return self.timeline.now + took_s * self.network.slowed.get(peer.number, 1.0)
 
     def made(self, peer: SimulatedPeer, round: int) -> tuple[F32, int]:
-        """What training made: the values, (numel,) float32, and the tokens."""
+        """What training made: the values, (numel,) float32 of the round's fragment, and the tokens."""
         seed = [self.scenario.seed, peer.number, round, peer.life]
-        values = np.random.default_rng(seed).standard_normal(self.grid.numel)
+        values = np.random.default_rng(seed).standard_normal(self.fragments.of_round(round).numel)
         return values.astype(np.float32), 100 + 7 * peer.number
 
     # -- what peers tell ---------------------------------------------------------------------------------------
@@ -325,7 +350,10 @@ class Simulation:
         if fault.kind in ("kill", "crash"):
             if not peer.up:
                 return
-            self._kill(peer, silently=fault.kind == "crash", forgets=fault.forgets)
+            if fault.torn is None:
+                self._kill(peer, silently=fault.kind == "crash", forgets=fault.forgets)
+            else:
+                peer.disk.tears = fault.torn
             action: Callable[[], None] = undo.restart
         elif fault.kind == "stop":
             if not peer.running:
@@ -363,10 +391,16 @@ class Simulation:
         peer.stop()
         peer.host_up = not silently
         if forgets:
-            peer.disk.contribution = peer.disk.ready = None
+            peer.disk.forget_work()
         self._falls_silent(peer)
         for other in () if silently else links:
             self.hang_up(peer.number, life, other)
+
+    def dies_writing(self, peer: SimulatedPeer, entry: Certificate | tuple[DurableRecord, ...]) -> None:
+        """The power fails at `peer` in the middle of a write to one of its logs."""
+        self.met["torn log"] += 1
+        peer.disk.tear(entry)
+        self._kill(peer, silently=True, forgets=False)
 
     def hang_up(self, number: int, life: int, other: int) -> None:
         """A connection of that life of a peer is closed; the other end sees it unless a partition stands between."""
@@ -406,13 +440,14 @@ class Simulation:
         """Let it happen, to the last round or the first violation."""
         began = time.perf_counter()
         violation = detail = ""
-        with self.keys.in_use():
+        with self.keys.in_use(), unheard():
             try:
                 self._run()
             except NoQuorum:
                 pass
             except Violation as broken:
                 violation, detail = broken.kind, broken.detail
+        self.disks.clear()
         return self._outcome(time.perf_counter() - began, violation, detail)
 
     def _run(self) -> None:
@@ -481,6 +516,7 @@ class Simulation:
             false_evictions=self.false_evictions,
             blamed=sum(self.blames.values()),
             states_fetched=self.donations.obtained,
+            met=dict(self.met + Counter({"work carried on": self.residuals.carried})),
             violation=violation,
             detail=detail,
         )

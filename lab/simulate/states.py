@@ -16,6 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.fragments import Fragment
 from shoal.node.state.states import PIN_S, PINS_LIMIT_STATES, STATES_KEPT
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import Value, domain_hash
@@ -63,9 +64,12 @@ def state_digest(base: bytes, state: F32) -> bytes:
     return Header.of(base, state).digest
 
 
-def next_state(state: F32, update: F32) -> F32:
-    """The state after a round: one elementwise subtraction, rounded to float32."""
-    return np.subtract(state, update)
+def next_state(state: F32, update: F32, fragment: Fragment) -> F32:
+    """The state after a round of `fragment`: one elementwise subtraction there, rounded to float32."""
+    after = state.copy()
+    for there, here in fragment.spans():
+        np.subtract(state[there], update[here], out=after[there])
+    return after
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ class Undo:
     life: int = 0
 
     def restart(self) -> None:
-        """The process is started again."""
+        """The process is started again; if it was to die writing and wrote nothing, it lives on."""
+        self.peer.disk.tears = None
         if not self.peer.up and not self.peer.gone:
             self.swarm.disturbed_at = self.swarm.timeline.now
             self.swarm.start(self.peer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
 
 import trio
 
@@ -20,7 +20,7 @@ from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Ready, Rebase, Value
+from shoal.protocol.messages import Ready, Value
 from shoal.protocol.planning import OBSERVER, absent_ready
 
 logger = logging.getLogger(__name__)
@@ -159,8 +159,7 @@ class Participation:
     async def look_up(self, peers: Sequence[PeerId]) -> None:
         """Have the finals here by which `settle` counts, as far as `peers` can help. Runs beside the engine."""
         made, chain = self.made, self._state_store.chain
-        entry = None if made is None else chain.after_base(made.base)
-        if made is None or entry is None or isinstance(entry, Rebase) or not chain.on_branch(entry.value):
+        if made is None or not self._contributions.awaits_finals(chain):
             return
         try:
             await self._state_store.finals(made.round, list(peers))
@@ -168,35 +167,14 @@ class Participation:
             logger.info("whether this node's work of round %d was counted: %s", made.round, error)
 
     async def settle(self) -> None:
-        """Count this node's contribution as the chain says, by finals that are here.
-
-        Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
-        dropped where the state on which it stands was abandoned.
-        """
-        made, chain = self.made, self._state_store.chain
-        if made is None or made.base == chain.head.hash:
+        """Count this node's contribution as the chain says, by finals that are here (`Contributions.settle_by`)."""
+        made, chain, finals = self.made, self._state_store.chain, None
+        if made is None:
             return
-        entry = chain.after_base(made.base)
-        if isinstance(entry, Rebase):
-            await trio.to_thread.run_sync(self._contributions.settle, made.round, None)
-        elif entry is not None and chain.on_branch(entry.value):
-            await self._settle(made)
-        else:
-            self._contributions.drop()
-
-    async def _settle(self, made: Made) -> None:
-        try:
-            finals = await self._state_store.finals(made.round, [])
-        except NetworkError:
-            # Nobody can say whether it was counted; once is the limit, so it was.
-            included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks
-        else:
-            place = finals.plan.number(self._me)
-            # A plan may name what this node announced before a restart; what it made since is not in it.
-            same = place is not None and finals.plan.participants[place].root == made.encoded.root
-            included = finals.included(place) if place is not None and same else None
-        rounds = max(1, self._state_store.chain.standing.round - made.round + 1)
-        await trio.to_thread.run_sync(partial(self._contributions.settle, made.round, included, rounds=rounds))
+        if self._contributions.awaits_finals(chain):
+            with suppress(NetworkError):
+                finals = await self._state_store.finals(made.round, [])
+        await trio.to_thread.run_sync(self._contributions.settle_by, chain, finals)
 
 
 def _at_most(cap: int | None, measured: int) -> int:

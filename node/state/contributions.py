@@ -28,15 +28,17 @@ import numpy as np
 from shoal.collectives.codecs import F32, VALUE_LIMIT
 from shoal.collectives.contribution import EncodedContribution, residual_of_chunk
 from shoal.collectives.dither import Dither
+from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragment, Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.own_memory import own_array
 from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
+from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import seal_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Term, Value
+from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Certificate, Ready, Rebase, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR
 
 
@@ -235,6 +237,37 @@ class Contributions:
     def _fit(self, residuals: Mapping[int, F32]) -> bool:
         sizes = [fragment.numel for fragment in self._fragments]
         return all(n < len(sizes) and values.size == sizes[n] for n, values in residuals.items())
+
+    def awaits_finals(self, chain: Chain) -> bool:
+        """Whether the round of what was made is certified, and its finals say what of it was counted."""
+        entry = None if self.made is None else chain.after_base(self.made.base)
+        return isinstance(entry, Certificate) and chain.on_branch(entry.value)
+
+    def settle_by(self, chain: Chain, finals: Finals | None) -> None:
+        """Count what was made as the chain says, by the finals of its round.
+
+        Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
+        dropped where the state on which it stands was abandoned.
+        """
+        made = self.made
+        if made is None or made.base == chain.head.hash:
+            return
+        if self.awaits_finals(chain):
+            rounds = max(1, chain.standing.round - made.round + 1)
+            self.settle(made.round, self._included(made, finals), rounds=rounds)
+        elif isinstance(chain.after_base(made.base), Rebase):
+            self.settle(made.round, None)
+        else:
+            self.drop()
+
+    def _included(self, made: Made, finals: Finals | None) -> Sequence[bool] | None:
+        if finals is None:
+            # Nobody can say whether it was counted; once is the limit, so it was.
+            return (True,) * made.encoded.grid.chunks
+        place = finals.plan.number(self._sender)
+        # A plan may name what this node announced before a restart; what it made since is not in it.
+        same = place is not None and finals.plan.participants[place].root == made.encoded.root
+        return finals.included(place) if place is not None and same else None
 
     def settle(self, round: int, included: Sequence[bool] | None, *, rounds: int = 1) -> None:
         """The round is certified; `included` says per chunk whether this node's contribution is in it.

@@ -117,14 +117,14 @@ class Resumption:
         if self._pending is not None or skipped:
             return
         try:
-            await trio.to_thread.run_sync(self._make_folder)
+            await trio.to_thread.run_sync(self.make_folder)
         except StorageError as error:
             self._warn(f"{LOST}: {error}")
             return
         self._pending, self._done = position, trio.Event()
         self._trainer_done, self._trainer_failure = trio.Event(), None
         self._orders.send_nowait(work)
-        await self._send(Snapshot(round=work.account.round, path=str(self._files(position).trainer)))
+        await self._send(Snapshot(round=work.account.round, path=str(self.files(position).trainer)))
 
     @property
     def writing(self) -> bool:
@@ -142,7 +142,7 @@ class Resumption:
     def heard(self, event: TrainerEvent) -> None:
         """Take note of what the trainer said."""
         if isinstance(event, Snapshotted):
-            if self._pending is not None and event.path == str(self._files(self._pending).trainer):
+            if self._pending is not None and event.path == str(self.files(self._pending).trainer):
                 self._trainer_failure = event.failure
                 self._trainer_done.set()
         elif isinstance(event, Restored):
@@ -172,7 +172,7 @@ class Resumption:
                 self._done.set()
 
     async def _write(self, work: SavedWork) -> None:
-        files = self._files((work.account.term, work.account.round))
+        files = self.files((work.account.term, work.account.round))
         await trio.to_thread.run_sync(write_work, files.work, work)
         with trio.move_on_after(SNAPSHOT_DEADLINE_S) as scope:
             await self._trainer_done.wait()
@@ -191,20 +191,22 @@ class Resumption:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def _files(self, position: Position) -> ResumeFiles:
+    def files(self, position: Position) -> ResumeFiles:
+        """Those of a round, whether they are there or not."""
         stem = f"{position[0].rebases}.{position[0].rollbacks}-{position[1]}"
         return ResumeFiles(
             position=position, trainer=self._folder / f"{stem}.trainer", work=self._folder / f"{stem}.work"
         )
 
-    def _make_folder(self) -> None:
+    def make_folder(self) -> None:
+        """Have a folder for them. Raises StorageError."""
         with disk_errors(self._folder.parent):
             make_folder(self._folder)
 
     def on_disk(self) -> list[ResumeFiles]:
         """Those of whose rounds both files are there, newest first."""
         found = [_position_of(path) for path in self._folder.glob("*.work")] if self._folder.is_dir() else []
-        files = [self._files(position) for position in sorted((p for p in found if p is not None), reverse=True)]
+        files = [self.files(position) for position in sorted((p for p in found if p is not None), reverse=True)]
         return [pair for pair in files if pair.trainer.exists()]
 
     def forget_old(self, newest: Position) -> None:

@@ -1,10 +1,12 @@
 """`python -m tests.planted`: plant one bug after the other, and run the test that has to see it.
 
-Words after it choose areas, or bugs by a part of their name.
+Words after it choose areas, or bugs by a part of their name. With `--seeds 300` the simulator's seeds 1 to 300 have to
+see what is chosen, in place of a test, and the first that does is printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 import tempfile
@@ -12,28 +14,52 @@ from pathlib import Path
 
 from tests.planted import BUGS
 from tests.planted.bugs import THIRD_PARTY, Bug, NotPlanted, copy_tree, see
+from tests.planted.member import SEEDS
+from tests.planted.simulated import simulate
 
 
-def chosen(wanted: list[str]) -> list[tuple[str, Bug]]:
-    """The bugs that are asked for, each with its area; all of them if nothing is."""
+def chosen(wanted: list[str], *, seeds: bool) -> list[tuple[str, Bug]]:
+    """The bugs that are asked for, each with its area; all of them if nothing is.
+
+    seeds: of what the simulator sees; "member" are then those of other areas too.
+    """
     every = [(area, one) for area, some in BUGS.items() for one in some]
-    return [(area, one) for area, one in every if not wanted or any(w == area or w in one.name for w in wanted)]
+    if seeds:
+        every = [("member" if one.name in SEEDS else area, one) for area, one in every]
+
+    def is_wanted(word: str, area: str, one: Bug) -> bool:
+        return word == area if word in BUGS else word in one.name
+
+    return [(area, one) for area, one in every if not wanted or any(is_wanted(word, area, one) for word in wanted)]
 
 
-def main(wanted: list[str]) -> int:
+def look(tree: Path, planted: Bug, seeds: int | None) -> str:
+    """Plant a bug, and say how it was seen. Raises AssertionError if it was not, NotPlanted."""
+    if seeds is None and planted.test:
+        return f"{see(tree, planted).seconds:5.1f} s"
+    some = range(1, seeds + 1) if seeds is not None else (SEEDS[planted.name],)
+    seen = simulate(tree, planted, some)
+    assert seen is not None, f"by none of {len(some)} seeds"
+    return f"{seen.seconds:5.1f} s, seed {seen.seed} ({seen.seen})"
+
+
+def main(arguments: list[str]) -> int:
     """Plant what is wanted; 1 if any of it was not seen."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
+    parser.add_argument("--seeds", type=int, help="of the simulator, from 1 on")
+    parser.add_argument("wanted", nargs="*")
+    asked = parser.parse_args(arguments)
     for name in THIRD_PARTY:
         importlib.import_module(name)
-    missed, bugs = 0, chosen(wanted)
+    missed, bugs = 0, chosen(asked.wanted, seeds=asked.seeds is not None)
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(Path(folder))
         for area, planted in bugs:
             try:
-                run = see(Path(folder), planted)
-                print(f"seen      {run.seconds:5.1f} s  {area}: {planted.name}", flush=True)
+                print(f"seen      {area}: {planted.name}: {look(Path(folder), planted, asked.seeds)}", flush=True)
             except (AssertionError, NotPlanted) as error:
                 missed += 1
-                print(f"NOT SEEN           {area}: {planted.name}: {error}", flush=True)
+                print(f"NOT SEEN  {area}: {planted.name}: {error}", flush=True)
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs are seen")
     return 1 if missed else 0
 

@@ -21,6 +21,8 @@ from tests.planted.bugs import (
     run_tests,
     see,
 )
+from tests.planted.member import MEMBER, SEEDS
+from tests.planted.simulated import simulate
 
 EVERY = [(area, one) for area, some in BUGS.items() for one in some]
 named = pytest.mark.parametrize("planted", [one for _, one in EVERY], ids=[f"{a}: {one.name}" for a, one in EVERY])
@@ -36,8 +38,17 @@ def test_a_bug_can_be_planted_and_names_a_test(texts: dict[Path, str], planted: 
     for path, text in edited(texts, planted).items():
         ast.parse(text)
         assert text != texts[path]
+    if planted.name in SEEDS and not planted.test:
+        return
     file, _, name = planted.test.partition("::")
     assert f"\ndef {name}(" in (ROOT / file).read_text() or f"\nasync def {name}(" in (ROOT / file).read_text()
+
+
+def test_every_seed_is_that_of_a_bug_and_every_bug_of_a_member_has_one() -> None:
+    names = {one.name for _, one in EVERY}
+    assert SEEDS.keys() <= names
+    assert {one.name for one in MEMBER} <= SEEDS.keys()
+    assert all(1 <= seed <= 300 for seed in SEEDS.values())
 
 
 def test_no_two_bugs_are_the_same() -> None:
@@ -81,4 +92,7 @@ def test_a_test_that_fails_in_a_tree_says_so_and_the_tree_is_as_it_was(tree: Pat
 @pytest.mark.long
 @named
 def test_a_planted_bug_is_seen(tree: Path, planted: Bug) -> None:
-    see(tree, planted)
+    if planted.test:
+        see(tree, planted)
+    else:
+        assert simulate(tree, planted, [SEEDS[planted.name]]) is not None

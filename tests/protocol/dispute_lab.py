@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shoal.lab.box import Box, Doers, NoWishes, Surroundings, do_by, nothing
+from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
@@ -46,7 +47,6 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Received, Reduced, StateSought, Tick, Trained
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Message, Plan, Ready, RelayedWay, Value, domain_hash
-from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.timeouts import doubled

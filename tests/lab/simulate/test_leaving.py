@@ -5,14 +5,25 @@ from __future__ import annotations
 import pytest
 
 from shoal.lab.simulate.outcome import Components, Workload
-from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
+from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from shoal.protocol.round import RoundMachine
 
-LAST_COPY = random_scenario(995)
+LEFT_AT_S = 15.01
+LAST_COPY = Scenario(
+    peers=3,
+    rounds=4,
+    seed=995,
+    fault=(
+        Fault(kind="kill", at_s=8.74, peer=2, duration_s=6.11, forgets=True),
+        Fault(kind="join", at_s=10.17),
+        Fault(kind="slow", at_s=10.37, peer=1, duration_s=7.69, factor=27.2),
+        Fault(kind="leave", at_s=LEFT_AT_S, peer=0),
+        Fault(kind="crash", at_s=15.72, peer=1, duration_s=6.02),
+    ),
+)
 """One of three is killed and another slow, so that the third certifies a round alone; then it leaves."""
-LEFT_AT_S = next(fault.at_s for fault in LAST_COPY.fault if fault.kind == "leave")
 
 
 class Gone(Simulation):

@@ -31,9 +31,9 @@ lie = "report"
 
 def size(scenario: Scenario) -> tuple[float, ...]:
     """What a step makes shorter, in the order in which it counts."""
-    easy = sum((f.duration_s or 0.0) + f.at_s + f.forgets + f.one_way for f in scenario.fault)
-    churns = scenario.churn != Churn()
-    return scenario.peers + scenario.rounds + len(scenario.fault), scenario.loss + churns, easy
+    easy = sum((f.duration_s or 0.0) + f.at_s + f.forgets + f.one_way + (f.torn is not None) for f in scenario.fault)
+    shape = (scenario.churn != Churn()) + scenario.sparse + scenario.fragments
+    return scenario.peers + scenario.rounds + len(scenario.fault), scenario.loss + shape, easy
 
 
 def with_join_named(seed: int) -> Scenario:

@@ -1,0 +1,209 @@
+"""What of a simulated peer survives its process: its logs, as nodes keep them, and beside them what is modelled.
+
+Agreement and chain are in a `Store` of the product's, in a folder in memory: so a restart reads, checks and cuts what
+a node would. Its own work lies beside them, in the files that nodes write and find. States and finals are objects that
+are there or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.finals import Finals
+from shoal.lab.simulate.judge import Violation
+from shoal.node.state import store as store_module
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.store import Store
+from shoal.node.state.work_file import SavedWork, write_work
+from shoal.protocol.chain import Chain
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Propose, Ready, Value, ViewChange, Vote
+from shoal.protocol.planning import CONTRIBUTOR
+
+MEMORY = Path("/dev/shm")
+AGREEMENT, CHAIN = "agreement.log", "chain.log"
+
+
+class Disks:
+    """Those of one run, in a folder in memory where the system has such. `clear` takes them away."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-simulated-", dir=MEMORY if MEMORY.is_dir() else None))
+        self._disks: list[Disk] = []
+        self.clear = weakref.finalize(self, _clear, self._folder, self._disks)
+
+    def add(self, first: Value, state: F32) -> Disk:
+        """A new one, whose node knows `first` and the state that it certifies."""
+        folder = self._folder / str(len(self._disks))
+        disk = Disk(genesis=first, state=state, known=set(), held=first.hash, folder=folder)
+        self._disks.append(disk)
+        return disk
+
+
+def _clear(folder: Path, disks: list[Disk]) -> None:
+    for disk in disks:
+        disk.close()
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Inside, what stores warn of is not shown: logs are torn on purpose."""
+    logger = logging.getLogger(store_module.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@dataclass
+class Disk:
+    """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first.
+
+    tears: the process dies with its next write to a log, of whose batch this share of the bytes is there.
+    """
+
+    genesis: Value
+    state: F32
+    known: set[int]
+    held: bytes
+    folder: Path
+    blank: bool = False
+    finals: dict[bytes, Finals] = field(default_factory=dict)
+    incarnation: int = 0
+    tears: float | None = None
+    store: Store | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = Chain(self.genesis)
+
+    # -- the logs ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """A process starts on it: read the logs."""
+        self.store = Store(self.folder)
+        self.ledger = Chain(self.genesis)
+        for entry in self.store.certificates():
+            self.ledger.extend(entry, trusted=True)
+
+    def close(self) -> None:
+        """The process is gone."""
+        if self.store is not None:
+            self.store.__exit__()
+        self.store = None
+
+    @property
+    def logs(self) -> Store:
+        """As the process that runs has them."""
+        assert self.store is not None
+        return self.store
+
+    def append(self, certificate: Certificate) -> None:
+        """Extend the chain; what was bound before binds no more. Raises RemoteError where it does not follow."""
+        self.ledger.extend(certificate)
+        self.logs.append_certificate(certificate)
+        self.logs.decided(certificate.value)
+
+    def tear(self, entry: Certificate | tuple[DurableRecord, ...]) -> None:
+        """Write an entry of the chain, or records, of which only a part gets to the disk; who wrote is gone."""
+        assert self.tears is not None
+        path = self.folder / (CHAIN if isinstance(entry, Certificate) else AGREEMENT)
+        before = path.stat().st_size
+        if isinstance(entry, Certificate):
+            self.logs.append_certificate(entry)
+        else:
+            self.logs.persist(*entry)
+        os.truncate(path, before + round(self.tears * (path.stat().st_size - before)))
+
+    # -- its own work ------------------------------------------------------------------------------------------
+
+    @property
+    def work(self) -> Resumption:
+        """The files of what this peer made, and what finds them again."""
+
+        async def send(command: object) -> None:
+            """There is no trainer."""
+
+        return Resumption(self.folder, send=send, on_progress=lambda progress: None)
+
+    def save_work(self, work: SavedWork) -> None:
+        """Have a contribution on disk, as long as the peer's process is there."""
+        kept, position = self.work, (work.account.term, work.account.round)
+        kept.make_folder()
+        write_work(kept.files(position).work, work)
+        kept.files(position).trainer.touch()
+        kept.forget_old(position)
+
+    def forget_work(self) -> None:
+        """What was made last did not get to the disk."""
+        for files in self.work.on_disk()[:1]:
+            files.work.unlink()
+
+    # -- the chain, and states ---------------------------------------------------------------------------------
+
+    @property
+    def height(self) -> int:
+        """How many rounds of the chain are here."""
+        return self.ledger.height
+
+    @property
+    def chain(self) -> list[Value]:
+        """All values that are decided, from genesis on."""
+        return [self.ledger.value(round) for round in range(self.height + 1)]
+
+    def certificates_after(self, height: int) -> tuple[Certificate, ...]:
+        """Those of the rounds after the first `height`."""
+        entries = self.ledger.after(height, self.height)
+        return tuple(entry for entry in entries if isinstance(entry, Certificate))
+
+    def take(self, value: Value, state: F32) -> None:
+        """Hold the state that `value` certifies."""
+        self.state, self.held, self.blank = state, value.hash, False
+
+
+def check_written(who: PeerId, disk: Disk, message: Message) -> None:
+    """Raises Violation if a peer says what binds it, or what is decided, before that is in its logs."""
+    if isinstance(message, Certificate):
+        if message.value not in disk.ledger:
+            raise Violation("written first", f"the certificate of round {message.value.round}, said by {who}")
+        return
+    kind = _RECORDS.get(type(message))
+    if kind is None or (isinstance(message, Ready) and message.role != CONTRIBUTOR):
+        return
+    written = [one for one in disk.logs.durable_records() if (one.term, one.round) == (message.term, message.round)]
+    if not any(one.kind == kind and _says(one, message) for one in written):
+        raise Violation("written first", f"a {kind} of round {message.round}, said by {who}")
+
+
+def _says(record: DurableRecord, message: Message) -> bool:
+    """Whether a record of the kind that `message` takes is of what it says."""
+    if isinstance(message, ViewChange):
+        return record.view >= message.view
+    if isinstance(message, Vote | Prepare):
+        return record.value is not None and (record.view, record.value.hash) == (message.view, message.value)
+    if isinstance(message, Propose):
+        return record.value is not None and (record.view, record.value.hash) == (message.view, message.value.hash)
+    return True
+
+
+_RECORDS: dict[type, str] = {
+    Leave: "leave",
+    Prepare: "prepare",
+    Propose: "propose",
+    Ready: "ready",
+    ViewChange: "promise",
+    Vote: "vote",
+}
+"""What a message that binds its sender is in the log."""
