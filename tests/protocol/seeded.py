@@ -277,11 +277,11 @@ class TardyLead(Agreement):
     def free_to_plan(self) -> bool:
         return super().free_to_plan and (self.view != 0 or 1 in self._proposals)
 
-    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
-        if message.view > self.view:
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        if isinstance(message, Propose) and message.view > self.view:
             self._proposals[message.view] = message
             return []
-        return super()._receive_propose(sender, message)
+        return super().receive(sender, message)
 
 
 class GoesBackAnyway(ForgetfulLead):
