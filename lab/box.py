@@ -7,13 +7,13 @@ table of functions by kind of effect. One that is not in the table is an error.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from shoal.protocol.effects import Effect, MemberEffect
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Input, StateHeld
+from shoal.protocol.inputs import Input, OfState, StateHeld
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Value
 from shoal.protocol.round import RoundMachine
@@ -88,6 +88,9 @@ class Box:
 class Surroundings:
     """What a member looks at where nothing is out of the ordinary, as far as it is the same everywhere."""
 
+    held: OfState | None = None
+    replayed_rounds = 0
+    donors: Collection[PeerId] = ()
     paused = False
     resting = True
     waits_alone = False

@@ -31,6 +31,7 @@ from shoal.lab.explore.scope import outweighs
 from shoal.lab.explore.word import broken_promise
 from shoal.protocol.agreement import Broadcast, DurableRecord, Mismatch
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.effects import (
     Announce,
     Append,
@@ -46,7 +47,7 @@ from shoal.protocol.effects import (
     MemberEffect,
     Repair,
     ResumeWork,
-    SeekState,
+    Seek,
     StandOnHead,
     StartReduce,
     TakePart,
@@ -303,10 +304,11 @@ class Run:
             surroundings=self._here,
             wishes=NoWishes,
             deal=setup.deal,
+            scores=DonorScores(),
             make=self._components.machine,
         )
         self._box = self._boxed(member)
-        self._feed(StateSought())
+        self._feed(StateSought(None, 0.0))
 
     def restart(self, way: WayBack) -> None:
         """Killed: what was not on disk is gone, and all that was kept of reductions."""
@@ -553,7 +555,7 @@ def ignore(progress: ReduceProgress) -> None:
     """Progress is looked at after every step."""
 
 
-LOOKING = {SeekState, WatchReduction, Tell, Train}
+LOOKING = {Seek, WatchReduction, Tell, Train}
 """Effects of a tick on which nothing happened."""
 
 DOERS: Doers = {
@@ -572,7 +574,7 @@ DOERS: Doers = {
     Mismatch: Run._mismatch,
     Repair: Run._repair,
     ResumeWork: nothing,
-    SeekState: nothing,
+    Seek: nothing,
     StandOnHead: nothing,
     StartReduce: Run._start_reduce,
     TakePart: nothing,

@@ -179,9 +179,9 @@ def check_written(who: PeerId, disk: Disk, message: Message) -> None:
         if message.value not in disk.ledger:
             raise Violation("written first", f"the certificate of round {message.value.round}, said by {who}")
         return
-    kind = _RECORDS.get(type(message))
-    if kind is None or (isinstance(message, Ready) and message.role != CONTRIBUTOR):
+    if not isinstance(message, _BINDING) or (isinstance(message, Ready) and message.role != CONTRIBUTOR):
         return
+    kind = _RECORDS[type(message)]
     written = [one for one in disk.logs.durable_records() if (one.term, one.round) == (message.term, message.round)]
     if not any(one.kind == kind and _says(one, message) for one in written):
         raise Violation("written first", f"a {kind} of round {message.round}, said by {who}")
@@ -198,6 +198,7 @@ def _says(record: DurableRecord, message: Message) -> bool:
     return True
 
 
+_BINDING = Leave | Prepare | Propose | Ready | ViewChange | Vote
 _RECORDS: dict[type, str] = {
     Leave: "leave",
     Prepare: "prepare",

@@ -18,6 +18,7 @@ from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import (
     Append,
@@ -33,7 +34,7 @@ from shoal.protocol.effects import (
     GiveWay,
     Repair,
     ResumeWork,
-    SeekState,
+    Seek,
     StandOnHead,
     StartReduce,
     TakePart,
@@ -101,7 +102,7 @@ class Seat(Surroundings):
         self.finals: set[PeerId] = set()
         self.told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
         self.told_at = float("-inf")
-        member = Member(identity=identity, surroundings=self, wishes=NoWishes, deal=deal_evenly)
+        member = Member(identity=identity, surroundings=self, wishes=NoWishes, deal=deal_evenly, scores=DonorScores())
         self.box = Box(member, partial(do_by, DOERS, self), lambda: table.now)
 
     @property
@@ -187,7 +188,7 @@ DOERS: Doers = {
     GiveWay: nothing,
     Repair: Seat._follow,
     ResumeWork: nothing,
-    SeekState: nothing,
+    Seek: nothing,
     StandOnHead: nothing,
     StartReduce: Seat._follow,
     TakePart: nothing,
@@ -214,7 +215,7 @@ class Table:
         self.decided: Value | None = None
         self.said: deque[tuple[PeerId, Message]] = deque()
         self.seats = {identity.peer_id: Seat(self, identity, chain) for identity in identities}
-        for event in (StateSought(), Trained(chain.head.next_round, None)):
+        for event in (StateSought(None, 0.0), Trained(chain.head.next_round, None)):
             for seat in self.seats.values():
                 seat.box.put(event)
             self._deliver()
