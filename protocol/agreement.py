@@ -782,11 +782,11 @@ def _same(one: Report, other: Report | None) -> bool:
 Step = Callable[[Agreement, PeerId, Any], list[AgreementEffect]]
 
 STEPS: Mapping[type[Message], Step] = {
-    Propose: Agreement._receive_propose,
-    Prepare: Agreement._receive_prepare,
-    Vote: Agreement._receive_vote,
-    ViewChange: Agreement._receive_change,
-    Leave: Agreement._receive_leave,
-    Certificate: Agreement._receive_certificate,
+    Propose: lambda agreement, sender, message: agreement._receive_propose(sender, message),
+    Prepare: lambda agreement, sender, message: agreement._receive_prepare(sender, message),
+    Vote: lambda agreement, sender, message: agreement._receive_vote(sender, message),
+    ViewChange: lambda agreement, sender, message: agreement._receive_change(sender, message),
+    Leave: lambda agreement, sender, message: agreement._receive_leave(sender, message),
+    Certificate: lambda agreement, sender, message: agreement._receive_certificate(sender, message),
 }
 """What each message leads to while nothing is decided: a certificate from whomever, all else from members."""

@@ -138,8 +138,8 @@ class Suspicion(Message, frozen=True, kw_only=True):
     incarnation: Count
 
 
-SignOfLife = Ping | Ack | PingRequest | Nack | Suspicion
-"""What the failure detectors say to each other. Who says nothing else, or nothing but Reach, counts as silent."""
+SignOfLife = Ping | Ack | PingRequest | Nack | Reach | Suspicion
+"""Who says nothing else counts as silent."""
 
 
 class GetManifest(Message, frozen=True, kw_only=True):
@@ -184,17 +184,7 @@ SwarmMessage = (
 """What is said to everyone, and holds whoever passes it on."""
 
 LinkMessage = (
-    SwarmMessage
-    | SignOfLife
-    | Reach
-    | Announce
-    | Revocations
-    | Offer
-    | Decline
-    | Withdraw
-    | Taken
-    | AskStanding
-    | Standing
+    SwarmMessage | SignOfLife | Announce | Revocations | Offer | Decline | Withdraw | Taken | AskStanding | Standing
 )
 """Everything that travels on a message link between members."""
 

@@ -468,7 +468,7 @@ class Links:
             raise RemoteError(f"passed on a {envelope.kind} of {signer}", peer=peer)
         if self._guard.accept(envelope):
             message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
-            if not isinstance(message, SignOfLife | Reach):
+            if not isinstance(message, SignOfLife):
                 self._note_said(peer)
             self._gate.message(peer, message)
 

@@ -169,7 +169,10 @@ class Participation:
     async def settle(self) -> None:
         """Count this node's contribution as the chain says, by finals that are here (`Contributions.settle_by`)."""
         made, chain, finals = self.made, self._state_store.chain, None
-        if made is None:
+        if made is None or not self._contributions.is_over(chain):
+            return
+        if self._contributions.is_abandoned(chain):
+            self._contributions.drop()
             return
         if self._contributions.awaits_finals(chain):
             with suppress(NetworkError):

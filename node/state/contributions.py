@@ -238,10 +238,20 @@ class Contributions:
         sizes = [fragment.numel for fragment in self._fragments]
         return all(n < len(sizes) and values.size == sizes[n] for n, values in residuals.items())
 
+    def is_over(self, chain: Chain) -> bool:
+        """Whether the round of what was made is over, so that it can be settled."""
+        return self.made is not None and self.made.base != chain.head.hash
+
     def awaits_finals(self, chain: Chain) -> bool:
         """Whether the round of what was made is certified, and its finals say what of it was counted."""
         entry = None if self.made is None else chain.after_base(self.made.base)
         return isinstance(entry, Certificate) and chain.on_branch(entry.value)
+
+    def is_abandoned(self, chain: Chain) -> bool:
+        """Whether the state on which what was made stands is none of the chain's any more."""
+        if self.made is None or not self.is_over(chain) or self.awaits_finals(chain):
+            return False
+        return not isinstance(chain.after_base(self.made.base), Rebase)
 
     def settle_by(self, chain: Chain, finals: Finals | None) -> None:
         """Count what was made as the chain says, by the finals of its round.
@@ -250,15 +260,15 @@ class Contributions:
         dropped where the state on which it stands was abandoned.
         """
         made = self.made
-        if made is None or made.base == chain.head.hash:
+        if made is None or not self.is_over(chain):
             return
-        if self.awaits_finals(chain):
+        if self.is_abandoned(chain):
+            self.drop()
+        elif self.awaits_finals(chain):
             rounds = max(1, chain.standing.round - made.round + 1)
             self.settle(made.round, self._included(made, finals), rounds=rounds)
-        elif isinstance(chain.after_base(made.base), Rebase):
-            self.settle(made.round, None)
         else:
-            self.drop()
+            self.settle(made.round, None)
 
     def _included(self, made: Made, finals: Finals | None) -> Sequence[bool] | None:
         if finals is None:

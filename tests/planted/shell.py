@@ -137,8 +137,8 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "work is settled while its round is under way",
         "tests/node/rounds/test_participation.py::test_work_of_the_round_under_way_is_settled_by_its_certificate_only",
-        "if made is None or made.base == chain.head.hash:",
-        "if made is None:",
+        "return self.made is not None and self.made.base != chain.head.hash",
+        "return self.made is not None",
     ),
     bug(
         "work of a round that a rebase ended is dropped",
