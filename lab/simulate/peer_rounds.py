@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
+from shoal.lab.box import NoWishes
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -51,7 +52,6 @@ from shoal.protocol.effects import (
     Certified,
     CloseOff,
     Contribute,
-    Effect,
     Evicted,
     Examine,
     FetchFinals,
@@ -87,7 +87,6 @@ from shoal.protocol.inputs import (
     Received,
     Reduced,
     SetPaused,
-    StateHeld,
     Tick,
     Trained,
 )
@@ -107,25 +106,6 @@ ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
 GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
-
-
-class NoWishes:
-    """Users who want to go back nowhere, and to amend nothing."""
-
-    @staticmethod
-    def advise_going_back(machine: RoundMachine, now: float) -> list[Effect]:
-        """Nothing."""
-        return []
-
-    @staticmethod
-    def advise_amending(machine: RoundMachine, now: float) -> list[Effect]:
-        """Nothing."""
-        return []
-
-    @staticmethod
-    def held(event: StateHeld, machine: RoundMachine | None) -> list[Effect]:
-        """Nothing is sought."""
-        raise LocalError("no state to go back to was sought")
 
 
 class PeerRounds(Reducing):
