@@ -23,7 +23,7 @@ PANES: Final = ("members", "loss", "faults")
 
 
 class ConfirmLeave(ModalScreen[bool]):
-    """Whether the node shall really leave."""
+    """Question to the user, before the node leaves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "leave"),
@@ -101,7 +101,7 @@ class WatchApp(App[None]):
         self._over.set()
 
     def _ask(self) -> None:
-        """In a thread of its own: look, hand the picture over, wait."""
+        """Look, hand the picture over, wait, again and again: in a thread of its own."""
         while not self._over.is_set():
             picture = self._watcher.look()
             if not self._hand_over(lambda picture=picture: self.show(picture)):  # type: ignore[misc]

@@ -37,7 +37,7 @@ PRELOAD: Final = (
     "numpy.random",
     "typer.main",
 )
-"""What a node and its trainer import; who runs another workload imports that later."""
+"""Imports of a node and its trainer; who runs another workload imports that later."""
 PRELOAD_DEADLINE_S: Final = 120.0
 ASK_DEADLINE_S: Final = 30.0
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -92,7 +92,7 @@ class ForkClient:
 
 @asynccontextmanager
 async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
-    """How to start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
+    """Start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
 
     Raises LocalError if it does not come up. However the block ends, neither the fork server nor a copy of it is left.
     """

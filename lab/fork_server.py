@@ -53,11 +53,11 @@ class Reap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Request: TypeAlias = Start | Reap
 Role: TypeAlias = Callable[[], None]
-"""What a copy goes on as."""
+"""Program that a copy goes on as."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """To every request."""
+    """Answer to every request."""
 
     number: int
 
@@ -134,7 +134,7 @@ class Server:
         stand_in.close()
 
     def _stand_in_ended(self, pid: int) -> None:
-        """Who killed the stand-in meant the trainer."""
+        """Kill the trainer whose stand-in was killed."""
         _, stand_in = self._trainers[pid]
         self._ready.unregister(stand_in)
         os.kill(pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ def _take_streams(output: int, errors: int) -> None:
 
 
 def _run(module: str, arguments: Sequence[str]) -> None:
-    """As ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
+    """Run a module as ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
     sys.argv[:] = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

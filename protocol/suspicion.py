@@ -12,7 +12,7 @@ from shoal.protocol.identity import PeerId
 HALF_LIFE_S = 3600.0  # of a local score
 PEERS_LIMIT = 1024
 FORGOTTEN = 0.01
-"""What has faded to less is nothing."""
+"""Points below which a score is dropped."""
 
 UNANSWERED = 0.2
 """A contribution that was asked for in an audit, and not shown."""
@@ -38,7 +38,7 @@ class Suspicion:
             del self._points[least]
 
     def of(self, peer: PeerId, now: float) -> float:
-        """What is held against `peer`."""
+        """Points held against `peer`, decayed to `now`."""
         points, at = self._points.get(peer, (0.0, now))
         left: float = points * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S)
         return left if left >= FORGOTTEN else 0.0

@@ -36,7 +36,7 @@ WRONG_SUM = np.float32(-10)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knowledge:
-    """What the attackers know of a round: every honest contribution, ``(numel,) float32`` each, and the round."""
+    """Knowledge of the attackers in a round: every honest contribution, ``(numel,) float32`` each, and the round."""
 
     honest: Sequence[Made]
     round: int
@@ -44,7 +44,7 @@ class Knowledge:
 
     @property
     def mean(self) -> F32:
-        """Of the honest."""
+        """Mean of the honest contributions, ``(numel,) float32``."""
         mean: F32 = np.mean([made.values for made in self.honest], axis=0, dtype=np.float32)
         return mean
 
@@ -87,7 +87,7 @@ class Attacker(LocalNode):
             super().stand_on(state)
 
     def announce(self, head: Value, state: Any, known: Knowledge) -> Ready:
-        """What it announces in the round after `head`, and will contribute."""
+        """Return the Ready that it announces in the round after `head`, and make the contribution for it."""
         if self._trains:
             return self.train(head, state)
         if self.attack == "copy":
@@ -119,7 +119,7 @@ class Attacker(LocalNode):
         return scaled
 
     def _copy(self, head: Value, known: Knowledge) -> Ready:
-        """Everything of the first honest member."""
+        """Copy the first honest member's contribution in full."""
         made = self.contributions.made = known.honest[0]
         return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
 

@@ -88,7 +88,7 @@ class GossipNode:
 
     @property
     def made(self) -> _Made:
-        """Its work of this round. Raises LocalError before `train`."""
+        """Result of this round's training. Raises LocalError before `train`."""
         if self._made is None:
             raise LocalError("no vector of this round was made")
         return self._made
@@ -119,7 +119,7 @@ class GossipSwarm:
         self.tokens = 0
         """Trained on by all nodes."""
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
         """A node ends; another begins on a snapshot of the first that is left."""
@@ -144,7 +144,7 @@ class GossipSwarm:
                 self.wire_bytes += sum(chunk.nbytes for chunk in self.nodes[partner].made.vector.chunks)
 
     def _proposed(self) -> dict[PeerId, PeerId]:
-        """Whom everyone proposes to each other in this round."""
+        """Partner that everyone proposes to each peer in this round."""
         found = pairs(self._manifest.swarm_id, self.round, self.nodes)
         return {one: other for pair in found for one, other in (pair, pair[::-1])}
 

@@ -115,7 +115,7 @@ class LocalSwarm:
         self._fragments = first.fragments
         self._outer = OuterSettings.of(manifest)
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
         for node in self.nodes.values():
             node.stand_on(self.state)
 
@@ -174,7 +174,7 @@ class LocalSwarm:
             node.stand_on(self.state)
 
     def _announce(self) -> dict[PeerId, Ready]:
-        """Everyone trains; what they announce."""
+        """Train every node, and return what they announce."""
         head, members = self.head, self.head.members
         return {
             peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
@@ -186,7 +186,7 @@ class LocalSwarm:
         return next(iter(self.nodes.values())).evaluate()
 
     def _reduce(self, plan: Plan) -> Finals:
-        """What the owners make of the contributions, chunk by chunk."""
+        """Reduce the contributions as their owners do, chunk by chunk."""
         final_format = FinalFormat(plan)
         return Finals(plan=plan, chunks=tuple(self._reduce_chunk(final_format, chunk) for chunk in range(plan.chunks)))
 
@@ -210,7 +210,7 @@ class LocalSwarm:
         return final
 
     def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
-        """What the owner of a chunk says that it came to."""
+        """Sign a chunk's result as its owner."""
         return final_format.sign(self.nodes[final_format.owner(chunk)].identity, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:

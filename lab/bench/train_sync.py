@@ -43,7 +43,7 @@ class JoinedWorkload:
         return self._workload.build()
 
     def batches(self, assignment: Assignment) -> Iterator[list[Any]]:
-        """Per step the batches that the members of `assignment`'s round draw, in their order."""
+        """Yield for each step the batches that the members of `assignment`'s round draw, in their order."""
         shares = [
             self._workload.batches(msgspec.structs.replace(assignment, member=member, members=self._members))
             for member in range(self._members)
@@ -79,12 +79,12 @@ class SynchronousTraining:
 
     @property
     def tokens(self) -> int:
-        """How many were trained on so far."""
+        """Number of tokens trained on so far."""
         return self._workload.tokens
 
     @property
     def numel(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return self._replica.layout.numel
 
     @property

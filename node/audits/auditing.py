@@ -64,7 +64,7 @@ UNKNOWN_BYTES_PER_S = 1 << 24
 """An uplink's or downlink's rate, of which audits take their share, before a reduction measured it."""
 NEED_RETRY_S = 0.5
 NEED_LIMIT_S = 60.0
-"""How long evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
+"""Time for which evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +309,7 @@ class Auditing(RoundObserver):
     # -- contributions that were left out --------------------------------------------------------------------
 
     def excluded(self, plan: Plan, chunk: int, exclusion: Exclusion) -> None:
-        """In a thread of the reduction: an owner's chunk is made without somebody."""
+        """Note, in a thread of the reduction, that an owner's chunk is made without somebody."""
         if self._token is not None:
             self._token.run_sync_soon(self._note_exclusion, plan, chunk, exclusion)
 
@@ -330,7 +330,7 @@ class Auditing(RoundObserver):
     # -- statements that differ ------------------------------------------------------------------------------
 
     def _compare_with(self, peer: PeerId, report: Report) -> None:
-        """Whoever came to something else from the same plan has another final of some chunk."""
+        """Compare finals with a peer that came to something else from the same plan: some chunk's differs."""
         finals, mine = self._finals.get(report.plan, (None, None))
         if finals is None or mine is None or (mine.digest, mine.bitmaps) == (report.digest, report.bitmaps):
             return
@@ -404,7 +404,7 @@ class Auditing(RoundObserver):
 
     @staticmethod
     def _places(plan: Plan, final: FinalChunk) -> tuple[int, ...]:
-        """Whose contributions are in a chunk."""
+        """Numbers of the participants whose contributions are in a chunk."""
         return bitmap_indices(final.bitmap, len(plan.participants))
 
     @staticmethod
@@ -424,7 +424,9 @@ class Auditing(RoundObserver):
         return shown
 
     async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
-        """What a participant showed, if it is what the plan's root commits to; what is unsound in it is charged."""
+        """Return a participant's payload, charged if unsound; None, held against it, unless the plan's root commits to
+        it.
+        """
         if data is None:
             return None
         payload = np.frombuffer(data, np.uint8)
@@ -456,7 +458,7 @@ class Auditing(RoundObserver):
         self._check_seal(commitment, top_in(commitment, chunk, payload))
 
     async def _look_for_copies(self, plan: Plan) -> None:
-        """Where several committed to one root, find who did not know what is under it."""
+        """Find the participants that committed to another's root and did not know what is under it."""
         for root, commitments in self._witness.alike(plan.base).items():
             for one in commitments:
                 top = await self._top_of(one, root)

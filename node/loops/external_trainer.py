@@ -235,7 +235,7 @@ class ExternalTrainer(Trainer):
         return None
 
     async def _live_with(self, connection: LoopConnection, memory: int, task_status: trio.TaskStatus[None]) -> None:
-        """From the answer to the end, and tell the daemon of both."""
+        """Serve a loop from the answer to the end, and tell the daemon of both."""
         cause = ""
         try:
             await connection.answer(Accepted(peer_id=self._peer_id), memory)
@@ -259,7 +259,7 @@ class ExternalTrainer(Trainer):
 
 
 def _sound(layout: Layout) -> bool:
-    """Whether names are sorted and unique, and the numbers of values add up."""
+    """True if names are sorted and unique, and the numbers of values add up."""
     sizes = []
     for shape in layout.shapes:
         size = 1

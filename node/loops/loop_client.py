@@ -56,7 +56,7 @@ ORDER_LIMIT = 4096
 
 
 class NoDaemon(NetworkError):
-    """Nothing takes training loops for this data folder."""
+    """Refusal for want of a daemon that takes training loops for this data folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class LoopClient:
         self.contributions = start.contributions
         self.contribution: Vector = tensors.contribution
         self.ended_in_order = False
-        """Whether the daemon said that it ends."""
+        """True if the daemon announced that it ends."""
         self._channel = channel
         self._anchor = tensors.anchor
         self._copy: Vector = np.zeros_like(tensors.anchor)
@@ -103,7 +103,7 @@ class LoopClient:
 
     @property
     def gone(self) -> bool:
-        """Whether the daemon is gone and all that it ordered has been received."""
+        """True if the daemon is gone and all that it ordered has been received."""
         return self._gone.is_set() and self._orders.empty()
 
     def send(self, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Where the numbers of the event log can go besides: TensorBoard event files, and Weights & Biases.
+"""Sinks of the event log's numbers: TensorBoard event files, and Weights & Biases.
 
 Both are extras. What is missing is said in one line before the node starts; neither is imported before it is asked for.
 """

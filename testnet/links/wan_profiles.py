@@ -37,7 +37,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_mbit(self) -> float:
-        """What passes from one peer to another at most, in one direction."""
+        """Bandwidth from one peer to another, in one direction."""
         return min(self.down_mbit, self.up_mbit)
 
 
@@ -57,7 +57,7 @@ def profile_of(name: str) -> Profile:
 
 
 def uplinks_of(profile: Profile, places: int) -> tuple[Uplink, ...]:
-    """For every node its own line, so that two of them have the profile's delay and loss between them.
+    """Give every node its own line, so that two of them have the profile's delay and loss between them.
 
     Of two nodes only the second has one, which stands for both lines and costs half as much to emulate.
     """
