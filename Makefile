@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Without it every process of a test that starts, and there are hundreds, would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types layers pytest ordeals docs clean
 
 $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt

@@ -29,7 +29,8 @@ from tests.swarm.lanes.test_chunks import HERE, THERE, Net
 ROOT = domain_hash("a contribution")
 SIZE = FRAME_LIMIT_BYTES + 1000
 """Of a payload: more than a frame takes."""
-PAYLOADS = {chunk: bytes((chunk + at) % 251 for at in range(SIZE)) for chunk in range(40)}
+_CYCLE = bytes(range(251)) * (SIZE // 251 + 2)
+PAYLOADS = {chunk: _CYCLE[chunk : chunk + SIZE] for chunk in range(40)}
 
 
 class Lanes:
