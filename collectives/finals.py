@@ -23,8 +23,8 @@ from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash, path_bytes
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.partition import owner_by_chunk
-from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.robust import Aggregate
 from shoal.collectives.summing import check_encoded, chunk_scratch
 from shoal.protocol.errors import RemoteError

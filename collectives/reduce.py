@@ -42,8 +42,8 @@ from dataclasses import dataclass, field
 from shoal.collectives.codecs import U8
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal, UseFinal
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.partition import sending_order
-from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
 from shoal.collectives.reassembly import ReassemblyBuffer
 from shoal.collectives.robust import combine

@@ -41,7 +41,7 @@ import numpy as np
 
 from shoal.collectives.adamw import F64, NORM_SPAN_VALUES, square_sum
 from shoal.collectives.codecs import F32, SPAN_ALIGNMENT, SPAN_VALUES, Codec, Undecodable, check_denormals
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import own_array
 from shoal.collectives.summing import Term, span_scratch, weighted_mean
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import CLIP_UNIT, MEMBER_LIMIT, Plan

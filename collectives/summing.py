@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, Undecodable, check_denormals
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import own_array
 from shoal.protocol.messages import CLIP_UNIT
 
 SUM_VALUES: Final = SPAN_VALUES // 2

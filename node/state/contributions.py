@@ -31,7 +31,7 @@ from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragment, Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import own_array
 from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
 from shoal.protocol.chain import Chain

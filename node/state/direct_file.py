@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.collectives.codecs import U8
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import own_array
 from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, set_direct, sync_and_release
 
 PARTS_LIMIT = 512

@@ -16,9 +16,8 @@ import pytest
 from shoal.collectives.codecs import U8
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import VectorPool, own_array
 from shoal.collectives.state import CertifiedState, frozen
-from shoal.collectives.vectors import VectorPool
 from shoal.node.state import direct_file, state_files, store, tensor_files
 from shoal.node.state.contributions import Contributions
 from shoal.node.state.direct_file import DirectFile, paged
