@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.collectives.codecs import U8, Codec, Undecodable, codec, final_codec
 from shoal.collectives.commitment import bitmap_indices, chunk_hash, path_proves, path_top, root_over
-from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, sum_of_squares
+from shoal.collectives.contribution import encoded_part, payload_bytes, sum_of_squares
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.robust import Aggregate, combine
@@ -118,14 +118,6 @@ def _check_wrong_sum(evidence: WrongSum, payload: U8) -> None:
 
 
 # --- contributions ---
-
-
-def top_of(encoded: EncodedContribution) -> bytes:
-    """The hash right under the root of a contribution."""
-    path = bytes(encoded.payload(0))[encoded.codec.encoded_bytes(encoded.grid.length(0)) :]
-    top = path_top(chunk_hash(encoded.encoded(0).data), 0, encoded.grid.chunks, path)
-    assert top is not None
-    return top
 
 
 def top_in(commitment: Commitment, chunk: int, payload: U8) -> bytes | None:

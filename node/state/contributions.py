@@ -32,7 +32,6 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragment, Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.memory import own_array
-from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import seal_of
@@ -68,7 +67,7 @@ class Made:
             role=CONTRIBUTOR,
             state=state,
             root=self.encoded.root,
-            seal=seal_of(top_of(self.encoded), sender),
+            seal=seal_of(self.encoded.top, sender),
             squares=self.encoded.squares,
             tokens=self.tokens,
             upload=upload,
