@@ -19,11 +19,11 @@ from typing import Self
 
 import numpy as np
 
+from shoal.collectives.aggregate import span_scratch
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
-from shoal.collectives.summing import span_scratch
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan

@@ -39,8 +39,8 @@ import threading
 from pathlib import Path
 import numpy as np
 from shoal.collectives.codecs import SPAN_VALUES, codec
-from shoal.collectives.robust import Aggregate, combine
-from shoal.collectives.summing import Term
+from shoal.collectives.aggregate import Aggregate, combine
+from shoal.collectives.aggregate import Term
 
 encoded = codec("int8").encode(np.linspace(-1, 1, SPAN_VALUES, dtype=np.float32))
 terms = [Term(place, 1, encoded) for place in range(3)]
