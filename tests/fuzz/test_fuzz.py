@@ -91,7 +91,7 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.state.store:_entry",
     "node.state.tensor_files:TensorFile.__init__",
-    "node.state.work_file:read_account",
+    "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
     "node.audits.work_process:unpack_reply",
 }

@@ -18,10 +18,10 @@ import pytest
 from shoal.node.state import checkpoint_folder
 from shoal.node.state.checkpoint_check import check_checkpoint
 from shoal.node.state.checkpoint_folder import checkpoints_in, read_layout, tidy, write_checkpoint
+from shoal.node.state.contributions import read_work
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_files import read_state
 from shoal.node.state.tensor_files import TensorFile
-from shoal.node.state.work_file import read_work
 from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, new_ledger
 
