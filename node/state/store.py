@@ -18,7 +18,7 @@
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
     resume/<term>-<round>.trainer, .work        what this node alone knows, of the last rounds (resumption.py)
-    checkpoints/<term>-<round>/ everything of one round (checkpoint_folder.py)
+    checkpoints/<term>-<round>/ everything of one round (checkpoints.py)
     rollback/<round>.safetensors    a state that this node agreed to go back to (earlier_states.py)
     rollback.order      that its user wants to go back, as long as that stands (going_back.py)
     transfer/<term>-<round>-<digest>/   a state on its way here (transfer_files.py)

@@ -80,7 +80,7 @@ message is fed to that, as its type."""
 
 OF_ITS_OWN = {
     "node.state.checkpoint_check:_chain",
-    "node.state.checkpoint_folder:read_layout",
+    "node.state.checkpoints:read_layout",
     "node.doctor:run_trial",
     "node.founded:_read",
     "node.doctor_trial:main",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.state.checkpoint_folder import CheckpointContent, write_checkpoint
+from shoal.node.state.checkpoints import CheckpointContent, write_checkpoint
 from shoal.node.state.contributions import SavedWork, WorkAccount, write_work
 from shoal.node.state.resumption import ResumeFiles
 from shoal.node.state.state_files import write_state
