@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.dither import ChunkDither
-from shoal.collectives.spans import F32, SPAN_VALUES, U8, VALUE_LIMIT, SpanCodec, Undecodable, bits_of, saturated, work
+from shoal.collectives.memory import F32, U8
+from shoal.collectives.spans import SPAN_VALUES, VALUE_LIMIT, SpanCodec, Undecodable, bits_of, saturated, work
 from shoal.protocol.errors import LocalError
 
 U16 = npt.NDArray[np.uint16]

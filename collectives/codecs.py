@@ -42,12 +42,11 @@ import numpy as np
 
 from shoal.collectives.blockwise import Int4, Int8
 from shoal.collectives.dither import ChunkDither
+from shoal.collectives.memory import F32, U8
 from shoal.collectives.spans import (
-    F32,
     LIMIT_BITS,
     SPAN_ALIGNMENT,
     SPAN_VALUES,
-    U8,
     VALUE_LIMIT,
     Encoded,
     SpanCodec,

@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.dither import ChunkDither
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import F32, U8, own_array
 from shoal.protocol.errors import LocalError, RemoteError
 
-F32: TypeAlias = npt.NDArray[np.float32]
-U8: TypeAlias = npt.NDArray[np.uint8]
 Encoded: TypeAlias = bytes | bytearray | memoryview | U8
 
 SPAN_ALIGNMENT: Final = 4096

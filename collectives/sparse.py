@@ -58,7 +58,8 @@ import numpy.typing as npt
 
 from shoal.collectives.blockwise import INT8_SCALE_LIMIT, SMALLEST_NORMAL, are_scales
 from shoal.collectives.dither import ChunkDither
-from shoal.collectives.spans import F32, LIMIT_BITS, U8, VALUE_LIMIT, SpanCodec, Undecodable, bits_of, in_range
+from shoal.collectives.memory import F32, U8
+from shoal.collectives.spans import LIMIT_BITS, VALUE_LIMIT, SpanCodec, Undecodable, bits_of, in_range
 
 BLOCK_VALUES: Final = 4096
 

@@ -144,4 +144,4 @@ def with_nan(good: EncodedContribution) -> EncodedContribution:
     for chunk in range(good.grid.chunks):
         path = tree.path(chunk)
         buffer[good.offsets[chunk + 1] - len(path) : good.offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
-    return replace(spoilt, root=tree.root)
+    return replace(spoilt, root=tree.root, top=tree.top)

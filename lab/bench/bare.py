@@ -40,8 +40,8 @@ import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from shoal.collectives.aggregate import Term, chunk_scratch, weighted_mean
 from shoal.collectives.codecs import F32, U8, codec
-from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
 from shoal.swarm.lanes.seal import KEY_BYTES, LANE_ID_BYTES, TAG_BYTES
 from shoal.swarm.lanes.shared import SharedIn, SharedOffer, SharedOut

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term as Summand
+from shoal.collectives.aggregate import combine
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
-from shoal.collectives.robust import combine
 from shoal.collectives.state import CertifiedState, StateHeader
-from shoal.collectives.summing import Term as Summand
 from shoal.lab.bench.train_gossip import GossipSwarm
 from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_of
 from shoal.node.state.contributions import Contributions

@@ -32,9 +32,9 @@ from typing import Final
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term, weighted_mean
 from shoal.collectives.codecs import F32, Codec
 from shoal.collectives.partition import deal
-from shoal.collectives.summing import Term, weighted_mean
 from shoal.protocol.errors import LocalError
 
 DEALS_KEPT: Final = 64

@@ -21,9 +21,9 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.lab.simulate.judge import Violation
 from shoal.node.state import store as store_module
+from shoal.node.state.contributions import SavedWork, write_work
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.store import Store
-from shoal.node.state.work_file import SavedWork, write_work
 from shoal.protocol.chain import Chain
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId

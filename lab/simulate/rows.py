@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term
 from shoal.collectives.codecs import F32, U8, Codec
 from shoal.collectives.grid import Grid
-from shoal.collectives.summing import Term
 from shoal.lab.rows.row_messages import RowPlan
 from shoal.lab.rows.two_level import row_mean, row_owners
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES

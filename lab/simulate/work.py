@@ -10,8 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from shoal.collectives.contribution import EncodedContribution
-from shoal.node.state.contributions import Contributions, Made
-from shoal.node.state.work_file import SavedWork
+from shoal.node.state.contributions import Contributions, Made, SavedWork
 from shoal.protocol.chain import next_position
 from shoal.protocol.messages import Certificate, Ready, Value
 

@@ -41,7 +41,7 @@ from shoal.node.loops.loop_messages import (
     unpack_attaching,
 )
 from shoal.node.pipe import Message, frame_of
-from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
 from shoal.node.training.layouts import first_difference
 from shoal.node.training.trainer import STOP_DEADLINE_S, Restarted, Trainer, TrainerSpec

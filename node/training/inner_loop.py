@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.accounts import Accounts, Outgoing, SavedAccounts
+from shoal.node.training.accounts import Accounts, FlatGradients, GradientAccounts, Outgoing, SavedAccounts
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.flat_parameters import FlatParameters
-from shoal.node.training.gradient_accounts import FlatGradients, GradientAccounts
 from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState

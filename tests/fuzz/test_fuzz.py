@@ -80,7 +80,7 @@ message is fed to that, as its type."""
 
 OF_ITS_OWN = {
     "node.state.checkpoint_check:_chain",
-    "node.state.checkpoint_folder:read_layout",
+    "node.state.checkpoints:read_layout",
     "node.doctor:run_trial",
     "node.founded:_read",
     "node.doctor_trial:main",
@@ -91,7 +91,7 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.state.store:_entry",
     "node.state.tensor_files:TensorFile.__init__",
-    "node.state.work_file:read_account",
+    "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
     "node.audits.work_process:unpack_reply",
 }

@@ -16,9 +16,9 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.collectives import reduce as reduce_module
+from shoal.collectives.aggregate import combine
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.reduce import Kept, Reduction
-from shoal.collectives.robust import combine
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope

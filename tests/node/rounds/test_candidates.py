@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import trio
 
-from shoal.collectives import vectors
+from shoal.collectives import memory
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, advance
@@ -152,8 +152,8 @@ class Mapped:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = 0
-        self._real = vectors.own_array
-        monkeypatch.setattr(vectors, "own_array", self._make)
+        self._real = memory.own_array
+        monkeypatch.setattr(memory, "own_array", self._make)
 
     def _make(self, numel: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         made = self._real(numel, dtype)

@@ -1,33 +1,99 @@
-"""Memory for payloads, used again once nobody refers to the payload that had it.
+"""Memory for what is large: arrays in mappings of their own, and pools that use it again once nobody refers to it.
 
-As for the vectors of states (see vectors.py): fresh pages cost more than the sum that is read from them, and a payload
-is gone when its array has ceased to exist, whoever held the last slice of it.
+Fresh pages cost more than the arithmetic in them: than the sum that is read from a payload, or the step that fills a
+vector. So threads keep their working arrays, and payloads and vectors that are gone give theirs back. Gone is meant
+literally: memory is free when the array in it has ceased to exist, and numpy keeps that in existence as long as there
+is a slice, a view or a memoryview of it anywhere, in a lane's queue or in another thread. No one has to say that he is
+done with it, and no one can say so too early.
 
-Payloads of a size are cut from slabs, mappings that ask for huge pages: one fault for each of those, where ordinary
-pages take 512. So memory that is fresh all the same (of a first reduction, or where earlier finals are still held)
-costs a fraction. The slab that got room last is cut from first: its memory may still be in a cache, and the others
-become empty. An empty slab is the system's again when more than enough is spare.
+Threads come and go, and what was allocated and freed in the usual way stays in the arena of the C library that the
+thread had: there may be eight of those for each processor, and in time each comes to hold a whole thread's arrays that
+nobody uses. A mapping is the system's again the moment nobody refers to it. And it begins with a page, as what is
+written to disk past the page cache has to (`shoal.node.state.store`).
+
+Vectors are as large as the model, and a round makes two. Payloads of a size are cut from slabs, mappings that ask for
+huge pages: one fault for each of those, where ordinary pages take 512. So memory that is fresh all the same (of a first
+reduction, or where earlier reduced chunks are still held) costs a fraction. The slab that got room last is cut from
+first: its memory may still be in a cache, and the others become empty. An empty slab is the system's again when more
+than enough is spare.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from shoal.collectives.codecs import U8
-from shoal.collectives.own_memory import own_array
+F32: TypeAlias = npt.NDArray[np.float32]
+U8: TypeAlias = npt.NDArray[np.uint8]
 
-GRAIN_BYTES = 4096
-"""Sizes are rounded up to it, so that contributions and finals of a chunk can use each other's memory."""
+PAGE_BYTES = 4096
+"""Or more: pages are touched one by one. Payloads are rounded up to it, so that contributions and reduced chunks can
+use each other's memory."""
+HUGE_PAGE_BYTES = 2 << 20
+HUGE_BYTES = 16 << 20
+"""From so many bytes on an array asks for huge pages."""
 SLAB_BYTES = 16 << 20
 """Or a little more, so that it holds whole payloads: those of a chunk are a little more than a power of two."""
 SHARING_BYTES = 64 * 1024
 """Smaller payloads have a slab each, of ordinary pages: a huge one could be more than a model needs."""
+
+
+def own_array(numel: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """(numel,) of `dtype`, in a mapping of its own: zeros, whose pages are taken when they are first written.
+
+    It begins with a page; large ones ask for huge pages, one fault for each of those where ordinary ones take 512.
+    """
+    size = numel * np.dtype(dtype).itemsize
+    whole = 1 if size < HUGE_BYTES else HUGE_PAGE_BYTES  # of a whole number of them the kernel aligns the beginning
+    mapping = mmap.mmap(-1, -(-max(size, 1) // whole) * whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            mapping.madvise(mmap.MADV_HUGEPAGE, 0, size - size % HUGE_PAGE_BYTES)
+    return np.frombuffer(mapping, dtype, numel)
+
+
+class VectorPool:
+    """Gives out vectors; keeps the memory of at most `spare_limit` that are gone. Safe in any number of threads."""
+
+    def __init__(self, spare_limit: int) -> None:
+        # A vector may cease to exist at any point of any thread, also while this thread takes one: no lock, then, but
+        # a deque, whose `append` and `pop` are atomic.
+        self._spare: deque[memoryview] = deque(maxlen=spare_limit)
+
+    def take(self, numel: int) -> F32:
+        """(numel,) float32 of unspecified content, writeable."""
+        memory = self._spare_of(4 * numel)
+        if memory is None:
+            memory = own_array(4 * numel, np.uint8).data
+        # Over a memoryview, and not over an array, so that slices name this vector as their base and keep it.
+        vector = np.frombuffer(memory, np.float32)
+        weakref.finalize(vector, self._spare.append, memory).atexit = False
+        return vector
+
+    def prepare(self, numel: int) -> None:
+        """Have memory for as many vectors as are kept, with pages of its own, which `take` is spared to wait for."""
+        while len(self._spare) < (self._spare.maxlen or 0):
+            memory = own_array(4 * numel, np.uint8)
+            memory[::PAGE_BYTES] = 0
+            self._spare.append(memory.data)
+
+    def _spare_of(self, size: int) -> memoryview | None:
+        """Spare memory of that many bytes; what is of another size is let go."""
+        while True:
+            try:
+                memory = self._spare.pop()
+            except IndexError:
+                return None
+            if memory.nbytes == size:
+                return memory
 
 
 class PayloadPool:
@@ -43,7 +109,7 @@ class PayloadPool:
 
     def take(self, size: int) -> U8:
         """(size,) uint8 of unspecified content, writeable."""
-        room = -(-size // GRAIN_BYTES) * GRAIN_BYTES
+        room = -(-size // PAGE_BYTES) * PAGE_BYTES
         with self._lock:
             slabs = self._slabs.get(room)
             if slabs is None:
@@ -120,7 +186,7 @@ class _Slabs:
             missing = wanted - self._spare
         while self._shared and missing > 0:
             slab = _Slab(self._room, shared=True)
-            np.frombuffer(slab.memory, np.uint8)[::GRAIN_BYTES] = 0
+            np.frombuffer(slab.memory, np.uint8)[::PAGE_BYTES] = 0
             with self._lock:
                 self._with_room[slab] = None
                 self._spare += slab.places

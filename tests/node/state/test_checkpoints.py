@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.node.state import checkpoint_folder
+from shoal.node.state import checkpoints
 from shoal.node.state.checkpoint_check import check_checkpoint
-from shoal.node.state.checkpoint_folder import checkpoints_in, read_layout, tidy, write_checkpoint
+from shoal.node.state.checkpoints import checkpoints_in, read_layout, tidy, write_checkpoint
+from shoal.node.state.contributions import read_work
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_files import read_state
 from shoal.node.state.tensor_files import TensorFile
-from shoal.node.state.work_file import read_work
 from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, new_ledger
 
@@ -73,7 +73,7 @@ def test_files_are_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: 
     def no_links(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(checkpoint_folder.os, "link", no_links)
+    monkeypatch.setattr(checkpoints.os, "link", no_links)
     path = new_ledger().checkpoint(tmp_path, 3)
     assert not (path / "state.safetensors").samefile(tmp_path / "state" / "3.safetensors")
     assert check_checkpoint(path).ok

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.node.training.host_copies import HostCopies
+from shoal.node.training.shard import HostCopies
 from tests.node.lab import environment
 
 

@@ -16,15 +16,13 @@ import pytest
 from shoal.collectives.codecs import U8
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import VectorPool, own_array
 from shoal.collectives.state import CertifiedState, frozen
-from shoal.collectives.vectors import VectorPool
-from shoal.node.state import direct_file, state_files, store, tensor_files
-from shoal.node.state.contributions import Contributions
-from shoal.node.state.direct_file import DirectFile, paged
+from shoal.node.state import finals_file, store, tensor_files
+from shoal.node.state.contributions import Contributions, write_work
+from shoal.node.state.finals_file import DirectFile, paged
 from shoal.node.state.state_files import write_state
 from shoal.node.state.store import PAGE_BYTES, write_atomically
-from shoal.node.state.work_file import write_work
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 
@@ -94,11 +92,11 @@ def test_whole_pages_are_written_from_where_they_lie_and_all_parts_are_pages(
 def test_pieces_of_a_write_are_bounded(
     tmp_path: Path, written: list[list[tuple[int, int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_file, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(finals_file, "SYNC_BYTES", 4 * PAGE_BYTES)
     write(tmp_path / "file", payloads())
     assert [sum(size for _, size in call) // PAGE_BYTES for call in written] == [6, 3]
     written.clear()
-    monkeypatch.setattr(direct_file, "PARTS_LIMIT", 2)
+    monkeypatch.setattr(finals_file, "PARTS_LIMIT", 2)
     write(tmp_path / "file", payloads())
     assert [len(call) for call in written] == [2, 2, 2]
     assert (tmp_path / "file").read_bytes() == content(payloads())
@@ -122,8 +120,8 @@ def test_without_direct_writes_it_is_synced_along_the_way(tmp_path: Path, monkey
     flags: list[int] = []
     synced: list[int] = []
     monkeypatch.setattr(fcntl, "fcntl", cannot(flags))
-    monkeypatch.setattr(direct_file, "SYNC_BYTES", 4 * PAGE_BYTES)
-    monkeypatch.setattr(direct_file, "sync_and_release", lambda file: synced.append(os.fstat(file).st_size))
+    monkeypatch.setattr(finals_file, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(finals_file, "sync_and_release", lambda file: synced.append(os.fstat(file).st_size))
     assert not write(tmp_path / "file", payloads())
     assert len(flags) == 1
     assert [size // PAGE_BYTES for size in synced] == [6, 9]
@@ -165,7 +163,6 @@ def direct_writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
     monkeypatch.setattr(store, "SYNC_BYTES", 4 * PAGE_BYTES)
     monkeypatch.setattr(tensor_files, "SYNC_BYTES", 4 * PAGE_BYTES)
-    monkeypatch.setattr(state_files, "SYNC_BYTES", 4 * PAGE_BYTES)
     monkeypatch.setattr(Path, "open", lambda path, mode, buffering=-1: Noting(path, mode.replace("b", "")))
     return made
 

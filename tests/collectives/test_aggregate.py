@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from shoal.collectives.adamw import NORM_SPAN_VALUES
+from shoal.collectives.aggregate import BLOCK_VALUES, Aggregate, Term, chunk_clips, combine, comparators
 from shoal.collectives.codecs import F32, codec
 from shoal.collectives.finals import FinalFormat
-from shoal.collectives.robust import BLOCK_VALUES, Aggregate, chunk_clips, combine, comparators
-from shoal.collectives.summing import Term
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import CLIP_UNIT
 from tests.collectives.encodings import decode, encode, f32

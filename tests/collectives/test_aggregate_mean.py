@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shoal.collectives.aggregate import Term, chunk_scratch, span_scratch, weighted_mean
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Undecodable, codec
-from shoal.collectives.summing import Term, check_encoded, chunk_scratch, span_scratch, weighted_mean
 from tests.collectives.encodings import NAMES, decode, encode, f32
 
 LENGTHS = (1, 100, SPAN_VALUES - 1, SPAN_VALUES, SPAN_VALUES + 1, 2 * SPAN_VALUES + 77)
@@ -138,11 +138,11 @@ def test_all_terms_that_do_not_decode_are_named() -> None:
 
 def test_chunk_is_checked_to_its_end() -> None:
     n = 2 * SPAN_VALUES + 2
-    check_encoded(codec("fp32"), encode("fp32", values(n, 1)), n)
+    codec("fp32").check(encode("fp32", values(n, 1)), n)
     with pytest.raises(Undecodable):
-        check_encoded(codec("fp32"), spoilt("fp32", n), n)
+        codec("fp32").check(spoilt("fp32", n), n)
     with pytest.raises(Undecodable):
-        check_encoded(codec("fp32"), encode("fp32", values(n, 1)), n - 1)
+        codec("fp32").check(encode("fp32", values(n, 1)), n - 1)
 
 
 def test_scratch_is_of_the_thread_that_asks_and_used_again() -> None:
