@@ -15,7 +15,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import trio
 
@@ -25,16 +25,14 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.membership import (
+    RECEIVERS,
     TICK_S,
     Died,
     Effect,
     MembershipMachine,
     Refute,
     Revived,
-    SendAck,
-    SendNack,
-    SendPing,
-    SendPingRequest,
+    Say,
     State,
     Suspected,
 )
@@ -42,18 +40,13 @@ from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
     RECORDS_IN_WELCOME_LIMIT,
-    Ack,
     Announce,
     Full,
     Hello,
     HelloAnswer,
     LinkMessage,
-    Nack,
-    Ping,
-    PingRequest,
     Reach,
     Refusal,
-    SignOfLife,
     Suspicion,
     SwarmMessage,
     Welcome,
@@ -376,14 +369,14 @@ class Members:
     def _who_takes(self) -> dict[type, Callable[[PeerId, Any], None]]:
         """Who takes which message; all that is not here is of rounds, and somebody else's."""
         return {
-            **dict.fromkeys(get_args(SignOfLife), self._take_sign_of_life),
+            **{kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()},
             Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
             Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
             Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
         }
 
-    def _take_sign_of_life(self, peer: PeerId, message: SignOfLife) -> None:
-        self._carry_out(self.machine.receive(peer, message, trio.current_time()))
+    def _take_sign_of_life(self, receive: Callable[..., list[Effect]], peer: PeerId, message: LinkMessage) -> None:
+        self._carry_out(receive(self.machine, peer, message, trio.current_time()))
 
     def _take_of_round(self, peer: PeerId, message: LinkMessage) -> None:
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
@@ -448,16 +441,9 @@ class Members:
                 self.changes.put(Change("detoured", peer))
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
-        mine = self.machine.incarnation
         for effect in effects:
-            if isinstance(effect, SendPing):
-                self.links.send(effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
-            elif isinstance(effect, SendAck):
-                self.links.send(effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
-            elif isinstance(effect, SendNack):
-                self.links.send(effect.peer, Nack(target=effect.target, nonce=effect.nonce))
-            elif isinstance(effect, SendPingRequest):
-                self.links.send(effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
+            if isinstance(effect, Say):
+                self.links.send(effect.peer, effect.message)
             elif isinstance(effect, Suspected):
                 self.links.tell_of(effect.peer, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
                 self.changes.put(Change("suspected", effect.peer))
