@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from shoal.protocol.admission import Admission
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.manifest import Manifest
@@ -79,7 +79,8 @@ REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
 """At most so often others are told; the latter where nobody is concerned who comes first."""
 CHANGE_LIMIT_ITEMS = 1024
 
-Deliver = Callable[[PeerId, LinkMessage], None]
+Taker = Callable[[PeerId, Any], None]
+"""Takes a message of a peer; must not block."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,8 @@ class Change:
 class Members:
     """The swarm as this node sees it. Use from trio's thread only.
 
-    record: makes this node's current record. deliver: takes round messages, must not block. admission: None for what
-    the manifest says alone.
+    record: makes this node's current record. admission: None for what the manifest says alone. Who takes which message
+    is said by `register`; what concerns links, records and who is alive is taken here.
     """
 
     def __init__(
@@ -111,14 +112,12 @@ class Members:
         swarm_id: SwarmId,
         manifest: Manifest,
         record: Callable[[], NodeRecord],
-        deliver: Deliver,
         admission: Admission | None = None,
     ) -> None:
         self._host = host
         self._sealer = sealer
         self._swarm_id = swarm_id
         self._record = record
-        self._deliver = deliver
         self.admission = admission or Admission(manifest=manifest)
         self.book = RecordBook(swarm_id, keep=self.admission.first)
         self.on_elsewhere: Callable[[NodeRecord], None] = lambda record: None
@@ -167,7 +166,16 @@ class Members:
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
-        self._takers = self._who_takes()
+        self._takers: dict[type, Taker] = {}
+        self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
+        self.register(
+            {
+                Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
+                Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
+                Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
+            }
+        )
+        self._about_links = frozenset(self._takers)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
@@ -364,23 +372,25 @@ class Members:
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
         self._note_seen(peer)
-        self._takers.get(type(message), self._take_of_round)(peer, message)
+        if type(message) not in self._about_links:
+            self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
+        self._give(peer, message)
 
-    def _who_takes(self) -> dict[type, Callable[[PeerId, Any], None]]:
-        """Who takes which message; all that is not here is of rounds, and somebody else's."""
-        return {
-            **{kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()},
-            Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
-            Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
-            Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
-        }
+    def register(self, takers: Mapping[type, Taker]) -> None:
+        """Give every message of these types to its taker from now on. Raises LocalError where one has a taker."""
+        if taken := self._takers.keys() & takers.keys():
+            raise LocalError(f"two take {', '.join(sorted(kind.__name__ for kind in taken))}")
+        self._takers.update(takers)
+
+    def _give(self, peer: PeerId, message: LinkMessage) -> None:
+        take = self._takers.get(type(message))
+        if take is None:
+            logger.debug("%s sends a %s, which has no meaning here", peer, type(message).__name__)
+        else:
+            take(peer, message)
 
     def _take_sign_of_life(self, receive: Callable[..., list[Effect]], peer: PeerId, message: LinkMessage) -> None:
         self._carry_out(receive(self.machine, peer, message, trio.current_time()))
-
-    def _take_of_round(self, peer: PeerId, message: LinkMessage) -> None:
-        self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
-        self._deliver(peer, message)
 
     def admits(self, peer: PeerId) -> bool:
         """Whether a peer may be heard through others: it is admitted, and said who it is."""
@@ -395,7 +405,7 @@ class Members:
         """Take what a peer said to the whole swarm, as it came through another."""
         self._note_seen(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
-        self._deliver(peer, message)
+        self._give(peer, message)
 
     def _note_seen(self, peer: PeerId) -> None:
         self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)

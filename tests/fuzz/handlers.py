@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import trio
@@ -139,9 +139,8 @@ def fresh_members(host: Host) -> Members:
     def record() -> NodeRecord:
         return NodeRecord(peer=ME, boot=1, incarnation=members.machine.incarnation, phase="training")
 
-    members = Members(
-        host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record, deliver=lambda peer, message: None
-    )
+    members = Members(host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record)
+    members.register(dict.fromkeys(get_args(peering.SwarmMessage), lambda peer, message: None))
     members.book.receive(seal_record(sealer(), NodeRecord(peer=PEER, boot=1, phase="training")), trio.current_time())
     members.linked(PEER)
     return members
