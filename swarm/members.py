@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -52,16 +53,14 @@ from shoal.protocol.peering import (
     Welcome,
 )
 from shoal.protocol.places import Rank
-from shoal.protocol.records import NodeRecord, RecordBook, seal_record
+from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
-from shoal.swarm.introductions import own_record, reason_to_refuse
 from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.last_seen import LastSeen
 from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, NoPlaceLeft
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.strangers import Strangers
 from shoal.swarm.streams import Mailbox
 
@@ -247,7 +246,7 @@ class Members:
 
     def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
         """Admit a peer of this swarm that the manifest admits, and whose record holds."""
-        reason = reason_to_refuse(peer, hello, self._swarm_id, self.admission)
+        reason = _reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
             self._strangers.refused(peer)
@@ -257,7 +256,7 @@ class Members:
         self._take_record(hello.record, blame=peer)
         boot, _ = self.book.order(peer)
         later = () if known is None or self.book.sealed(peer) != known else (known,)
-        if later and boot > own_record(peer, hello.record, self._swarm_id).boot:
+        if later and boot > _own_record(peer, hello.record, self._swarm_id).boot:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
             return Welcome(record=b"", others=later)
         if peer in self.links.linked() and 0 < before < boot:
@@ -276,9 +275,9 @@ class Members:
             for data in welcome.others:
                 self._take_record(data, blame=peer)
             raise RemoteError("another node with this node's key, started more often, was there", peer=peer)
-        if own_record(peer, welcome.record, self._swarm_id).boot < self.book.order(peer)[0]:
+        if _own_record(peer, welcome.record, self._swarm_id).boot < self.book.order(peer)[0]:
             raise RemoteError("an earlier life than is known of it; its key may be in use in two places", peer=peer)
-        reason = self.admission.reason_not_admitted(own_record(peer, welcome.record, self._swarm_id))
+        reason = self.admission.reason_not_admitted(_own_record(peer, welcome.record, self._swarm_id))
         if reason is not None:
             raise RemoteError(f"does not belong to this swarm: {reason}", peer=peer)
         self._take_record(welcome.record, blame=peer)
@@ -499,3 +498,26 @@ class Members:
                 logger.debug("record not published: %s", error)
             with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
+
+
+def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:
+    """The record in `data`. Raises RemoteError unless it is of `peer` itself."""
+    record = open_record(data, swarm_id, trio.current_time(), peer=peer).record
+    if record.peer != peer:
+        raise RemoteError(f"introduces itself with the record of {record.peer}", peer=peer)
+    return record
+
+
+def _reason_to_refuse(peer: PeerId, hello: Hello, swarm_id: SwarmId, admission: Admission) -> str | None:
+    """Why who says this hello is not let in, for its user to read; None if it is."""
+    if hello.wire != WIRE_VERSION:
+        return f"this node speaks wire version {WIRE_VERSION}, yours {hello.wire}; install the same version of Shoal"
+    if hello.swarm != swarm_id:
+        return (
+            f"this node is in swarm {swarm_id.hex()[:16]}…, yours is {hello.swarm.hex()[:16]}…; use the same swarm.toml"
+        )
+    try:
+        record = _own_record(peer, hello.record, swarm_id)
+    except RemoteError as error:
+        return f"your record does not hold: {error}"
+    return admission.reason_not_to_join(record)

@@ -40,7 +40,7 @@ COVERS = {
     "address book": ("swarm.address_book:AddressBook.parse",),
     "frame header": ("swarm.lanes.lane:Lane._receive_next",),
     "lane request": ("swarm.lanes.seal:_decode",),
-    "hello": ("swarm.links:Links._answer_hello", "swarm.introductions:own_record"),
+    "hello": ("swarm.links:Links._answer_hello", "swarm.members:_own_record"),
     "link": ("swarm.links:Links._hear", "swarm.links:Links._read_messages"),
     "manifest request": ("swarm.manifest_exchange:ManifestServer._serve",),
     "layout request": ("node.node:Node.layouts.serve",),
