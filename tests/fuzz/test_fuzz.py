@@ -48,7 +48,7 @@ COVERS = {
     "audit request": ("node.audits.auditing:Auditing._server.serve",),
     "lane handshake": ("node.node:Node._answer_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),
-    "rollout catch up": ("swarm.rollout_catch_up:CatchUp._answer",),
+    "rollout catch up": ("swarm.rollouts:CatchUp._answer",),
     "kademlia": ("swarm.rendezvous.kademlia:Kademlia._serve",),
     "passage": ("swarm.reaching.relayed_lanes:RelayedLaneServer._serve",),
     "key in use": ("swarm.key_probe:KeyProbe._serve",),
