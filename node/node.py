@@ -72,7 +72,7 @@ from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageE
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
-from shoal.protocol.messages import Message, Term
+from shoal.protocol.messages import Term
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
@@ -188,7 +188,6 @@ class Node:
             swarm_id=manifest.swarm_id,
             manifest=manifest,
             record=self._record,
-            deliver=self._deliver,
             admission=admission_of(config.data_dir, manifest, me, chain=chain, named=named),
         )
 
@@ -218,6 +217,7 @@ class Node:
             rounds.engine.put,
         ):
             self.trainer.listen(listener)
+        parts.members.register(rounds.takers)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
         parts.state_store.parted = parts.standstill.forks.suspect
@@ -249,9 +249,6 @@ class Node:
 
     def _status(self) -> Mapping[str, JsonValue]:
         return status(self.parts, self.rounds, self.reaching, self.page, self.record_phase)
-
-    def _deliver(self, peer: PeerId, message: Message) -> None:
-        self.rounds.engine.hear(peer, message)
 
     def _reduced(self, finals: Finals, seconds: float) -> None:
         self.rounds.engine.put(Reduced(finals, seconds))

@@ -20,15 +20,10 @@ from functools import partial
 
 import trio
 
+from shoal.protocol.address import Address, CircuitAddress, ListenAddress, parse_any, parse_listen_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import incoming, transport
-from shoal.swarm.address import (
-    Address,
-    ListenAddress,
-    parse_listen_address,
-    reachable_addresses,
-)
 from shoal.swarm.dial_targets import DialTargets, worth_dialling
 from shoal.swarm.gossip import Gossip, GossipMessage
 from shoal.swarm.limits import (
@@ -44,11 +39,10 @@ from shoal.swarm.limits import (
 )
 from shoal.swarm.muxer import Muxer
 from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
-from shoal.swarm.rendezvous.identify import tell_addresses
+from shoal.swarm.reaching.networks import reachable_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)
@@ -324,7 +318,7 @@ class Host:
 
     def tell_addresses(self) -> None:
         """Answer from now on, when libp2p's identify asks, where this node listens: other software passes that on."""
-        tell_addresses(self._libp2p, lambda: self.addresses)
+        transport.tell_addresses(self._libp2p, lambda: self.addresses)
 
     def watch(self) -> Mailbox[ConnectionChange]:
         """Connections that begin and end from now on; close it to stop. Compare `connected` if it ever dropped any."""

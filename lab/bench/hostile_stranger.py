@@ -48,7 +48,7 @@ from shoal.protocol.wire import HASH_BYTES, WIRE_VERSION, Sealer, SwarmId, canon
 from shoal.swarm.host import Host
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
 from shoal.swarm.muxer import FOREIGN_ERRORS
-from shoal.swarm.rendezvous.varint_frames import encode_varint
+from shoal.swarm.net_stream import encode_varint
 from shoal.swarm.streams import MessageStream
 
 FAR: Final = 1_000_000

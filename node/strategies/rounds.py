@@ -19,17 +19,15 @@ from shoal.protocol.amending import AmendConsent
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import Consent, Message, Term
+from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import Phase
+from shoal.swarm.members import Taker
 
 Task = Callable[[], Awaitable[None]]
 
 
 class RoundEngine(Protocol):
     """Engine of a node's rounds, from obtaining a state to leaving."""
-
-    def hear(self, peer: PeerId, message: Message) -> None:
-        """A message of a round arrived."""
 
     def put(self, event: Own) -> None:
         """An input of this node's own."""
@@ -92,6 +90,11 @@ class Rounds(ABC):
     """Engine that shares rollouts, where these are shared: all that there is, or beside the rounds."""
     trains: bool = True
     """True if a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
+
+    @property
+    def takers(self) -> Mapping[type, Taker]:
+        """Who takes which message of these rounds."""
+        return {}
 
     @property
     def tasks(self) -> Sequence[Task]:

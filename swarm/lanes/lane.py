@@ -28,14 +28,12 @@ from typing import Protocol
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes.choice import path_of
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.moved import Moved, moved
 from shoal.swarm.lanes.queue import Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
 from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
-from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
+from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, frame_buffers, moved, path_of, prepare
 
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0

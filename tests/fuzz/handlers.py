@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import trio
@@ -43,6 +43,7 @@ from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
 from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
+from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.reaching.circuits import read_message
 from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
 from shoal.swarm.reaching.direct_upgrade import DirectUpgrade, Straighten
@@ -52,7 +53,6 @@ from shoal.swarm.reaching.reach import Everywhere, Reach
 from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.rollouts import RolloutExchange
 from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream, RawStream
@@ -139,9 +139,8 @@ def fresh_members(host: Host) -> Members:
     def record() -> NodeRecord:
         return NodeRecord(peer=ME, boot=1, incarnation=members.machine.incarnation, phase="training")
 
-    members = Members(
-        host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record, deliver=lambda peer, message: None
-    )
+    members = Members(host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record)
+    members.register(dict.fromkeys(get_args(peering.SwarmMessage), lambda peer, message: None))
     members.book.receive(seal_record(sealer(), NodeRecord(peer=PEER, boot=1, phase="training")), trio.current_time())
     members.linked(PEER)
     return members

@@ -41,7 +41,7 @@ from shoal.protocol.peering import FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.box_net import LATENCY_S, BoxLinks
 from tests.node.box_reduce import BoxReduce
 from tests.node.box_trainer import BoxTrainer

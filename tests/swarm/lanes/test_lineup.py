@@ -10,9 +10,10 @@ import pytest
 
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes import lane
-from shoal.swarm.lanes.choice import OVERDUE, OVERDUE_LEAST_S, Lineup, Path, path_of
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits
+from shoal.swarm.lanes.queue import OVERDUE, OVERDUE_LEAST_S, Lineup
+from shoal.swarm.lanes.socket import Path, path_of
 from tests.swarm.lane_ends import NEAR, WAIT_S, RecordingSink, agree, make_lane, tcp_pair
 
 FRAME = 512 * 1024

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.protocol.errors import NetworkError
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
+from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.streams import LENGTH_BYTES
 
 
