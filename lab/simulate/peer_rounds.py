@@ -7,7 +7,6 @@ lacks it gets by `obtaining`. An effect that has no place here is an error.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
-from shoal.lab.box import NoWishes
+from shoal.lab.box import Box, NoWishes, Surroundings, do_by, nothing
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -59,7 +58,6 @@ from shoal.protocol.effects import (
     FinishWork,
     GiveWay,
     Goodbye,
-    MemberEffect,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -78,10 +76,9 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
-    Input,
     Linked,
     Loaded,
     Received,
@@ -91,7 +88,7 @@ from shoal.protocol.inputs import (
     Trained,
 )
 from shoal.protocol.member import Member
-from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
+from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, domain_hash
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -108,11 +105,8 @@ GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
 
 
-class PeerRounds(Reducing):
-    """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
-
-    waits_alone = False
-    """Contributions are parameters."""
+class PeerRounds(Reducing, Surroundings):
+    """The rounds of a peer in one of its lives; what its member looks at is here too."""
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
@@ -125,14 +119,15 @@ class PeerRounds(Reducing):
             scores=scores,
             make=self._swarm.components.machine,
         )
-        self._inputs: deque[Input] = deque()
-        self._feeding = self._over = False
+        self._box = Box(self.member, partial(do_by, DOERS, self), lambda: self._now)
+        self._over = False
         self._candidates: dict[bytes, tuple[Report, F32]] = {}
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.work = Work(peer)
         self.serving = Serving(peer, self._lookup)
-        self.obtaining = Obtaining(peer, scores=scores, put=self._put, computed=self._disk.finals.get)
+        self.replayed_rounds = self._swarm.components.work.replayed_rounds
+        self.obtaining = Obtaining(peer, scores=scores, put=self._box.put, computed=self._disk.finals.get)
         self._trained_at: float | None = None
         self.paused = False
         self._stood: tuple[object, ...] = ()
@@ -151,19 +146,9 @@ class PeerRounds(Reducing):
         return self.obtaining.current
 
     @property
-    def held(self) -> State | None:
+    def held(self) -> State | None:  # type: ignore[override]
         """The state that is here."""
         return self.obtaining.held
-
-    @property
-    def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state."""
-        return self._swarm.components.work.replayed_rounds
-
-    @property
-    def donors(self) -> frozenset[PeerId]:
-        """From whom the last state came is not remembered."""
-        return frozenset()
 
     @property
     def digest(self) -> bytes:
@@ -176,7 +161,7 @@ class PeerRounds(Reducing):
         return self.work.made is not None
 
     @property
-    def resting(self) -> bool:
+    def resting(self) -> bool:  # type: ignore[override]
         """Whether it has trained."""
         return self._trained_at is None
 
@@ -195,14 +180,6 @@ class PeerRounds(Reducing):
     def linked(self) -> list[PeerId]:
         """Who can be told something."""
         return [self._swarm.peers[other].id for other in self._peer.watch.links]
-
-    def may_join(self, peer: PeerId) -> bool:
-        """Everyone may."""
-        return True
-
-    def stands_still(self, head: Value) -> str | None:
-        """Nothing keeps anyone from signing: a fork ends a simulation."""
-        return None
 
     def rules(self, round: int) -> Rules:
         """The same in all rounds, but for the fragment that they are of."""
@@ -223,13 +200,13 @@ class PeerRounds(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._put(Loaded())
+        self._box.put(Loaded())
 
     def stop(self) -> None:
         """The process ended."""
         self.obtaining.stop()
         self._stop_reduction()
-        self._inputs.clear()
+        self._box.stop()
         self._over = True
         self.member.machine = None
 
@@ -239,40 +216,12 @@ class PeerRounds(Reducing):
 
     def pause(self, *, paused: bool = True) -> None:
         """The user wants the accelerator, or gives it back."""
-        self._put(SetPaused(paused))
+        self._box.put(SetPaused(paused))
 
     def trained(self) -> None:
         """What training was waited for is there."""
         if self._trained_at is not None:
             self._trained_at = self._now
-
-    def _put(self, event: Input) -> None:
-        """Feed the member, after what it is being fed; not once the process has ended."""
-        if self._over:
-            return
-        self._inputs.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._inputs:
-                self._feed(self._inputs.popleft())
-        finally:
-            self._feeding = False
-
-    def _feed(self, event: Input) -> None:
-        effect = self.member.take(event, self._now)
-        while effect is not None:
-            result = self._do(effect)
-            if self._over:
-                return
-            effect = self.member.done(result, self._now)
-
-    def _do(self, effect: MemberEffect) -> Any:
-        do = DOERS.get(type(effect))
-        if do is None:
-            raise LocalError(f"nothing simulated does {type(effect).__name__}")
-        return do(self, effect)
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -284,8 +233,8 @@ class PeerRounds(Reducing):
         done = self._trained_at is not None and now >= self._trained_at and not self.paused
         if done and self.machine is not None:
             self._trained_at = None
-            self._put(Trained(self.machine.round, None))
-        self._put(Tick())
+            self._box.put(Trained(self.machine.round, None))
+        self._box.put(Tick())
         if self.machine is not None and self._peer.lies:
             self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
         if self.machine is not None:
@@ -307,12 +256,12 @@ class PeerRounds(Reducing):
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
         if isinstance(message, Certificate | RoundMessage):
-            self._put(Received(self._swarm.peers[sender].id, message))
+            self._box.put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
         """A link came up: tell what stands."""
         head = self._swarm.peers[other].disk.ledger.head  # as its record says
-        self._put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
+        self._box.put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
         self.obtaining.linked(other)
 
     def unlinked(self, other: int) -> None:
@@ -379,9 +328,6 @@ class PeerRounds(Reducing):
         return bytes(finals.chunks[chunk].payload), int(self._swarm.chunk_bytes)
 
     # -- effects -----------------------------------------------------------------------------------------------
-
-    def _nothing(self, effect: MemberEffect) -> None:
-        """What has no counterpart in a simulation."""
 
     def _write(self, effect: Write) -> None:
         if self._disk.tears is None:
@@ -504,7 +450,7 @@ class PeerRounds(Reducing):
 
     def _computed(self, finals: Finals) -> None:
         self._handed_over.add(finals.plan.hash)
-        self._put(Reduced(finals, 0.0))
+        self._box.put(Reduced(finals, 0.0))
 
     def _need_finals(self, effect: FetchFinals) -> None:
         plan = effect.value.plan
@@ -538,19 +484,19 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     BeginRound: PeerRounds._begin_round,
     Blame: PeerRounds._blame,
     Broadcast: PeerRounds._broadcast,
-    Certified: PeerRounds._nothing,
+    Certified: nothing,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
     Evicted: PeerRounds._stop,
-    Examine: PeerRounds._nothing,
+    Examine: nothing,
     FetchFinals: PeerRounds._need_finals,
     FindWork: PeerRounds._find_work,
     FinishWork: PeerRounds._finish_work,
-    GiveWay: PeerRounds._nothing,
+    GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
-    Rejoin: PeerRounds._nothing,
+    Rejoin: nothing,
     Repair: PeerRounds._repair,
     ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
@@ -559,8 +505,8 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
     StopReduction: PeerRounds._stop,
-    TakePart: PeerRounds._nothing,
-    Tell: PeerRounds._nothing,
+    TakePart: nothing,
+    Tell: nothing,
     Train: PeerRounds._train,
     WatchReduction: PeerRounds._watch_reduction,
     WorkOut: PeerRounds._work_out,
