@@ -39,6 +39,7 @@ from shoal.lab.simulate.talk import (
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, LINGER_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import (
@@ -86,9 +87,11 @@ from shoal.protocol.inputs import (
     SetPaused,
     Tick,
     Trained,
+    TrainerRestarted,
 )
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, domain_hash
+from shoal.protocol.planning import TRAINING
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -117,6 +120,7 @@ class PeerRounds(Reducing, Surroundings):
             wishes=NoWishes(),
             deal=deal,
             scores=scores,
+            rounds=peer.rounds,
             make=self._swarm.components.machine,
         )
         self._box = Box(self.member, partial(do_by, DOERS, self), lambda: self._now)
@@ -132,6 +136,8 @@ class PeerRounds(Reducing, Surroundings):
         self.paused = False
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
+        self._going_since: float | None = None
+        self.paused_in_round = False
 
     # -- what the member looks at ------------------------------------------------------------------------------
 
@@ -223,6 +229,18 @@ class PeerRounds(Reducing, Surroundings):
         if self._trained_at is not None:
             self._trained_at = self._now
 
+    def trainer_restarted(self) -> None:
+        """The trainer begins anew, and knows nothing of what it was told."""
+        self._trained_at = None
+        self._box.put(TrainerRestarted())
+
+    @property
+    def phases(self) -> set[str]:
+        """Where it is in its round, and what its user wants of it."""
+        found = {"joining" if self.machine is None else self.machine.phase.value}
+        wanted = {"repair": self._closed_to, "paused": self.paused, "leaving": self.member.leaving}
+        return found | {name for name, holds in wanted.items() if holds}
+
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -235,10 +253,24 @@ class PeerRounds(Reducing, Surroundings):
             self._trained_at = None
             self._box.put(Trained(self.machine.round, None))
         self._box.put(Tick())
+        self._check_rest(now)
         if self.machine is not None and self._peer.lies:
             self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
         if self.machine is not None:
             self._check_standstill(self.machine, now)
+
+    def _check_rest(self, now: float) -> None:
+        """Raises Violation if it says that it trains and does not, or stays long after it was to go."""
+        machine, member = self.machine, self.member
+        mine = None if machine is None else machine._gathering.get(self._peer.id)
+        trains = self.work.made is not None or self._trained_at is not None
+        if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
+        self._going_since = now if self._going_since is None else self._going_since
+        if not (member.leaving or member.finished):
+            self._going_since = None
+        elif now - max(self._going_since, self._peer.disturbed_at) > LEAVE_TIMEOUT_S + LINGER_S + 1.0:
+            raise Violation("a leave", f"peer {self._peer.number} was to go {now - self._going_since:.1f} s ago")
 
     def _check_standstill(self, machine: RoundMachine, now: float) -> None:
         plan, agreement = machine.plan, machine.agreement
@@ -336,6 +368,8 @@ class PeerRounds(Reducing, Surroundings):
             self._swarm.dies_writing(self._peer, effect.records)
 
     def _broadcast(self, effect: Broadcast) -> None:
+        if self.paused and isinstance(effect.message, Ready) and effect.message.role == TRAINING:
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains while it pauses")
         self._swarm.say(self._peer, effect.message)
 
     def _send(self, effect: Send) -> None:
@@ -353,7 +387,7 @@ class PeerRounds(Reducing, Surroundings):
         self._closed_to.clear()
         self._wanted.clear()
         self._handed_over.clear()
-        self._plans, self._trained_at = 0, None
+        self._plans, self._trained_at, self.paused_in_round = 0, None, self.paused
         return {}
 
     def _announce(self, effect: Announce) -> Ready:
@@ -364,7 +398,7 @@ class PeerRounds(Reducing, Surroundings):
             self._trained_at = self._swarm.trained_at(self._peer)
 
     def _pause_trainer(self, effect: PauseTrainer) -> None:
-        self.paused = effect.paused
+        self.paused, self.paused_in_round = effect.paused, True
 
     def _contribute(self, effect: Contribute) -> Ready:
         return self.work.make(self.chain.head)
