@@ -439,7 +439,7 @@ class Member:
         yield from self._look_around()
         yield PauseTrainer(event.paused)
         machine = self.machine
-        if machine is None or not machine.agreement.member or self._here.made:
+        if machine is None or self._here.made:
             return
         role = self._role()
         yield from self._carry_out(machine.ready(self._absent(role), self._now))

@@ -7,7 +7,6 @@ lacks it gets by `obtaining`. An effect that has no place here is an error.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
+from shoal.lab.box import Box, Surroundings, do_by, nothing
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -39,6 +39,7 @@ from shoal.lab.simulate.talk import (
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, LINGER_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import (
@@ -62,7 +63,6 @@ from shoal.protocol.effects import (
     GiveWay,
     Goodbye,
     KeepOrder,
-    MemberEffect,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -81,10 +81,9 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
-    Input,
     Linked,
     Loaded,
     Received,
@@ -92,9 +91,11 @@ from shoal.protocol.inputs import (
     SetPaused,
     Tick,
     Trained,
+    TrainerRestarted,
 )
 from shoal.protocol.member import Member
-from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
+from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, domain_hash
+from shoal.protocol.planning import TRAINING
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -107,15 +108,14 @@ FINALS_KEPT = 6
 """Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
+APART_S = 2.0
+"""Whoever has its state takes part in the round after it so soon."""
 GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
 
 
-class PeerRounds(Reducing):
-    """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
-
-    waits_alone = False
-    """Contributions are parameters."""
+class PeerRounds(Reducing, Surroundings):
+    """The rounds of a peer in one of its lives; what its member looks at is here too."""
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
@@ -125,20 +125,25 @@ class PeerRounds(Reducing):
             surroundings=self,
             deal=deal,
             scores=scores,
+            rounds=peer.rounds,
             make=self._swarm.components.machine,
         )
-        self._inputs: deque[Input] = deque()
-        self._feeding = self._over = False
+        self._box = Box(self.member, partial(do_by, DOERS, self), lambda: self._now)
+        self._over = False
         self._candidates: dict[bytes, tuple[Report, F32]] = {}
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.work = Work(peer)
         self.serving = Serving(peer, self._lookup)
-        self.obtaining = Obtaining(peer, scores=scores, put=self._put, computed=self._disk.finals.get)
+        self.replayed_rounds = self._swarm.components.work.replayed_rounds
+        self.obtaining = Obtaining(peer, scores=scores, put=self._box.put, computed=self._disk.finals.get)
         self._trained_at: float | None = None
         self.paused = False
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
+        self._going_since: float | None = None
+        self._apart_since = self._now
+        self.paused_in_round = False
 
     # -- what the member looks at ------------------------------------------------------------------------------
 
@@ -153,19 +158,9 @@ class PeerRounds(Reducing):
         return self.obtaining.current
 
     @property
-    def held(self) -> State | None:
+    def held(self) -> State | None:  # type: ignore[override]
         """The state that is here."""
         return self.obtaining.held
-
-    @property
-    def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state."""
-        return self._swarm.components.work.replayed_rounds
-
-    @property
-    def donors(self) -> frozenset[PeerId]:
-        """From whom the last state came is not remembered."""
-        return frozenset()
 
     @property
     def digest(self) -> bytes:
@@ -178,7 +173,7 @@ class PeerRounds(Reducing):
         return self.work.made is not None
 
     @property
-    def resting(self) -> bool:
+    def resting(self) -> bool:  # type: ignore[override]
         """Whether it has trained."""
         return self._trained_at is None
 
@@ -197,14 +192,6 @@ class PeerRounds(Reducing):
     def linked(self) -> list[PeerId]:
         """Who can be told something."""
         return [self._swarm.peers[other].id for other in self._peer.watch.links]
-
-    def may_join(self, peer: PeerId) -> bool:
-        """Everyone may."""
-        return True
-
-    def stands_still(self, head: Value) -> str | None:
-        """Nothing keeps anyone from signing: a fork ends a simulation."""
-        return None
 
     def rules(self, round: int) -> Rules:
         """The same in all rounds, but for the fragment that they are of."""
@@ -225,13 +212,13 @@ class PeerRounds(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._put(Loaded(tuple(self._disk.orders.values())))
+        self._box.put(Loaded(tuple(self._disk.orders.values())))
 
     def stop(self) -> None:
         """The process ended."""
         self.obtaining.stop()
         self._stop_reduction()
-        self._inputs.clear()
+        self._box.stop()
         self._over = True
         self.member.machine = None
 
@@ -241,40 +228,24 @@ class PeerRounds(Reducing):
 
     def pause(self, *, paused: bool = True) -> None:
         """The user wants the accelerator, or gives it back."""
-        self._put(SetPaused(paused))
+        self._box.put(SetPaused(paused))
 
     def trained(self) -> None:
         """What training was waited for is there."""
         if self._trained_at is not None:
             self._trained_at = self._now
 
-    def _put(self, event: Input) -> None:
-        """Feed the member, after what it is being fed; not once the process has ended."""
-        if self._over:
-            return
-        self._inputs.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._inputs:
-                self._feed(self._inputs.popleft())
-        finally:
-            self._feeding = False
+    def trainer_restarted(self) -> None:
+        """The trainer begins anew, and knows nothing of what it was told."""
+        self._trained_at = None
+        self._box.put(TrainerRestarted())
 
-    def _feed(self, event: Input) -> None:
-        effect = self.member.take(event, self._now)
-        while effect is not None:
-            result = self._do(effect)
-            if self._over:
-                return
-            effect = self.member.done(result, self._now)
-
-    def _do(self, effect: MemberEffect) -> Any:
-        do = DOERS.get(type(effect))
-        if do is None:
-            raise LocalError(f"nothing simulated does {type(effect).__name__}")
-        return do(self, effect)
+    @property
+    def phases(self) -> set[str]:
+        """Where it is in its round, and what its user wants of it."""
+        found = {"joining" if self.machine is None else self.machine.phase.value}
+        wanted = {"repair": self._closed_to, "paused": self.paused, "leaving": self.member.leaving}
+        return found | {name for name, holds in wanted.items() if holds}
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -286,12 +257,30 @@ class PeerRounds(Reducing):
         done = self._trained_at is not None and now >= self._trained_at and not self.paused
         if done and self.machine is not None:
             self._trained_at = None
-            self._put(Trained(self.machine.round, None))
-        self._put(Tick())
+            self._box.put(Trained(self.machine.round, None))
+        self._box.put(Tick())
+        self._check_rest(now)
         if self.machine is not None and self._peer.lies:
             self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
         if self.machine is not None:
             self._check_standstill(self.machine, now)
+
+    def _check_rest(self, now: float) -> None:
+        """Raises Violation if it says that it trains and does not, or stays long after it was to go."""
+        machine, member = self.machine, self.member
+        mine = None if machine is None else machine._gathering.get(self._peer.id)
+        trains = self.work.made is not None or self._trained_at is not None
+        if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
+        takes_part = machine is not None or not self.current or member.leaving or member.finished
+        self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
+        if now - self._apart_since > APART_S:
+            raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
+        self._going_since = now if self._going_since is None else self._going_since
+        if not (member.leaving or member.finished):
+            self._going_since = None
+        elif now - max(self._going_since, self._peer.disturbed_at) > LEAVE_TIMEOUT_S + LINGER_S + 1.0:
+            raise Violation("a leave", f"peer {self._peer.number} was to go {now - self._going_since:.1f} s ago")
 
     def _check_standstill(self, machine: RoundMachine, now: float) -> None:
         plan, agreement = machine.plan, machine.agreement
@@ -309,12 +298,12 @@ class PeerRounds(Reducing):
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
         if isinstance(message, Certificate | RoundMessage):
-            self._put(Received(self._swarm.peers[sender].id, message))
+            self._box.put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
         """A link came up: tell what stands."""
         head = self._swarm.peers[other].disk.ledger.head  # as its record says
-        self._put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
+        self._box.put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
         self.obtaining.linked(other)
 
     def unlinked(self, other: int) -> None:
@@ -382,9 +371,6 @@ class PeerRounds(Reducing):
 
     # -- effects -----------------------------------------------------------------------------------------------
 
-    def _nothing(self, effect: MemberEffect) -> None:
-        """What has no counterpart in a simulation."""
-
     def _write(self, effect: Write) -> None:
         if self._disk.tears is None:
             self._disk.logs.persist(*effect.records)
@@ -392,6 +378,8 @@ class PeerRounds(Reducing):
             self._swarm.dies_writing(self._peer, effect.records)
 
     def _broadcast(self, effect: Broadcast) -> None:
+        if self.paused and isinstance(effect.message, Ready) and effect.message.role == TRAINING:
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains while it pauses")
         self._swarm.say(self._peer, effect.message)
 
     def _send(self, effect: Send) -> None:
@@ -409,18 +397,20 @@ class PeerRounds(Reducing):
         self._closed_to.clear()
         self._wanted.clear()
         self._handed_over.clear()
-        self._plans, self._trained_at = 0, None
+        self._plans, self._trained_at, self.paused_in_round = 0, None, self.paused
         return {}
 
     def _announce(self, effect: Announce) -> Ready:
         return self.work.announcement(self.chain.head)
 
     def _train(self, effect: Train) -> None:
+        if self.paused:
+            raise Violation("a pause", f"peer {self._peer.number} is told to train while it pauses")
         if effect.contribute:  # what is learnt alone meanwhile is not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
 
     def _pause_trainer(self, effect: PauseTrainer) -> None:
-        self.paused = effect.paused
+        self.paused, self.paused_in_round = effect.paused, True
 
     def _contribute(self, effect: Contribute) -> Ready:
         return self.work.make(self.chain.head)
@@ -518,7 +508,7 @@ class PeerRounds(Reducing):
 
     def _computed(self, finals: Finals) -> None:
         self._handed_over.add(finals.plan.hash)
-        self._put(Reduced(finals, 0.0))
+        self._box.put(Reduced(finals, 0.0))
 
     def _need_finals(self, effect: FetchFinals) -> None:
         plan = effect.value.plan
@@ -552,23 +542,23 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     BeginRound: PeerRounds._begin_round,
     Blame: PeerRounds._blame,
     Broadcast: PeerRounds._broadcast,
-    Certified: PeerRounds._nothing,
+    Certified: nothing,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
     DropOrder: PeerRounds._drop_order,
     Evicted: PeerRounds._stop,
-    Examine: PeerRounds._nothing,
+    Examine: nothing,
     FetchFinals: PeerRounds._need_finals,
     FindEarlierRounds: PeerRounds._find_earlier_rounds,
     FindWork: PeerRounds._find_work,
     FinishWork: PeerRounds._finish_work,
     ForgetEarlier: PeerRounds._forget_earlier,
-    GiveWay: PeerRounds._nothing,
+    GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
     KeepOrder: PeerRounds._keep_order,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
-    Rejoin: PeerRounds._nothing,
+    Rejoin: nothing,
     Repair: PeerRounds._repair,
     ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
@@ -577,8 +567,8 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
     StopReduction: PeerRounds._stop,
-    TakePart: PeerRounds._nothing,
-    Tell: PeerRounds._nothing,
+    TakePart: nothing,
+    Tell: nothing,
     Train: PeerRounds._train,
     WatchReduction: PeerRounds._watch_reduction,
     WorkOut: PeerRounds._work_out,

@@ -131,6 +131,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     rollouts = ", rollouts=True" if scenario.rollouts else ""
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
+    shape += f", calm_rounds={scenario.calm_rounds}" if scenario.calm_rounds else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",

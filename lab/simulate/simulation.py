@@ -21,14 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.lab.simulate.calm import Calm
 from shoal.lab.simulate.disk import Disks, check_written, unheard
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
@@ -36,7 +38,7 @@ from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.residuals import Residuals
 from shoal.lab.simulate.rollouts import RolloutSwarm
-from shoal.lab.simulate.scenario import Fault, Scenario
+from shoal.lab.simulate.scenario import PHASE_LIMIT_S, Fault, Kind, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.lab.simulate.states import chunks_of
 from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
@@ -118,11 +120,16 @@ class Simulation:
         self._sizes: dict[type, int] = {}
         self._encoded: dict[int, tuple[Message, int, int]] = {}
         self._best = 0
+        self.calm = Calm(self)
+        self._armed: dict[int, list[Fault]] = {}
+        self._struck: list[Fault] = []
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
-        self.judge = self.components.judge(self.genesis, self.zero, self.fragments)
+        self.judge = self.components.judge(
+            self.genesis, self.zero, self.fragments, staleness_rounds=self.staleness_rounds
+        )
         self.residuals = Residuals(
             self.judge,
             staleness_rounds=self.staleness_rounds,
@@ -293,6 +300,8 @@ class Simulation:
 
     def decided(self, peer: SimulatedPeer, value: Value) -> None:
         """A peer extended its chain to `value`."""
+        if value.round > self._best:
+            self.calm.decided(value)
         self._best = max(self._best, value.round)
         self.decided_at.setdefault(value.round, self.timeline.now)
 
@@ -323,14 +332,36 @@ class Simulation:
 
     def _strike(self, fault: Fault) -> None:
         peer = None if fault.peer is None or fault.peer >= len(self.peers) else self.peers[fault.peer]
+        if fault.phase is not None and fault.peer is not None and fault not in self._struck:
+            self._armed[fault.peer] = [*self._armed.get(fault.peer, ()), fault]
+            self.timeline.after(PHASE_LIMIT_S, self._strike_at_last, fault)
+            return
         self.disturbed_at = self.timeline.now
         self.timeline.note(1000, _FAULTS.index(fault.kind), fault.peer or 0, int(fault.at_s * 1000))
         if fault.kind == "partition":
             self._part(fault)
         elif fault.kind == "join":
             self.join()
+        elif fault.kind == "outage":
+            for each in [peer for peer in self.peers if peer.up]:
+                self._strike_peer(msgspec.structs.replace(fault, kind="crash"), each)
         elif peer is not None and not peer.gone:
             self._strike_peer(fault, peer)
+
+    def look_at_phase(self, peer: SimulatedPeer) -> None:
+        """Something happened at `peer`: strike if a fault waits for the phase that it is in."""
+        for fault in self._armed.get(peer.number, ()):
+            if peer.up and fault.phase in peer.peer_rounds.phases:
+                self.met[f"struck: {fault.phase}"] += 1
+                self._strike_at_last(fault)
+
+    def _strike_at_last(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        waiting = self._armed.get(fault.peer, [])
+        if fault in waiting:
+            self._armed[fault.peer] = [other for other in waiting if other is not fault]
+            self._struck.append(fault)
+            self.timeline.after(fault.into_s, self._strike, fault)
 
     def _part(self, fault: Fault) -> None:
         one, rest = fault.groups[0], [i for group in fault.groups[1:] for i in group]
@@ -379,6 +410,13 @@ class Simulation:
             peer.lies.add(fault.lie)
             self.judge.liars.add(peer.id)
             action = undo.come_clean
+        elif fault.kind == "finish":
+            peer.rounds = fault.round
+            return
+        elif fault.kind == "trainer":
+            if peer.running:
+                peer.peer_rounds.trainer_restarted()
+            return
         else:
             if peer.up:
                 peer.peer_rounds.ask_to_leave()
@@ -451,6 +489,9 @@ class Simulation:
         return self._outcome(time.perf_counter() - began, violation, detail)
 
     def _run(self) -> None:
+        for fault in self.scenario.fault:
+            if fault.kind == "finish" and not fault.at_s and fault.peer is not None:
+                self.peers[fault.peer].rounds = fault.round
         for peer in self.peers:
             self.start(peer)
         for fault in self.scenario.fault:
@@ -485,7 +526,7 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        if self._best < rounds:
+        if self._best < rounds or self.calm.awaited():
             return False
         return all(self._has(peer, rounds) for peer in self.peers if peer.running)
 
@@ -516,13 +557,13 @@ class Simulation:
             false_evictions=self.false_evictions,
             blamed=sum(self.blames.values()),
             states_fetched=self.donations.obtained,
-            met=dict(self.met + Counter({"work carried on": self.residuals.carried})),
+            met=dict(self.met + Counter({"work carried on": self.residuals.carried, "calm rounds": self.calm.rounds})),
             violation=violation,
             detail=detail,
         )
 
 
-_FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause")
+_FAULTS = get_args(Kind)
 _KINDS: dict[type, int] = {}
 
 

@@ -287,7 +287,6 @@ def test_who_announced_makes_another_contribution_only_where_nobody_else_can_hav
 def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
     here = paper(me=identity(200))
     assert here.begin() == JOINER
-    here.member.machine.agreement.member = True  # type: ignore[union-attr]
     assert said([*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]) == [OBSERVER, JOINER]
     assert Train not in kinds(here.asked)
 

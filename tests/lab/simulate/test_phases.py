@@ -1,0 +1,140 @@
+"""Faults that strike in a phase, peers that pause and go, and what must hold once nothing is wrong any more."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
+from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.protocol import departure as departure_module
+from shoal.protocol.departure import Departure, LeaveStep
+from shoal.protocol.facts import Gathering
+from shoal.protocol.leading import Lead
+from shoal.protocol.member import Member
+from shoal.protocol.planning import JOINER, TRAINING
+
+CALM = Scenario(peers=4, rounds=4, seed=3, calm_rounds=3)
+
+BEFORE: dict[str, tuple[Fault, ...]] = {
+    "joining": (Fault(kind="join", at_s=6.0),),
+    "repair": (Fault(kind="crash", peer=3, at_s=0.0, phase="reduce", duration_s=9.0),),
+    "paused": (Fault(kind="pause", peer=1, at_s=0.5, duration_s=6.0),),
+    "leaving": (Fault(kind="leave", peer=1, at_s=1.0),),
+}
+"""What brings a peer into a phase."""
+
+
+def scenario(*faults: Fault) -> Scenario:
+    return Scenario(peers=4, rounds=4, seed=3, calm_rounds=3, fault=tuple(sorted(faults, key=lambda one: one.at_s)))
+
+
+@pytest.mark.parametrize("phase", get_args(Phase))
+@pytest.mark.parametrize("kind", ["kill", "stop", "pause", "leave"])
+def test_peer_is_struck_in_a_phase_and_everyone_is_there_again_in_the_end(kind: Any, phase: Phase) -> None:
+    peer, at_s = (4, 6.0) if phase == "joining" else (1, 1.0)
+    strike = Fault(kind=kind, peer=peer, at_s=at_s, phase=phase, duration_s=None if kind == "leave" else 3.0)
+    outcome = run_scenario(scenario(*BEFORE.get(phase, ()), strike))
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.met.get(f"struck: {phase}", 0) >= 1
+    assert outcome.met["calm rounds"] >= 3
+
+
+def test_fault_whose_phase_does_not_come_strikes_all_the_same() -> None:
+    simulation = Simulation(scenario(Fault(kind="leave", peer=1, at_s=1.0, phase="paused")))
+    assert simulation.run().violation == ""
+    assert simulation.peers[1].gone
+
+
+def test_trainer_that_begins_anew_makes_its_contribution() -> None:
+    outcome = run_scenario(scenario(Fault(kind="trainer", peer=1, at_s=0.5), Fault(kind="trainer", peer=1, at_s=5.0)))
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+
+
+def test_peer_whose_rounds_are_done_is_gone_and_the_others_go_on() -> None:
+    simulation = Simulation(scenario(Fault(kind="finish", peer=2, at_s=0.0, round=2)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+    assert simulation.peers[2].gone
+    assert simulation.peers[2].disk.height == 2
+
+
+@pytest.mark.parametrize("phase", ["train", "plan", "reduce", "certify"])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_swarm_goes_on_after_an_outage_in_a_phase(phase: Phase, forgets: bool) -> None:
+    outage = Fault(kind="outage", peer=1, at_s=1.0, phase=phase, into_s=0.05, duration_s=2.0, forgets=forgets)
+    outcome = run_scenario(scenario(outage))
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+    assert outcome.deaths_found == 0  # nobody was there to find any
+
+
+def test_every_phase_is_named_within_two_hundred_seeds() -> None:
+    faults = [fault for seed in range(200) for fault in random_scenario(seed).fault]
+    assert {fault.phase for fault in faults} >= set(get_args(Phase))
+    assert all(fault.peer is not None for fault in faults if fault.phase)
+
+
+# -- seeded bugs: each promise can be seen broken ----------------------------------------------------------------
+
+
+def test_seeded_pause_of_which_nobody_hears_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Member._role
+
+    def trains(member: Member) -> str:
+        return TRAINING if member._here.paused else plain(member)
+
+    monkeypatch.setattr(Member, "_role", trains)
+    assert run_scenario(scenario(Fault(kind="pause", peer=1, at_s=0.5, duration_s=6.0))).violation == "a pause"
+
+
+def test_seeded_trainer_that_is_told_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_trainer_restarted", Member._ignore)
+    table = "shoal.protocol.member.TRANSITIONS"
+    from shoal.protocol.inputs import TrainerRestarted
+    from shoal.protocol.member import TRANSITIONS
+
+    ignored = dict.fromkeys(TRANSITIONS[TrainerRestarted], Member._ignore)
+    monkeypatch.setattr(table, {**TRANSITIONS, TrainerRestarted: ignored})
+    assert run_scenario(scenario(Fault(kind="trainer", peer=1, at_s=0.5))).violation == "a pause"
+
+
+def test_seeded_leave_that_never_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Departure, "advise", lambda *_: LeaveStep.STAY)
+    assert run_scenario(scenario(Fault(kind="leave", peer=1, at_s=1.0, duration_s=40.0))).violation == "a leave"
+    assert departure_module.LEAVE_TIMEOUT_S < 40
+
+
+def test_seeded_round_that_is_slow_for_no_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Lead._close_set
+
+    def later(lead: Lead, now: float) -> Any:
+        began = lead.__dict__.setdefault("began", now)
+        return plain(lead, now) if now - began > 14 else None
+
+    monkeypatch.setattr(Lead, "_close_set", later)
+    assert run_scenario(CALM).violation == "quick rounds"
+
+
+def test_seeded_plan_without_one_who_is_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Gathering.candidates
+
+    def others(gathering: Gathering, *known: Any) -> Any:
+        found = plain(gathering, *known)
+        return {peer: found[peer] for peer in sorted(found)[:-1]}
+
+    monkeypatch.setattr(Gathering, "candidates", others)
+    assert run_scenario(CALM).violation == "everyone counts"
+
+
+def test_seeded_newcomer_that_counts_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.protocol.leading.make_plan", lambda *args, weightless, **more: _counted(*args, **more))
+    monkeypatch.setattr("shoal.protocol.member.JOINER", TRAINING)
+    assert JOINER != TRAINING
+    assert run_scenario(scenario(Fault(kind="join", at_s=0.0))).violation == "newcomers wait"
+
+
+def _counted(*args: Any, **more: Any) -> Any:
+    from shoal.protocol.planning import make_plan
+
+    return make_plan(*args, weightless=(), **more)
