@@ -104,6 +104,8 @@ FINALS_KEPT = 6
 """Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
+APART_S = 2.0
+"""Whoever has its state takes part in the round after it so soon."""
 GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
 
@@ -137,6 +139,7 @@ class PeerRounds(Reducing, Surroundings):
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
         self._going_since: float | None = None
+        self._apart_since = self._now
         self.paused_in_round = False
 
     # -- what the member looks at ------------------------------------------------------------------------------
@@ -266,6 +269,10 @@ class PeerRounds(Reducing, Surroundings):
         trains = self.work.made is not None or self._trained_at is not None
         if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
+        takes_part = machine is not None or not self.current or member.leaving or member.finished
+        self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
+        if now - self._apart_since > APART_S:
+            raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
         self._going_since = now if self._going_since is None else self._going_since
         if not (member.leaving or member.finished):
             self._going_since = None
@@ -394,6 +401,8 @@ class PeerRounds(Reducing, Surroundings):
         return self.work.announcement(self.chain.head)
 
     def _train(self, effect: Train) -> None:
+        if self.paused:
+            raise Violation("a pause", f"peer {self._peer.number} is told to train while it pauses")
         if effect.contribute:  # what is learnt alone meanwhile is not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
 

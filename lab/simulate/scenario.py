@@ -45,14 +45,17 @@ FRAGMENTS = (1, 1, 1, 2, 3)
 TORN_SHARE = 0.35
 """Of the deaths, those in the middle of a write."""
 CALM_ROUNDS = 3
+OUTAGE_SHARE = 0.25
+"""Of the random scenarios, those in which all crash at once."""
 FINISH_SHARE = 0.2
 """Of the random scenarios, those in which some peer is to take part in a few rounds only."""
 PHASE_LIMIT_S = 8.0
 """A fault that is to strike in a phase strikes after so long wherever its peer may be."""
 
 Kind = Literal[
-    "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish"
-]
+    "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
+    "outage",
+]  # fmt: skip
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
@@ -75,7 +78,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rollouts it serves what it does not have, or other bytes, or announces other rewards.
     leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
     anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
-    These three are not where rollouts are shared.
+    outage: all crash at once; `peer` is the one whose phase counts. These four are not where rollouts are shared.
 
     phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
@@ -104,6 +107,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"a {self.kind} strikes in no phase of a peer")
         if (self.kind == "finish") != (self.round is not None):
             raise ValueError("a finish needs its round, and nothing else has one")
+        if self.kind == "outage" and self.duration_s is None:
+            raise ValueError("an outage ends; give its duration_s")
         if self.torn is not None and self.kind not in ("kill", "crash"):
             raise ValueError(f"a {self.kind} tears no log; a kill or a crash does")
         if self.kind == "lie" and self.lie is None:
@@ -150,7 +155,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
             raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
         for fault in self.fault:
-            if self.rollouts and (fault.kind in ("pause", "trainer", "finish") or fault.phase is not None):
+            if self.rollouts and (fault.kind in ("pause", "trainer", "finish", "outage") or fault.phase is not None):
                 raise ValueError(f"a {fault.kind} of a phase or trainer is not simulated where rollouts are shared")
         for fault in self.fault:
             named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
@@ -304,6 +309,13 @@ def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[
             faults.append(Fault(kind=before, at_s=at_s, peer=peer, duration_s=None if before == "leave" else 10.0))
         ends = None if kind in ("leave", "trainer") else lasts
         faults.append(Fault(kind=kind, at_s=at_s, phase=phase, into_s=into_s, peer=peer, duration_s=ends))
+    if rng.random() < OUTAGE_SHARE:
+        phase = rng.choice(("train", "plan", "reduce", "certify", "certify"))
+        at_s, into_s = round(rng.uniform(0.0, 14.0), 2), rng.choice((0.0, 0.02, 0.05, 0.1, 0.2))
+        peer, forgets = rng.randrange(peers), rng.random() < 0.5
+        faults.append(
+            Fault(kind="outage", at_s=at_s, phase=phase, into_s=into_s, peer=peer, duration_s=2.0, forgets=forgets)
+        )
     if rng.random() < FINISH_SHARE:
         faults.append(Fault(kind="finish", at_s=0.0, peer=rng.randrange(peers), round=rng.randint(1, 4)))
     return faults

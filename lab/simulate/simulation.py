@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NoReturn, get_args
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -341,6 +342,9 @@ class Simulation:
             self._part(fault)
         elif fault.kind == "join":
             self.join()
+        elif fault.kind == "outage":
+            for each in [peer for peer in self.peers if peer.up]:
+                self._strike_peer(msgspec.structs.replace(fault, kind="crash"), each)
         elif peer is not None and not peer.gone:
             self._strike_peer(fault, peer)
 

@@ -60,6 +60,15 @@ def test_peer_whose_rounds_are_done_is_gone_and_the_others_go_on() -> None:
     assert simulation.peers[2].disk.height == 2
 
 
+@pytest.mark.parametrize("phase", ["train", "plan", "reduce", "certify"])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_swarm_goes_on_after_an_outage_in_a_phase(phase: Phase, forgets: bool) -> None:
+    outage = Fault(kind="outage", peer=1, at_s=1.0, phase=phase, into_s=0.05, duration_s=2.0, forgets=forgets)
+    outcome = run_scenario(scenario(outage))
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+    assert outcome.deaths_found == 0  # nobody was there to find any
+
+
 def test_every_phase_is_named_within_two_hundred_seeds() -> None:
     faults = [fault for seed in range(200) for fault in random_scenario(seed).fault]
     assert {fault.phase for fault in faults} >= set(get_args(Phase))

@@ -102,7 +102,8 @@ def test_state_of_every_peer_is_that_of_the_reference() -> None:
 def test_every_kind_of_fault_and_lie_was_met_within_a_hundred_seeds() -> None:
     faults = [fault for seed in range(100) for fault in random_scenario(seed).fault]
     assert {f.kind for f in faults} == {
-        "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish"
+        "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
+        "outage",
     }  # fmt: skip
     assert {f.lie for f in faults if f.lie} == set(get_args(Lie))
     assert any(f.one_way for f in faults)
@@ -126,6 +127,7 @@ def test_peer_that_pauses_in_its_training_observes_the_round_and_trains_again_la
     [
         Fault(kind="pause", peer=1, at_s=0.5),
         Fault(kind="trainer", peer=1, at_s=0.5),
+        Fault(kind="outage", peer=0, at_s=0.5, duration_s=1.0),
         Fault(kind="kill", peer=1, at_s=0.5, phase="train"),
     ],
 )
