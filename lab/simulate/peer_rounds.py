@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
-from shoal.lab.box import Box, NoWishes, Surroundings, do_by, nothing
+from shoal.lab.box import Box, Surroundings, do_by, nothing
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -52,13 +52,17 @@ from shoal.protocol.effects import (
     Certified,
     CloseOff,
     Contribute,
+    DropOrder,
     Evicted,
     Examine,
     FetchFinals,
+    FindEarlierRounds,
     FindWork,
     FinishWork,
+    ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepOrder,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -119,7 +123,6 @@ class PeerRounds(Reducing, Surroundings):
         self.member: Member = Member(
             identity=peer.identity,
             surroundings=self,
-            wishes=NoWishes(),
             deal=deal,
             scores=scores,
             rounds=peer.rounds,
@@ -209,7 +212,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._box.put(Loaded())
+        self._box.put(Loaded(tuple(self._disk.orders.values())))
 
     def stop(self) -> None:
         """The process ended."""
@@ -477,6 +480,18 @@ class PeerRounds(Reducing, Surroundings):
         assert isinstance(effect.state, State)
         self.obtaining.hold(effect.state)
 
+    def _keep_order(self, effect: KeepOrder) -> None:
+        self._disk.orders[type(effect.order)] = effect.order
+
+    def _drop_order(self, effect: DropOrder) -> None:
+        self._disk.orders.pop(effect.kind, None)
+
+    def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
+        return self._disk.earlier_rounds()
+
+    def _forget_earlier(self, effect: ForgetEarlier) -> None:
+        self._disk.forget_earlier(effect.besides)
+
     def _goodbye(self, effect: Goodbye) -> None:
         if not self.member.overdue(self._now):
             self._swarm.donations.check_copy(self._peer)
@@ -530,13 +545,17 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Certified: nothing,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
+    DropOrder: PeerRounds._drop_order,
     Evicted: PeerRounds._stop,
     Examine: nothing,
     FetchFinals: PeerRounds._need_finals,
+    FindEarlierRounds: PeerRounds._find_earlier_rounds,
     FindWork: PeerRounds._find_work,
     FinishWork: PeerRounds._finish_work,
+    ForgetEarlier: PeerRounds._forget_earlier,
     GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
+    KeepOrder: PeerRounds._keep_order,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: nothing,
@@ -555,4 +574,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0), goes back or bans here."""
+"""What does each effect of a member. Nobody draws S(0), signs for the authority or bans here."""
