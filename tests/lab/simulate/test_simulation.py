@@ -126,7 +126,7 @@ def test_peer_that_pauses_in_its_training_observes_the_round_and_trains_again_la
     [
         Fault(kind="pause", peer=1, at_s=0.5),
         Fault(kind="trainer", peer=1, at_s=0.5),
-        Fault(kind="outage", at_s=0.5, duration_s=1.0),
+        Fault(kind="outage", peer=0, at_s=0.5, duration_s=1.0),
         Fault(kind="kill", peer=1, at_s=0.5, phase="train"),
     ],
 )
