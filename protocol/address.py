@@ -22,7 +22,7 @@ _DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to connect, and who must prove to be there."""
+    """Host and port to connect to, and the peer that must prove its identity there."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """Where to listen; port 0 lets the system choose one."""
+    """Host and port to listen on; port 0 lets the system choose one."""
 
     host: str
     port: int

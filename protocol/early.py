@@ -1,6 +1,6 @@
-"""What peers said about rounds that have not begun here: kept for later, and no more of one peer than it needs for one.
+"""Messages about rounds that have not begun here, kept for later: of one peer no more than it needs for one round.
 
-Who says too much loses its oldest messages, not another's; and where all say too much, who takes up most room does.
+A peer that sends too much loses its own oldest messages, not another's; where all do, who takes most room does.
 """
 
 from __future__ import annotations

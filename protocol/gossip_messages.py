@@ -1,4 +1,4 @@
-"""What two nodes say to each other under the strategy `gossip`, where nothing is common and nothing is certified.
+"""Messages between two nodes under the strategy `gossip`, where nothing is common and nothing is certified.
 
 Each travels in an envelope that its sender signed, over the link between the two, and concerns nobody else.
 """
@@ -38,13 +38,13 @@ class Offer(Message, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def root(self) -> bytes:
-        """What names the vector: a hash over all fields."""
+        """Hash over all fields, which names the vector."""
         shape = canonical([self.round, self.codec, self.numel, self.chunk_values])
         return domain_hash("gossip-vector", shape, self.hashes)
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """What two partners must have alike: codec, values, values per chunk."""
+        """Shape of the vector, which must be the same at both partners: codec, values, values per chunk."""
         return self.codec, self.numel, self.chunk_values
 
     def chunk_hash(self, chunk: int) -> bytes:
@@ -72,7 +72,7 @@ class Taken(Message, frozen=True, kw_only=True):
 
 
 class AskStanding(Message, frozen=True, kw_only=True):
-    """Where do you stand?"""
+    """Question for the round and digest of a peer's newest state."""
 
 
 class Standing(Message, frozen=True, kw_only=True):

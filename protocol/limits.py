@@ -50,7 +50,7 @@ class Rates(Generic[Key]):
         self._buckets: OrderedDict[Key, TokenBucket] = OrderedDict()
 
     def take(self, key: Key, now: float, amount: float = 1.0) -> bool:
-        """Whether there is room for `amount` of `key`; if so it is taken."""
+        """Take `amount` from the bucket of `key`; False, and nothing is taken, where there is too little in it."""
         return self.of(key, now).take(amount, now)
 
     def owe(self, key: Key, now: float, amount: float = 1.0) -> float:
@@ -66,7 +66,7 @@ class Rates(Generic[Key]):
         return bucket
 
     def is_spent(self, key: Key, now: float) -> bool:
-        """Whether there is no room for one more of `key`; nothing is taken."""
+        """True if there is no room for one more of `key`; nothing is taken."""
         bucket = self._buckets.get(key)
         return bucket is not None and not bucket.has(1.0, now)
 

@@ -124,7 +124,7 @@ def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
 
 
 def meta_of(hint: Any) -> msgspec.Meta:
-    """What is said of a field beside its type."""
+    """Return the bounds and the description that annotate a field's type."""
     return next((one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta)), msgspec.Meta())
 
 

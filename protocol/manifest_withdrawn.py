@@ -23,7 +23,7 @@ class Withdrawn:
     gone: object = None
 
     def refuses(self, value: object) -> bool:
-        """Whether a manifest that says `value` cannot be followed."""
+        """True if a manifest with this `value` cannot be followed."""
         return value == self.gone if self.stays is None else value != self.stays
 
 
@@ -42,7 +42,7 @@ WITHDRAWN: Final[Mapping[tuple[str, str], Withdrawn]] = {
 
 
 def is_gone(section: str, key: str) -> bool:
-    """Whether the key is read for old manifests' sake alone."""
+    """True if the key is only still read for the sake of old manifests."""
     found = WITHDRAWN.get((section, key))
     return found is not None and found.stays is not None
 

@@ -1,4 +1,4 @@
-"""Who exchanges with whom under the strategy `gossip`: a proposal that everyone computes alone, and its negotiation.
+"""Pairing under the strategy `gossip`: a proposal that everyone computes alone, and its negotiation.
 
 **Proposal.** Sort the live members by H("gossip-pair", swarm, round, draw, peer) and take them two by two; of an odd
 number the last has nobody. Where two see the same members they propose the same pair, and over rounds each pair is as
@@ -48,7 +48,7 @@ ROUND_LIMIT: Final = 1 << 62
 
 
 class Phase(StrEnum):
-    """Where a node is in its round."""
+    """Phase of a node's round."""
 
     PAUSED = "paused"
     TRAINING = "training"
@@ -91,7 +91,7 @@ def pairs(swarm: bytes, round: int, members: Collection[PeerId], *, draw: int = 
 
 
 def candidates(swarm: bytes, round: int, me: PeerId, others: Collection[PeerId]) -> list[PeerId]:
-    """Whom to ask, in this order: at most CANDIDATE_LIMIT different peers."""
+    """List the peers to ask, in this order: at most CANDIDATE_LIMIT different ones."""
     found: list[PeerId] = []
     for draw in range(DRAW_LIMIT):
         for pair in pairs(swarm, round, {*others, me}, draw=draw):
@@ -147,7 +147,7 @@ class PairingMachine:
 
     @property
     def owed(self) -> bool:
-        """Whether somebody may still be fetching this node's vector."""
+        """True if somebody may still be fetching this node's vector."""
         return bool(self._owed)
 
     # -- this node's own course ------------------------------------------------------------------------------

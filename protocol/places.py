@@ -27,7 +27,7 @@ CONTRIBUTORS_LIMIT = 1024
 
 
 class Rank(IntEnum):
-    """What a peer is to the swarm, as this node knows it."""
+    """Rank of a peer in the swarm, as this node knows it."""
 
     STRANGER = 0
     CONTRIBUTOR = 1

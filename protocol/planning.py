@@ -58,7 +58,10 @@ Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """What the settings in force fix about a round, and how many values are summed in it.
+    """Parameters of a round: those that the settings in force fix, and the number of values summed in it.
+
+    norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
+    contributions are combined.
 
     norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
     contributions are combined.
@@ -108,11 +111,11 @@ def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int
 
 
 def norm_clips(squares: Mapping[PeerId, Sequence[float]]) -> dict[PeerId, int]:
-    """What each contribution is multiplied by in the sum, in 1/65536, so that none is larger than the median one.
+    """Return the factor on each contribution in the sum, in 1/65536, so that none is larger than the median one.
 
     squares: of every contributor, as in its Ready. With N the exact sum of a contributor's squares, rounded once, and M
     the (lower) median of those that are not zero, it is ⌊65536 · √(M ÷ N)⌋ where N > M, and 65536 elsewhere. Division
-    and root are rounded as IEEE 754 says: whoever has the Readies gets the lead's numbers.
+    and root are rounded as IEEE 754 says: every node that has the Readies gets the lead's numbers.
     """
     norms = {peer: fsum(parts) for peer, parts in squares.items()}
     counted = sorted(norm for norm in norms.values() if norm > 0)
@@ -126,7 +129,7 @@ def _clip(norm: float, median: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
-    """Where a plan stands in the order of plans of its round; a later seat supersedes an earlier one."""
+    """Position of a plan in the order of plans of its round; a later one supersedes an earlier one."""
 
     view: int
     attempt: int
@@ -225,7 +228,7 @@ def _check_weights(plan: Plan, sender: PeerId, cap: float) -> None:
 
 
 def _check_clips(plan: Plan, sender: PeerId, *, norm_clip: bool) -> None:
-    """Where norms are clipped, contributions are, and at least the median one is not."""
+    """Check that a plan clips contributions only where norms are clipped, and leaves at least one unclipped."""
     if isinstance(plan.clips, msgspec.UnsetType):
         if norm_clip:
             raise RemoteError("a plan that does not clip the norms, as the manifest has it", peer=sender)
@@ -337,7 +340,7 @@ class Eviction:
     since: float
 
     def answered_by(self, held: Held | None) -> bool:
-        """Whether this is an answer to it: its sender takes nothing more from these, nor perhaps from others."""
+        """True if `held` answers this eviction: its sender takes nothing more from the evicted, and maybe others."""
         return held is not None and held.lineage == self.lineage and self.evicted <= frozenset(held.evicted)
 
     def parted(self, helds: Mapping[PeerId, Held], me: PeerId) -> set[PeerId]:

@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder is the system's, or one of another user's where everybody has files, like /tmp."""
+    """True if a folder is the system's, or one of another user's where everybody has files, like /tmp."""
     place = folder.absolute() if not folder.exists() else folder.resolve()
     if place == place.parent or str(place) in _SYSTEMS or str(place.parent) in ("/usr", "/var"):
         return True
@@ -59,7 +59,7 @@ def is_shared(folder: Path) -> bool:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """What lets others than this user into a folder, and what to do; None where nothing does."""
+    """Return what lets other users into a folder, and what to do about it; None where nothing does."""
     found = folder.stat()
     if found.st_uid != os.geteuid():
         return (

@@ -36,11 +36,11 @@ class _Rest:
     turn_rounds: int
 
     def covers(self, round: int) -> bool:
-        """Whether it is left out of a round."""
+        """True if the peer is left out of this round."""
         return round <= self.since + self.turns * self.turn_rounds
 
     def remembers(self, round: int) -> bool:
-        """Whether a dispute in this round comes soon after the last."""
+        """True if a dispute in this round comes soon after the last."""
         return round <= self.since + 2 * self.turns * self.turn_rounds
 
 

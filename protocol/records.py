@@ -71,12 +71,12 @@ class NodeRecord(Message, frozen=True, kw_only=True):
 
     @property
     def credential(self) -> Credential | None:
-        """What admits it where admission is by invite."""
+        """Credential that admits it where admission is by invite; else None."""
         return None if self.invite is msgspec.UNSET else self.invite
 
     @property
     def certified(self) -> tuple[tuple[int, int], int]:
-        """How far along its chain is: (term, round), to be compared as it stands."""
+        """Progress along its chain: (term, round), to be compared as it stands."""
         return (self.term, self.round)
 
 
@@ -166,7 +166,7 @@ class RecordBook:
         return entry.sealed if entry else None
 
     def order(self, peer: PeerId) -> tuple[int, int]:
-        """How far on the newest record of `peer` is: (boot, number of its envelope), (0, 0) without one."""
+        """Order of the newest record of `peer`: (boot, number of its envelope), (0, 0) without one."""
         entry = self._entries.get(peer)
         return (entry.boot, entry.seq) if entry else (0, 0)
 

@@ -38,7 +38,7 @@ class Suspicion:
             del self._points[least]
 
     def of(self, peer: PeerId, now: float) -> float:
-        """What is held against `peer`."""
+        """Points held against `peer`, decayed to `now`."""
         points, at = self._points.get(peer, (0.0, now))
         left: float = points * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S)
         return left if left >= FORGOTTEN else 0.0

@@ -55,7 +55,7 @@ class LinkInvite:
     key: Identity | None = None
 
     def credential(self, swarm: SwarmId, peer: PeerId) -> Credential:
-        """What the node `peer` shows. Raises ConfigError if the invite is for another."""
+        """Return the credential that the node `peer` shows. Raises ConfigError if the invite is for another."""
         if self.key is not None:
             return claim(self.invite, self.key, swarm, peer)
         if self.invite.holder != peer:
@@ -76,7 +76,7 @@ class SwarmLink:
 
 
 def is_link(text: str) -> bool:
-    """Whether the user meant a link rather than a file."""
+    """True if the user meant a link rather than a file."""
     return text.startswith(PREFIX)
 
 

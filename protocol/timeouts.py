@@ -31,7 +31,7 @@ def doubled(seconds: float, times: int) -> float:
 
 
 def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:
-    """How long the reduction of a plan may take altogether: doubles with every attempt, so it ends in the end."""
+    """Time limit on a plan's reduction, in seconds: doubled with every attempt, so it ends in the end."""
     return doubled(settings.reduce_deadline_s, plan.attempt)
 
 
@@ -96,7 +96,7 @@ class Timeouts:
         self._series_since = now
 
     def over(self, now: float) -> bool:
-        """Whether the lead had its time."""
+        """True if the lead has had its time."""
         limit_s = self._limit_s()
         return limit_s is not None and now - self.since >= doubled(limit_s, self._view)
 
