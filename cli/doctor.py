@@ -25,7 +25,7 @@ TRIAL_RANGE_S = (1.0, 3600.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the user asked `shoal doctor` for."""
+    """Options of `shoal doctor`."""
 
     manifest: Annotated[
         Path | None,

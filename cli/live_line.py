@@ -34,7 +34,7 @@ class _Share(ProgressColumn):
 
 
 class LiveLine:
-    """What `live_line` yields: call it with what goes on."""
+    """Line that `live_line` yields: call it with the text to show."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Where log records go: to stderr, as text or as one JSON object a line, above a live display if there is one."""
+"""Output of log records: to stderr, as text or as one JSON object a line, above a live display if there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Context:
-    """What JSON records say beside their own: this node's PeerId, and where it is in its rounds."""
+    """Fields that JSON records have beside their own: this node's PeerId, and where it is in its rounds."""
 
     peer: str | None = None
     round: int | None = None

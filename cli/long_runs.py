@@ -55,7 +55,7 @@ def run_and_report(
 
 
 def run_folder(out: Path | None, command: str) -> Path:
-    """What --out says, else a folder of this moment."""
+    """Return the folder of --out, or one named after this moment."""
     return out or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
 
 

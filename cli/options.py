@@ -65,12 +65,12 @@ class _Taken:
 
     @property
     def option(self) -> Option | None:
-        """What it declares; None for an argument, and for what Typer itself hands over."""
+        """Option that it declares; None for an argument, and for what Typer itself hands over."""
         return option_of(self.hint)
 
     @property
     def repeats(self) -> bool:
-        """Whether it is a tuple, for which Typer hands over a list."""
+        """True if it is a tuple, for which Typer hands over a list."""
         return get_origin(get_args(self.hint)[0]) is tuple
 
     @property
@@ -89,7 +89,7 @@ class _Taken:
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
     def value(self, given: Any) -> Any:
-        """What Typer hands over as what the command takes. Raises ConfigError."""
+        """Convert a value from Typer into what the command takes. Raises ConfigError."""
         option = self.option
         if option is None or given is None:
             return given

@@ -23,7 +23,7 @@ PANES: Final = ("members", "loss", "faults")
 
 
 class ConfirmLeave(ModalScreen[bool]):
-    """Whether the node shall really leave."""
+    """Question to the user, before the node leaves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "leave"),
