@@ -34,7 +34,7 @@ TRANSFER_ROUNDS: Final = 20
 
 @dataclass(slots=True, kw_only=True)
 class FaultRecord:
-    """What became of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
+    """Record of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
 
     fault: Fault
     at: float | None = None
@@ -43,7 +43,7 @@ class FaultRecord:
 
 
 class Field(Protocol):
-    """What faults need of the swarm that they strike: a `Fleet` that knows how a node joins."""
+    """Swarm as the faults need it that strike it: a `Fleet` that knows how a node joins."""
 
     network: Network | None
 
@@ -69,11 +69,11 @@ class Stage(Field, Protocol):
     journal: Journal
 
     def holds(self, index: int) -> tuple[Hold, ...]:
-        """Where the node of that index is to hold for faults whose moment has not come."""
+        """Points at which the node of that index is to hold, for the faults whose moment has not come."""
 
 
 def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tuple[Hold, ...]:
-    """Where node `index` is to hold, from its next start on, for the faults whose moment has not come."""
+    """Points at which node `index` is to hold, from its next start on, for the faults whose moment has not come."""
     holds = []
     for record in records:
         fault = record.fault
@@ -131,13 +131,13 @@ async def undo(fault: Fault, swarm: Field) -> None:
 
 
 def _stopped_in_a_hold(fault: Fault, swarm: Stage) -> bool:
-    """Whether the node was stopped while it held, and nobody has let it go."""
+    """True if the node was stopped while it held, and nobody has let it go."""
     stops = (f for f in swarm.scenario.faults if f.kind == "stop" and f.phase is not None)
     return swarm.node(fault.target).stopped and any(stop.target == fault.target for stop in stops)
 
 
 def has_begun(fault: Fault, swarm: Stage) -> bool:
-    """Whether the fault's moment is in the journal, be its task awake already or not."""
+    """True if the fault's moment is in the journal, be its task awake already or not."""
     held = swarm.scenario.held_node(fault)
     return any(_is_moment(fault, held, entry) for entry in swarm.journal.entries)
 

@@ -51,7 +51,7 @@ class Fleet:
         return self._nodes[index]
 
     def has(self, index: int) -> bool:
-        """Whether there is a node of that index."""
+        """True if there is a node of that index."""
         return index in self._nodes
 
     def home(self, index: int) -> Path:

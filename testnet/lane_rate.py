@@ -83,7 +83,7 @@ class LaneSpeed:
 
     @property
     def ratio(self) -> float:
-        """What part of the plaintext rate the lane over its sockets has: the median over neighbouring runs."""
+        """Rate of the lane as a share of plaintext over its sockets: the median over neighbouring runs."""
         return statistics.median(one / other for one, other in zip(self.encrypted, self.plaintext, strict=True))
 
     @property
@@ -147,7 +147,7 @@ def _accept(listener: socket.socket) -> socket.socket:
 
 
 def _payloads() -> memoryview:
-    """What is sent, again and again: POOL_BYTES that differ from frame to frame."""
+    """Data to send, again and again: POOL_BYTES that differ from frame to frame."""
     pool = bytearray(POOL_BYTES)
     pattern = bytes(range(251)) * (FRAME_BYTES // 251 + 1)
     for number in range(POOL_FRAMES):

@@ -1,4 +1,4 @@
-"""What a testnet tells, while it runs, to whoever watches."""
+"""Events of a running testnet, for whoever watches it."""
 
 from __future__ import annotations
 

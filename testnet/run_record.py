@@ -15,7 +15,7 @@ Outcome = Literal["running", "left", "killed", "crashed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the testnet knows of a node beyond its events. lives: wall-clock (start, end) of its processes."""
+    """Facts that the testnet has about a node beside its events. lives: wall-clock (start, end) of its processes."""
 
     index: int
     peer_id: str
@@ -36,7 +36,7 @@ class RunRecord:
     trouble: str | None = None
 
     def counts(self, event: Event) -> TypeGuard[RoundEnded]:
-        """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
+        """True if the event ends a round of the swarm; an agent's round is one only where there are no others."""
         return isinstance(event, RoundEnded) and (self._shares or not isinstance(event, Rollouts))
 
     def begun(self, event: Event) -> int | None:

@@ -27,7 +27,7 @@ _FIN_AND_PUSH, _WINDOW_REDUCED = 0x09, 0x80
 
 
 def burst(frame: bytes) -> tuple[int, int]:
-    """How many packets a frame of a kind other than ALONE stands for, and their bytes on the wire, headers and all."""
+    """Count the packets that a frame of a kind other than ALONE stands for, and their bytes, headers and all."""
     headers, each = _headers_bytes(frame), _PACKET_BYTES.unpack_from(frame)[0]
     payload = len(frame) - HEADER_BYTES - headers
     packets = max(1, -(-payload // each))

@@ -37,7 +37,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_mbit(self) -> float:
-        """What passes from one peer to another at most, in one direction."""
+        """Bandwidth from one peer to another, in one direction."""
         return min(self.down_mbit, self.up_mbit)
 
 

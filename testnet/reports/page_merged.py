@@ -190,7 +190,7 @@ def _spans(log: LogHistory, origin: float) -> list[Tile]:
 
 
 def _exchange_began(span: RoundSpan, end: float) -> float:
-    """When the round stopped being training only: it was planned, or at the latest over."""
+    """Time at which training gave way to the exchange: the round was planned, or at the latest over."""
     middle = span.planned_at or span.contributed_at or end
     return min(max(middle, span.began_at), end)
 

@@ -91,7 +91,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes sent, and what synchronous training would have: a ring all-reduce in fp32 at every step."""
+    """Bytes that all nodes sent, and that synchronous training would have: a ring all-reduce in fp32 at every step."""
 
     lanes_sent: int
     control_sent: int
@@ -122,7 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(report: Report) -> bool:
-    """Whether the testnet did what it should; its exit code is 0 only then."""
+    """True if the testnet did what it should; its exit code is 0 only then."""
     return (
         report.rounds_certified == report.scenario.rounds
         and report.forks == 0
@@ -183,7 +183,7 @@ def _two_values(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[str, ...]:
 
 
 def _digests_equal(certified: Sequence[tuple[int, RoundEnded]]) -> bool:
-    """Whether all nodes that certified a round hold the same state after it; False if nothing was certified."""
+    """True if all nodes that certified a round hold the same state after it; False if nothing was certified."""
     return bool(certified) and count_forks(certified) == 0
 
 
@@ -343,7 +343,7 @@ def _bytes(run_record: RunRecord, check: Check) -> BytesReport:
 
 
 def allreduce_bytes(*, nodes: int, steps: int, numel: int) -> int:
-    """What all nodes send if they sum `numel` fp32 gradients in a ring, or a butterfly, after each of `steps` steps.
+    """Bytes that all nodes send to sum `numel` fp32 gradients in a ring or butterfly after each of `steps` steps.
 
     Each of n nodes sends 2 (n-1)/n of the gradients, so all together 2 (n-1) times.
     """

@@ -49,7 +49,7 @@ class Thinned(Generic[T]):
         self._limit = limit
 
     def has_room_for(self, key: RoundKey) -> bool:
-        """Whether this round is one of those that are kept."""
+        """True if this round is one of those that are kept."""
         return key[1] % self.stride == 0
 
     def put(self, key: RoundKey, value: T) -> None:
@@ -67,7 +67,7 @@ class Thinned(Generic[T]):
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """What a node did in one stretch of its time. first, last: the rounds certified in it, 0 for none."""
+    """Counts of a node's events in one stretch of its time. first, last: the rounds certified in it, 0 for none."""
 
     events: int = 0
     certified: int = 0
@@ -146,7 +146,7 @@ class RoundFacts:
 
 
 class SwarmRounds:
-    """What all logs together say of rounds: facts of each, held-out losses, and rounds certified with two digests."""
+    """Rounds in all logs together: facts of each, held-out losses, and rounds certified with two digests."""
 
     def __init__(self) -> None:
         self.facts: Thinned[RoundFacts] = Thinned(ROUNDS_KEPT)
@@ -182,7 +182,7 @@ class SwarmRounds:
 
 
 class LogHistory:
-    """What one log says, in a bounded form. See the module."""
+    """Contents of one log, in a bounded form. See the module."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -245,7 +245,7 @@ class LogHistory:
                 self._told_of_others(event)
 
     def _told_of_others(self, event: Event) -> None:
-        """What befell a peer, or was decided out of turn."""
+        """Note what happened to a peer, or was decided out of turn."""
         match event:
             case events.Banned():
                 for peer in event.peers[:BANNED_LIMIT]:
@@ -333,6 +333,6 @@ def read_history(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
 
 
 def _plausible(event: Event) -> bool:
-    """Whether its time and its round can be."""
+    """True if the event's time and round are within bounds."""
     round: int = getattr(event, "round", 0)
     return CLOCK_RANGE_S[0] <= event.at <= CLOCK_RANGE_S[1] and 0 <= round <= ROUND_LIMIT

@@ -26,9 +26,10 @@ INCIDENT_WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What one log's clock is ahead of the reference, by how many rounds, and how far 9 of 10 of those stray from it.
+    """Offset of one log's clock from the reference, in seconds, ahead of it.
 
-    rounds: 0 for the reference itself and for a log that shares no round.
+    rounds: by how many the offset was found, 0 for the reference itself and for a log that shares no round.
+    stray_s: how far 9 of 10 of them are from it at most.
     """
 
     ahead_s: float = 0.0
@@ -154,7 +155,7 @@ def _join(anchors: Mapping[RoundKey, float], ahead_s: float, known: dict[RoundKe
 
 
 def incidents(logs: Sequence[LogHistory], clocks: Sequence[Clock]) -> list[Incident]:
-    """What went wrong, in order; what several logs tell of one node at one time is one incident."""
+    """List what went wrong, in order; events of one node at one time in several logs are one incident."""
     seen = sorted(
         (
             (fault.at - clock.ahead_s, index, fault)
@@ -183,7 +184,7 @@ def incidents(logs: Sequence[LogHistory], clocks: Sequence[Clock]) -> list[Incid
 
 
 def _farewell(incident: Incident, left: Mapping[str, Sequence[float]]) -> bool:
-    """Whether a node was missed because it had said that it leaves."""
+    """True if a node was missed because it had announced that it leaves."""
     return incident.kind in ("lost", "died") and any(
         abs(incident.at - at) <= FAREWELL_S for at in left.get(incident.subject, ())
     )
