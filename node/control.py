@@ -72,7 +72,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _BadRequest(Exception):
-    """Why a line is refused; the connection may go on."""
+    """Reason to refuse a line; the connection may go on."""
 
 
 class ControlServer:

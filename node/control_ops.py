@@ -1,4 +1,4 @@
-"""What the control socket can ask of a running node."""
+"""Operations that the control socket offers on a running node."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REQUEST_LIMIT_BYTES = 1 << 20
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to try: a workload, None for the device alone. seconds: how long to make steps after the first."""
+    """Order for a trial: a workload, None for the device alone. seconds: how long to make steps after the first."""
 
     device: str
     workload: str | None = None
@@ -41,7 +41,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known so far. numel: of what the swarm trains. cuda: the build of CUDA that torch has, None for none."""
+    """Findings of a trial so far. numel: of what the swarm trains. cuda: torch's build of CUDA, None for none."""
 
     torch: str = ""
     device: str = ""

@@ -1,4 +1,4 @@
-"""What a run of a node tells while it goes on, and how it ended."""
+"""Progress of a node's run while it goes on, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Why a node stopped: its rounds are done, it was told to leave, a signal interrupted it, or it failed."""
+    """Reason for which a node stopped: its rounds are done, it was told to leave, was interrupted, or failed."""
 
     DONE = "done"
     LEFT = "left"

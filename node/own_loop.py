@@ -173,7 +173,7 @@ class Swarm:
 
     @property
     def active(self) -> bool:
-        """Whether there is a daemon to train for; without one the loop trains locally."""
+        """True if there is a daemon to train for; without one the loop trains locally."""
         return self._client is not None
 
     @property
@@ -313,7 +313,7 @@ class Swarm:
                     client.close()
 
     def _no_part(self) -> NetworkError:
-        """Why there was nothing to do for so long."""
+        """Return the error for a loop that had nothing to do for too long, with the reason."""
         if self._paused:
             return NetworkError(
                 f"this node is paused since before the loop began, {self._wait_s:g} s ago; say "
@@ -337,7 +337,7 @@ class Swarm:
         return None
 
     def _hears(self) -> bool:
-        """Whether the daemon answers; says what it waits for."""
+        """True if the daemon answers; says what it waits for."""
         assert self._daemon is not None
         try:
             status = self._daemon.status()
@@ -432,7 +432,7 @@ def _seed_of(peer_id: str) -> int:
 
 
 def _data_folder(given: Path | str | None) -> Path:
-    """Where `shoal run` would keep this node's things."""
+    """Return the folder in which `shoal run` would keep this node's things."""
     named = given or os.environ.get("SHOAL_DATA_DIR")
     return Path(named) if named else DEFAULT_DATA_DIR
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pause:
-    """Whether a reduction is under way here. Use from trio's thread."""
+    """Pause of fetching while a reduction is under way here. Use from trio's thread."""
 
     def __init__(self) -> None:
         self._quiet = trio.Event()
@@ -149,7 +149,7 @@ class ContributionFetch:
         self._pause = pause
 
     async def payloads(self, wanted: Sequence[Wanted]) -> dict[Wanted, bytes]:
-        """What is shown of it within FETCH_DEADLINE_S; at most QUEUE_PER_PEER_LIMIT of one peer.
+        """Fetch contributions' chunks within FETCH_DEADLINE_S; at most QUEUE_PER_PEER_LIMIT of one peer.
 
         Raises NetworkError if too much is being fetched already.
 

@@ -404,7 +404,7 @@ class Auditing(RoundObserver):
 
     @staticmethod
     def _places(plan: Plan, final: FinalChunk) -> tuple[int, ...]:
-        """Whose contributions are in a chunk."""
+        """Numbers of the participants whose contributions are in a chunk."""
         return bitmap_indices(final.bitmap, len(plan.participants))
 
     @staticmethod
@@ -424,7 +424,9 @@ class Auditing(RoundObserver):
         return shown
 
     async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
-        """What a participant showed, if it is what the plan's root commits to; what is unsound in it is charged."""
+        """Return a participant's payload, charged if unsound; None, held against it, unless the plan's root commits to
+        it.
+        """
         if data is None:
             return None
         payload = np.frombuffer(data, np.uint8)
@@ -456,7 +458,7 @@ class Auditing(RoundObserver):
         self._check_seal(commitment, top_in(commitment, chunk, payload))
 
     async def _look_for_copies(self, plan: Plan) -> None:
-        """Where several committed to one root, find who did not know what is under it."""
+        """Find the participants that committed to another's root and did not know what is under it."""
         for root, commitments in self._witness.alike(plan.base).items():
             for one in commitments:
                 top = await self._top_of(one, root)

@@ -54,7 +54,7 @@ class Weighing:
 
     @property
     def peer(self) -> PeerId:
-        """Whose work."""
+        """Contributor whose work is weighed."""
         return self.plan.participants[self.place].peer
 
 
@@ -68,7 +68,7 @@ class WorkAudit:
         self._share = parts.config.manifest.audits.work if _can_weigh(parts.config.manifest) else 0.0
 
     def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
-        """What is to be weighed in a certified round, by the ticket of this node; it holds on to the state."""
+        """Draw the contribution to weigh in a certified round, by this node's ticket; it holds on to the state."""
         places = plan.contributors()
         number = drawn_work(mark, len(places), self._share)
         state = self._p.cache.state(base.state_round)

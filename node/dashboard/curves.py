@@ -52,7 +52,7 @@ class Curve:
             self._points, self._redone = kept, True
 
     def changed(self) -> tuple[bool, list[Point]]:
-        """Whether the points replace all that were told before, and the points. Tells each once."""
+        """Points that are new since the last call, and True before them if they replace all that went before."""
         redone = self._redone
         news = self._points[:] if redone else self._points[self._told :]
         self._told, self._redone = len(self._points), False

@@ -1,4 +1,4 @@
-"""What the page and the metrics show, as plain values: read off a running daemon here, made up by a bench elsewhere.
+"""Facts for the page and the metrics, as plain values: read off a running daemon here, made up by a bench elsewhere.
 
 Numbers and names come from peers too, and are passed on as they are: whoever shows them treats them as text.
 """
@@ -49,7 +49,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that shares rollouts did since it started; see `RolloutStatus`."""
+    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`."""
 
     role: str
     reward: float | None
@@ -148,7 +148,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(Protocol):
-    """Where facts come from. Called in trio's thread."""
+    """Source of facts. Called in trio's thread."""
 
     def look(self) -> Facts:
         """The facts of this moment; quick."""

@@ -53,7 +53,7 @@ FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "i
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What disturbed a round. peer: about whom, if about one."""
+    """Disturbance of a round. peer: about whom, if about one."""
 
     at: float
     kind: str
@@ -175,7 +175,7 @@ class Rounds:
             self._touched.add(current.key)
 
     def changed(self) -> tuple[list[Round], list[CertificateFacts], list[Happening]]:
-        """What changed since the last call, in order."""
+        """Rounds, certificates and happenings that changed since the last call, in order."""
         rounds = [round for key, round in self._rounds.items() if key in self._touched]
         certificates, happenings = self._new_certificates, self._new_happenings
         self._touched, self._new_certificates, self._new_happenings = set(), [], []

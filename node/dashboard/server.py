@@ -96,7 +96,7 @@ class _Connections:
             connection.close()
 
     def _has_room(self) -> bool:
-        """Whether there may be one more connection, for which another gives way if need be."""
+        """True if there may be one more connection, for which another is closed if need be."""
         if len(self._open) < CONNECTION_LIMIT:
             return True
         waiting = next((client for client, connection in self._open.items() if not connection.answers), None)

@@ -1,4 +1,4 @@
-"""Whether this node trains or only observes: its user may have paused it, and its training loop may be away.
+"""Participation of this node: it observes while its user has paused it, and while its training loop is away.
 
 Either is enough to make it an observer, and neither ends the other: a loop that attaches to a node that its user paused
 waits until the user says `shoal resume`, and a node that is resumed while no loop is attached goes on observing, so

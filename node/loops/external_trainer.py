@@ -259,7 +259,7 @@ class ExternalTrainer(Trainer):
 
 
 def _sound(layout: Layout) -> bool:
-    """Whether names are sorted and unique, and the numbers of values add up."""
+    """True if names are sorted and unique, and the numbers of values add up."""
     sizes = []
     for shape in layout.shapes:
         size = 1

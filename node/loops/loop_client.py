@@ -103,7 +103,7 @@ class LoopClient:
 
     @property
     def gone(self) -> bool:
-        """Whether the daemon is gone and all that it ordered has been received."""
+        """True if the daemon is gone and all that it ordered has been received."""
         return self._gone.is_set() and self._orders.empty()
 
     def send(self, report: Report) -> None:

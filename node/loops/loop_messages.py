@@ -1,4 +1,4 @@
-"""What a training loop of the user's own and its daemon say to each other before they speak as trainer and daemon do.
+"""Messages between a training loop of the user's own and its daemon, before they speak as trainer and daemon do.
 
     loop                                       daemon, on `trainer.sock` in its data folder
     Attaching(layout, …)              ─────►   the same user's process? nobody else attached? the same model?
@@ -53,7 +53,7 @@ _ANSWERS: msgspec.msgpack.Decoder[Accepted | TurnedAway] = msgspec.msgpack.Decod
 
 
 def trainer_socket_path(data_dir: Path) -> Path:
-    """Where the node of this data folder takes loops, once it runs: beside its control socket."""
+    """Path at which the node of this data folder takes loops, once it runs: beside its control socket."""
     return socket_path(data_dir).with_name(TRAINER_SOCKET_NAME)
 
 

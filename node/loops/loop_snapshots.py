@@ -1,4 +1,4 @@
-"""What a loop of the user's own keeps for a restart: the progress that no contribution holds, and nothing else.
+"""Snapshots of a user's own training loop for a restart: the progress that no contribution holds, and nothing else.
 
 Optimizer, schedule, random numbers and the place in the data are the user's to save, as in any loop. The daemon keeps
 the contribution itself; with these two nothing of a node's work is lost or counted twice when both are started again.

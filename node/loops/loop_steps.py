@@ -1,4 +1,4 @@
-"""What a training loop of the user's own does between two calls: which steps its optimizer made, and how fast it is."""
+"""Steps of a user's own training loop between two calls: those that its optimizer made, and its speed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OptimizerSteps:
         self._hook, self._made = None, 0
 
     def made(self) -> int:
-        """How many steps since the last call."""
+        """Return the number of steps since the last call."""
         made, self._made = self._made, 0
         return made
 
@@ -86,7 +86,7 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 class Tally:
-    """What has been measured since the newest contribution was written; times in seconds.
+    """Measurements since the newest contribution was written; times in seconds.
 
     Losses are summed where they are, so that a step on a GPU is not waited for.
     """

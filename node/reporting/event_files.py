@@ -103,7 +103,7 @@ def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
 
 
 def _is_still(path: Path, file: BinaryIO | None) -> bool:
-    """Whether this file has the name, or none has it where there was none; one that is open keeps its inode."""
+    """True if the path still names this file, or none where there was none; an open file keeps its inode."""
     try:
         with path.open("rb") as now:
             return file is not None and _inode(now) == _inode(file)
@@ -161,7 +161,7 @@ class LogFollower:
 
 
 class _Place:
-    """How far a file was read, and which one that is: inodes are given again, but no two logs begin alike."""
+    """Offset up to which a file was read, and the file's mark: inodes are reused, but no two logs begin alike."""
 
     def __init__(self, inode: int, offset: int = 0) -> None:
         self._inode = inode

@@ -109,7 +109,7 @@ class EventWriters:
                 await trio.to_thread.run_sync(partial(self._end, thread))
 
     def heard(self, change: Change) -> None:
-        """What becomes of peers is no number."""
+        """Do nothing: a change of a peer is no number."""
 
     def _hear(self, event: Event) -> None:
         """In whatever thread wrote the event; never waits."""

@@ -215,7 +215,7 @@ class Parted(PeerEvent, frozen=True, kw_only=True):
 
 
 class Reachability(Event, frozen=True, kw_only=True):
-    """How this node is reached has changed: `public`, `relayed` or `unknown`, and the addresses for control."""
+    """A new way in which this node is reached: `public`, `relayed` or `unknown`, and the addresses for control."""
 
     reachability: str
     addresses: tuple[str, ...] = ()
@@ -330,12 +330,12 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who took part."""
+        """PeerIds of the round's participants."""
         return ()
 
     @property
     def contributors(self) -> int:
-        """How many contributions are in it."""
+        """Number of contributions in the result."""
         return 0
 
     @property

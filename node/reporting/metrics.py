@@ -1,4 +1,4 @@
-"""What Prometheus scrapes from a node, under names and types after its conventions.
+"""Metrics of a node for Prometheus to scrape, under names and types after its conventions.
 
 Counters and histograms of what happened are fed by the event log; the rest is read off the daemon at each scrape.
 Peers get a label of their own up to `PEER_LABEL_LIMIT`, in the order in which they came; all later ones share `other`,
@@ -116,7 +116,7 @@ def _finite(value: float) -> float:
 
 
 class _Now(Collector):
-    """What is read at each scrape."""
+    """Metrics that are read at each scrape."""
 
     def __init__(self, viewers: Callable[[], int]) -> None:
         self.facts: Facts | None = None

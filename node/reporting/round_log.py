@@ -1,4 +1,4 @@
-"""What the event log says about rounds."""
+"""Events about rounds, for the event log."""
 
 from __future__ import annotations
 

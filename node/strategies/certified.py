@@ -19,7 +19,7 @@ from shoal.protocol.records import Phase
 
 
 def engine_parts(parts: Parts) -> EngineParts:
-    """What an engine that trains works with."""
+    """Collect the parts of an engine that trains."""
     return EngineParts(
         config=parts.config,
         identity=parts.identity,
