@@ -36,7 +36,7 @@ WRONG_SUM = np.float32(-10)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knowledge:
-    """What the attackers know of a round: every honest contribution, ``(numel,) float32`` each, and the round."""
+    """Knowledge of the attackers in a round: every honest contribution, ``(numel,) float32`` each, and the round."""
 
     honest: Sequence[Made]
     round: int
@@ -87,7 +87,7 @@ class Attacker(LocalNode):
             super().stand_on(state)
 
     def announce(self, head: Value, state: Any, known: Knowledge) -> Ready:
-        """What it announces in the round after `head`, and will contribute."""
+        """Return the Ready that it announces in the round after `head`, and make the contribution for it."""
         if self._trains:
             return self.train(head, state)
         if self.attack == "copy":

@@ -58,7 +58,7 @@ TOLERANCE: Final = {"fp32": 1e-5, "bf16": 1 / 128, "int8": 1 / 127}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What is reduced: `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives.
+    """Reduction of `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives.
 
     sockets: nothing goes through memory that two peers see.
     """
@@ -167,7 +167,7 @@ class _Vectors(ABC):
 
 
 class _Fp32(_Vectors):
-    """What travels lies in the vectors themselves."""
+    """Vectors that travel as they are."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         super().__init__(exchange, rank)
@@ -191,7 +191,7 @@ class _Fp32(_Vectors):
 
 
 class _Coded(_Vectors):
-    """What travels is encoded, and summed, by what a node encodes and sums with."""
+    """Vectors that travel encoded, and are summed, by the same calls as in a node."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         super().__init__(exchange, rank)
@@ -283,7 +283,7 @@ class _Peer:
         return self._vectors.mean()
 
     def check(self) -> bool:
-        """Whether the mean is what it must be."""
+        """True if the mean is correct, within the codec's tolerance."""
         everyone = [
             np.random.default_rng(rank).random(self._exchange.numel, dtype=np.float32)
             for rank in range(self._exchange.peers)
@@ -329,7 +329,7 @@ def _be_peer(exchange: Exchange, rank: int, listeners: list[socket.socket], barr
 
 
 def measure(exchange: Exchange) -> list[Times]:
-    """What each iteration took. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
+    """Measure each iteration's times. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(exchange.peers), context.SimpleQueue()
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ def _check_folder(path: Path, option: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointBench(Spec):
-    """What to measure, and where files go, which are removed."""
+    """Options of `shoal bench checkpoint`. folder: where files go, which are removed."""
 
     state_mb: Annotated[
         int,
@@ -67,7 +67,7 @@ class CheckpointSpeed:
 
     @property
     def ratio(self) -> float:
-        """How many memory copies the trainer is blocked for."""
+        """Time for which the trainer is blocked, in memory copies of the same state."""
         return statistics.median(self.blocked_s) / statistics.median(self.copy_s)
 
     @property
@@ -77,7 +77,7 @@ class CheckpointSpeed:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (BLOCKED.row(self.ratio),)
 
 

@@ -62,7 +62,7 @@ LANE_LEAST: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare(Spec):
-    """What to compare, and where the page goes."""
+    """Options of `shoal bench compare`, and where the page goes."""
 
     repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.", check=Within(1, 100))] = 3
     peers: Annotated[
@@ -107,7 +107,7 @@ class Compare(Spec):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one system took in one repetition. whole_s: ours only, the round with agreement and apply."""
+    """Times of one system in one repetition. whole_s: ours only, the round with agreement and apply."""
 
     system: str
     peers: int
@@ -212,7 +212,7 @@ class _Run:
                 self.notes.append(str(error))
 
     async def details_and_faults(self) -> None:
-        """What is measured once: values and memory in every codec, and the faults in fp32, with the most peers."""
+        """Measure once, with the most peers: values and memory in every codec, and the faults in fp32."""
         wanted, peers = self._wanted, max(self._wanted.peers)
         for codec in CODECS:
             bench = Bench(peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters)

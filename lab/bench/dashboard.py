@@ -56,7 +56,7 @@ CHROMIUM_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageBench(Spec):
-    """What is served and measured."""
+    """Options of `shoal bench dashboard`."""
 
     peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 500))] = 200
     seconds: Annotated[
@@ -68,7 +68,7 @@ class PageBench(Spec):
 
 
 class PageCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """Result of `shoal bench dashboard`.
 
     first_paint_ms: of the browser's navigation. loaded_bytes: over the wire until the swarm is on the screen, the
     snapshot included; feed_bytes_per_s: afterwards. cpu_share: of one core, with a viewer; idle_cpu_share: without.
@@ -87,7 +87,7 @@ class PageCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (FIRST_PAINT.row(self.first_paint_ms),)
 
 
@@ -235,7 +235,7 @@ def _shown_ms(driver: Any) -> float:
 
 
 def to_lines(found: PageCost) -> list[str]:
-    """What was measured, a number a line."""
+    """Format the result, a number a line."""
     return [f"{name:<18} {value:,}" for name, value in msgspec.structs.asdict(found).items()]
 
 

@@ -1,4 +1,4 @@
-"""What the rounds of a benchmark must have led to, recomputed from the seed without the nodes' help.
+"""Expected results of a benchmark's rounds, recomputed from the seed without the nodes' help.
 
 Every number a node works with follows from the manifest: the synthetic contributions from seed, round and member, the
 state from the contributions. So the digests in the nodes' logs are compared with digests computed here, and the error

@@ -66,7 +66,7 @@ source: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 class FloodReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attacker did, and what that cost it.
+    """Report of the attacker: its attempts, and their cost to itself.
 
     made: attempts by kind, and what became of them. held: the mean number of what it had open.
     """

@@ -36,7 +36,7 @@ LEFT_OUT: Final = ("control.sock", "control.path", "lock")
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """What became of a strike. paced: the honest nodes whose rounds count meanwhile. made: what the attacker did."""
+    """Effect of a strike. paced: the honest nodes whose rounds count meanwhile. made: what the attacker did."""
 
     paced: list[NodeProcess]
     made: Counter[str] = field(default_factory=Counter)
@@ -93,7 +93,7 @@ async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
 
 
 async def _without_place(node: NodeProcess) -> int:
-    """How many came to it when all its places were taken, or were not dialled for that."""
+    """Count the peers that the node turned away, or did not dial, because all its places were taken."""
     status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
     return int(status["refused"].get(Reason.LINKS.value, 0))
 

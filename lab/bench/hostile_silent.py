@@ -96,7 +96,7 @@ class Silent:
         await Line(self, await trio.open_tcp_stream(at.host, at.port), dials=at.peer).run()
 
     def record(self) -> bytes:
-        """What it says of itself, sealed."""
+        """Return its own record, sealed."""
         record = NodeRecord(peer=self.peer_id, boot=1, control_addresses=(self._address,), phase="training")
         return seal_record(self.sealer, record)
 

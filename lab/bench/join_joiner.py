@@ -55,7 +55,7 @@ POOL_FRAMES: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinBench(Spec):
-    """What to measure. training: whether the second part runs; serving_s: for how long at least."""
+    """Options of `shoal bench join`. training: whether the second part runs; serving_s: for how long at least."""
 
     state_mb: Annotated[
         int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.", check=Within(1, 16_000))
@@ -93,7 +93,7 @@ class JoinBench(Spec):
 
 
 class _Sink:
-    """Where the joiner's lanes deliver: chunks to the exchange, bare frames into a pool."""
+    """Destination of the joiner's lanes: chunks go to the exchange, bare frames into a pool."""
 
     chunks: ChunkExchange
 
@@ -111,7 +111,7 @@ class _Sink:
         self.done = trio.Event()
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Where a frame goes."""
+        """Memory that a frame is received into."""
         if header.kind is not FrameKind.CONTRIBUTION:
             return self.chunks.region(peer, header)
         offset = header.chunk % POOL_FRAMES * FRAME_LIMIT_BYTES

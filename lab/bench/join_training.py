@@ -50,7 +50,7 @@ CPU_TICK_S: Final = 0.01
 
 
 class TrainingRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What part of their undisturbed rate the trainers keep.
+    """Share of their undisturbed rate that the trainers keep.
 
     Both ratios are medians over all fetches; those of `ratio` are in `ratios`. donors: how many
     trained and served. served_mb_per_s: what the joiner got of them together while it fetched, and cap_mb_per_s: what
@@ -68,7 +68,7 @@ class TrainingRate(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far the trainers have come: steps, seconds by the clock, and of their processor time."""
+    """Progress of the trainers: steps, seconds by the clock, and of their processor time."""
 
     steps: int
     wall_s: float

@@ -19,7 +19,7 @@ FLAGS: Final = ("aes", "vaes", "avx2", "avx512f", "sha_ni")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the numbers belong to. flags: those of `FLAGS` that the processor has. load: over the minute before."""
+    """Machine that the numbers belong to. flags: those of `FLAGS` the processor has. load: over the minute before."""
 
     cpu: str
     cores: int

@@ -71,7 +71,7 @@ TRAINED_ON: Final = Target(name="steps that the others made alone", least=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBench(Spec):
-    """What to measure, and where its folders stay."""
+    """Options of `shoal bench partition`, and where its folders stay."""
 
     seconds: Annotated[float, Option("--seconds", help="For how long the halves are apart.", check=Within(5, 300))] = (
         30.0
@@ -107,7 +107,7 @@ class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. majority: the half that went on, empty if none did; previous_lead: the planner before.
+    """Result of `shoal bench partition`. majority: the half that went on, if any; previous_lead: the planner before.
 
     one_chain_s, full_speed_s: from the heal until all four are past what was certified without them, and until a round
     of all four is certified; None if that never came. round_before_s, round_after_s: medians.
@@ -135,12 +135,12 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether all is as it must be."""
+        """True if all targets are met."""
         return not missed(self.rows)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         led = self.previous_lead in self.majority
         return (
             WENT_ON.row(self.rounds_of_majority if led else 0),
@@ -209,7 +209,7 @@ def run(bench: PartitionBench, tell: ShowNow) -> PartitionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What one node left: its events, when it announced its contribution to a round, and when it made its steps."""
+    """Log of one node: its events, when it announced its contribution to a round, and when it made its steps."""
 
     index: int
     peer_id: str
@@ -219,7 +219,7 @@ class _Told:
     steps: Sequence[float]
 
     def reached(self, round: int, since: float) -> float | None:
-        """When it was past a round, by its own certificate or another's; not before `since`."""
+        """Time at which it was past a round, by its own certificate or another's; not before `since`."""
         events = (e for e in self.events if isinstance(e, Certified | CaughtUp) and e.round >= round)
         return min((max(since, event.at) for event in events), default=None)
 
@@ -231,7 +231,7 @@ class _Told:
 
 
 def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
-    """What the report and the nodes' folders say of a partition that began at `apart_at` (wall clock). Blocks."""
+    """Evaluate a partition that began at `apart_at` (wall clock) from the report and the nodes' folders. Blocks."""
     seconds = report.scenario.faults[0].duration_s or 0.0
     heal_at = apart_at + seconds
     told = [_read(node.index, node.peer_id, folder / "nodes" / str(node.index)) for node in report.nodes]
@@ -367,7 +367,7 @@ def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
 
 
 def _steps_in(node: _Told, plan: Plan, number: int, problems: list[str]) -> np.ndarray:
-    """How many steps each chunk of the node's contribution holds, ``(chunks,) int64``."""
+    """Number of steps in each chunk of the node's contribution, ``(chunks,) int64``."""
     root = next(one.root for one in plan.participants if one.peer == node.peer_id)
     for path in sorted((node.folder / "rounds" / f"0.0-{number}").glob("contribution*")):
         stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)

@@ -46,7 +46,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartBench(Spec):
-    """What to measure: a regression whose saved state has about so many MB."""
+    """Options of `shoal bench restart`: a regression whose saved state has about so many MB."""
 
     state_mb: Annotated[
         int, Option("--state-mb", help="MB (10^6 bytes) of the certified state on disk.", check=Within(1, 1_000_000))
@@ -82,7 +82,7 @@ class RestartSpeed:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (INEXACT.row(sum(not restart.exact for restart in self.restarts)),)
 
 

@@ -55,7 +55,7 @@ class Attacker:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who this attacker is."""
+        """PeerId of this attacker."""
         return self._sealer.peer_id
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:

@@ -1,4 +1,4 @@
-"""What `shoal bench sapo` measures: the swarm, its tasks, its models, and what comes out."""
+"""Specification of `shoal bench sapo`: the swarm, its tasks, its models, and the result."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class SapoBench:
 
     @property
     def attacking(self) -> int:
-        """How many agents attack."""
+        """Number of agents that attack."""
         return round(self.attackers * self.agents)
 
     @property
     def honest(self) -> int:
-        """How many agents learn."""
+        """Number of agents that learn."""
         return self.agents - self.attacking
 
     @property
@@ -112,7 +112,7 @@ class SapoBench:
 
     @property
     def facts(self) -> dict[str, int | float | str]:
-        """What tells this bench's results from those of another, under the names that `SapoResult` has for it."""
+        """Settings that tell this bench's results from those of another, under their names in `SapoResult`."""
         return {
             "local": self.local,
             "external": self.external,
@@ -130,7 +130,7 @@ class SapoBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SapoOptions(Spec):
-    """What the user asked `shoal bench sapo` for, as written."""
+    """Options of `shoal bench sapo`, as written."""
 
     local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
     external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
@@ -212,7 +212,7 @@ def task_choices() -> list[TaskChoice]:
 
 
 def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:
-    """What an agent is warmed up on."""
+    """Tasks that an agent is warmed up on."""
     if bench.skills == "like":
         return choices
     half = len(choices) // 2
@@ -251,7 +251,7 @@ class ExactFamily(TaskFamily):
 
 
 class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench sapo` prints. All figures are of the honest agents.
+    """Result of `shoal bench sapo`. All figures are of the honest agents.
 
     cumulative_reward: the sum over rounds and agents of the mean reward of the completions that the agent generated
     itself in that round. final_reward: the mean of these over the last tenth of the rounds. reward_by_round: their mean

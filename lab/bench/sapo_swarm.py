@@ -33,14 +33,14 @@ class Listener(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who it is."""
+        """PeerId of the listener."""
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
         """Something that `sender` published."""
 
 
 class SharedMemory:
-    """What all agents reach: who listens to announcements, and the groups that are held, by digest."""
+    """Memory that all agents reach: the listeners to announcements, and the groups that are held, by digest."""
 
     def __init__(self, seed: int) -> None:
         self.swarm_id = SwarmId(blake3(b"shoal bench sapo" + seed.to_bytes(8, "big")).digest())
@@ -110,7 +110,7 @@ class MemberSharing:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who this agent is."""
+        """PeerId of this agent."""
         return self._sealer.peer_id
 
     def begin_round(self, round_number: int) -> None:

@@ -70,7 +70,7 @@ class TallyWorkload:
 
 
 def steps_made(folder: Path) -> list[float]:
-    """When steps were made that are noted in a folder, in wall-clock seconds; none if nothing is."""
+    """Times of the steps that are noted in a folder, in wall-clock seconds; none if nothing is."""
     path = folder / NOTES
     data = path.read_bytes() if path.exists() else b""
     return [at for (at,) in _MADE.iter_unpack(data[: len(data) // _MADE.size * _MADE.size])]

@@ -93,13 +93,13 @@ class Nodes(Swarm):
             yield
 
     def error_of(self, node: NodeProcess) -> ShoalError:
-        """What it means that a node ended by itself: wrong usage may be its user's fault."""
+        """Return the error for a node that ended by itself: wrong usage may be its user's fault."""
         if node.lives[-1].exit_code == WRONG_USAGE and (words := output_of(node).strip()):
             return ConfigError(words.splitlines()[-1])
         return super().error_of(node)
 
     def made(self, node: int) -> list[Contributed]:
-        """What that node did, in order."""
+        """Contributions that the node made, in order."""
         return self.journal.of(Contributed, node)
 
     def cpu(self) -> Cpu:
@@ -149,7 +149,7 @@ def since(made: list[Contributed], moment: float) -> list[Contributed]:
 
 
 def enough(made: list[Contributed], rounds: int) -> bool:
-    """Whether these say something: so many stretches, and so long."""
+    """True if these contributions are enough to measure by: so many, and so long."""
     return len(made) >= rounds and sum(event.wall_s for event in made) >= LEAST_S
 
 
@@ -189,7 +189,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
 
 
 def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], cpu: CpuShare) -> Together:
-    """What the logs say of these rounds. Raises NetworkError where a node contributed to none of them."""
+    """Measure these rounds by the logs. Raises NetworkError where a node contributed to none of them."""
     stretches = list[Stretch]()
     missed = 0
     for node in range(bench.nodes):
@@ -214,6 +214,6 @@ def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int],
 
 
 def _is_through(journal: Journal, node: int, round: int) -> bool:
-    """Whether the node has certified that round and contributed to it, or a later one where it missed some."""
+    """True if the node has certified that round and contributed to it, or to a later one where it missed some."""
     kinds: tuple[type[Certified | Contributed], ...] = (Certified, Contributed)
     return all(any(event.round >= round for event in journal.of(kind, node)) for kind in kinds)

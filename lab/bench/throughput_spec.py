@@ -1,4 +1,4 @@
-"""What `shoal bench throughput` measures, and what comes of it. No torch, no processes.
+"""Specification of `shoal bench throughput`, and its result. No torch, no processes.
 
     rate of a node       tokens ÷ seconds, from the end of its warm-up on: every second counts, whatever was done in it
     with or without      the sum over the nodes
@@ -48,7 +48,7 @@ WARM_UP_ROUNDS: Final = 2
 
 
 class Shape(NamedTuple):
-    """How large a model is."""
+    """Size of a model."""
 
     width: int
     layers: int
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """How many values are trained: matrices, norms, and the symbols' vectors on both ends."""
+        """Number of trained values: matrices, norms, and the symbols' vectors on both ends."""
         return self.layers * (12 * self.width**2 + 2 * self.width) + self.width + 2 * SYMBOLS * self.width
 
 
@@ -78,7 +78,7 @@ SIZES: Final[Mapping[str, Shape]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputBench(Spec):
-    """What to measure."""
+    """Options of `shoal bench throughput`."""
 
     parameters: Annotated[
         str, Option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
@@ -137,7 +137,7 @@ class ThroughputBench(Spec):
 
     @property
     def tokens_per_step(self) -> int:
-        """What one node trains on in one step."""
+        """Tokens that one node trains on in one step."""
         return self.batch * self.context
 
     @property
@@ -148,7 +148,7 @@ class ThroughputBench(Spec):
         return min(default, CHUNK_VALUES_STEP * max(1, steps))
 
     def device_of(self, node: int) -> str:
-        """What that node computes on."""
+        """Device that the node computes on."""
         devices = self.device.split(",")
         return devices[node % len(devices)]
 
@@ -172,7 +172,7 @@ class ThroughputBench(Spec):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node did in some time: `wall_s`, of which `steps_s` were steps and `blocked_s` waiting for a round."""
+    """Work of one node in `wall_s`, of which `steps_s` were steps and `blocked_s` waiting for a round."""
 
     tokens: int
     steps: int
@@ -248,7 +248,7 @@ def step_s(stretches: Sequence[Stretch]) -> float:
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured: `repeat` runs of the swarm, and one more of the loops alone, in turns."""
+    """Result of `shoal bench throughput`: `repeat` runs of the swarm, and one more of the loops alone, in turns."""
 
     bench: ThroughputBench
     alone: tuple[Alone, ...]
@@ -279,7 +279,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target | None:
-        """What the overhead should not exceed, if anything."""
+        """Target of the overhead, if it has one."""
         return OVERHEADS.get(self.bench.strategy)
 
     @property
@@ -289,11 +289,11 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether all nodes came to the same states, in every run."""
+        """True if all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         unequal = UNEQUAL.row(sum(not run.sound for run in self.together))
         return (unequal,) if self.target is None else (unequal, self.target.row(self.overhead))

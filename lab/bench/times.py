@@ -1,4 +1,4 @@
-"""When what happened in the rounds of a benchmark, read from the nodes' event logs.
+"""Times of the stages in the rounds of a benchmark, read from the nodes' event logs.
 
     planned ───► finals here ────► reduced ──► voted ──► certified
      (first)        (last)          (last)     (last)     (last)

@@ -144,7 +144,7 @@ class GossipSwarm:
                 self.wire_bytes += sum(chunk.nbytes for chunk in self.nodes[partner].made.vector.chunks)
 
     def _proposed(self) -> dict[PeerId, PeerId]:
-        """Whom everyone proposes to each other in this round."""
+        """Partner that everyone proposes to each peer in this round."""
         found = pairs(self._manifest.swarm_id, self.round, self.nodes)
         return {one: other for pair in found for one, other in (pair, pair[::-1])}
 

@@ -186,7 +186,7 @@ class LocalSwarm:
         return next(iter(self.nodes.values())).evaluate()
 
     def _reduce(self, plan: Plan) -> Finals:
-        """What the owners make of the contributions, chunk by chunk."""
+        """Reduce the contributions as their owners do, chunk by chunk."""
         final_format = FinalFormat(plan)
         return Finals(plan=plan, chunks=tuple(self._reduce_chunk(final_format, chunk) for chunk in range(plan.chunks)))
 
@@ -210,7 +210,7 @@ class LocalSwarm:
         return final
 
     def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
-        """What the owner of a chunk says that it came to."""
+        """Sign a chunk's result as its owner."""
         return final_format.sign(self.nodes[final_format.owner(chunk)].identity, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:

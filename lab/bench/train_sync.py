@@ -79,12 +79,12 @@ class SynchronousTraining:
 
     @property
     def tokens(self) -> int:
-        """How many were trained on so far."""
+        """Number of tokens trained on so far."""
         return self._workload.tokens
 
     @property
     def numel(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return self._replica.layout.numel
 
     @property
