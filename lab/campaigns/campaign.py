@@ -61,7 +61,7 @@ _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What to run. only: a single one of the runs, as the seed makes it among the others; None for all.
+    """Settings of a campaign. only: a single one of the runs, as the seed makes it among the others; None for all.
 
     keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
     most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
@@ -109,7 +109,7 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
 
 @asynccontextmanager
 async def _runtime(campaign: Campaign) -> AsyncIterator[Runtime | None]:
-    """How its nodes are started."""
+    """Start and stop the runtime that starts its nodes; None for the usual one."""
     if campaign.short and sys.platform == "linux":
         async with forking() as runtime:
             yield runtime
@@ -201,7 +201,7 @@ class _Course:
         self._on_run(record)
 
     def _save_failure(self, swarm: LivingSwarm, record: RunRecord) -> None:
-        """What it takes to understand a failed run, and to do it again."""
+        """Save what it takes to understand a failed run, and to do it again."""
         folder = self._out / "failures" / str(record.run.number)
         campaign = self._campaign
         again = f"shoal campaign --runs {campaign.runs} --seed {campaign.seed} --only {record.run.number}"
@@ -274,7 +274,7 @@ class _Attempt:
         )
 
     def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:
-        """What came of it, the rounds up to `last` judged. Blocks."""
+        """Judge the rounds up to `last`, and return the run's record. Blocks."""
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
         window = Window(

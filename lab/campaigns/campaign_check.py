@@ -51,12 +51,12 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
 
 
 def machine_s(load: float) -> float:
-    """What a machine adds to a bound that has so many runnable processes a core: MACHINE_S for each one too many."""
+    """Seconds to add to a bound for a load of so many runnable processes a core: MACHINE_S for each one too many."""
     return MACHINE_S * max(0.0, load - 1.0)
 
 
 def load_per_core() -> float:
-    """How many runnable processes a core this machine had, over the last minute."""
+    """Number of runnable processes a core on this machine, over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
@@ -71,7 +71,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What to judge: the rounds of one run, the faulted one first.
+    """Rounds of one run to judge, the faulted one first.
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
     nodes that faults struck in it; how long it took those says nothing about the protocol. cut: of the others some had
@@ -89,7 +89,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words.
+    """Findings in the rounds of one run. All but rounds_checked are to be zero or empty; problems has each in words.
 
     evicted: nodes that no fault struck and that the faulted round went on without. coverage: the share of what all
     nodes contributed that this round included, where lanes were cut and it was certified.
@@ -189,7 +189,7 @@ def _forks(certified: Iterator[RoundEnded]) -> set[tuple[str, int]]:
 
 
 def broken_votes(member: Member, first: int, last: int) -> list[str]:
-    """Where in these rounds a node went against what it had signed, over all its lives."""
+    """List the rounds in which a node went against what it had signed, over all its lives."""
     said: set[tuple[str, str, int, int]] = set()
     promised: dict[tuple[str, int], int] = {}
     broken = []

@@ -37,7 +37,7 @@ CUT_PERIOD_S: Final = 0.03
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CarriedFault:
-    """What a run's fault came to. at: wall clock; held_s: how long the first victim stood still for it before."""
+    """Fault of a run as it was done. at: wall clock; held_s: how long the first victim stood still for it before."""
 
     victims: tuple[NodeProcess, ...]
     point: str = ""
@@ -127,7 +127,7 @@ class Fault:
         self.strike.held_s = time.time() - holding.at
 
     def _over(self) -> bool:
-        """Whether the round was certified before the point was met."""
+        """True if the round was certified before the point was met."""
         return any(self._swarm.certificate(node, self._gate) is not None for node in self.survivors)
 
     async def _strike(self, kind: Kind, *victims: NodeProcess) -> None:

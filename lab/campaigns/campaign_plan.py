@@ -1,4 +1,4 @@
-"""What a fault campaign does: which fault strikes which round of which swarm, all of it drawn from one seed.
+"""Plan of a fault campaign: which fault strikes which round of which swarm, all of it drawn from one seed.
 
 A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a codec each,
 whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share; where a fault

@@ -44,7 +44,7 @@ PAGE_NAME: Final = "chaos.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What to run: scenarios for `minutes`, at most `scenarios` of them; or `only` a single one of them.
+    """Settings of a chaos campaign: for `minutes`, at most `scenarios` scenarios; or `only` a single one of them.
 
     Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
     """
@@ -122,7 +122,7 @@ def _write(report: ChaosReport, out: Path) -> None:
 
 
 def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
-    """What came of a scenario, from its report and what its nodes left in `folder`. Blocks."""
+    """Judge a scenario by its report and what its nodes left in `folder`. Blocks."""
     load = load_per_core()
     broken = [line for member in _members(report, folder) for line in broken_votes(member, 1, ROUND_LIMIT)]
     bound_s = bound_of(report, load)

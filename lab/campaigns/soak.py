@@ -54,7 +54,7 @@ CHUNK_VALUES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """What to run: `nodes` for `minutes` of training with a fault every `period_s`, steps of `step_s` each."""
+    """Settings of a soak: `nodes` train for `minutes` with a fault every `period_s`, in steps of `step_s` each."""
 
     minutes: float = 120.0
     nodes: int = 4
@@ -241,7 +241,7 @@ class _Course:
     # -- the report ------------------------------------------------------------------------------------------
 
     def report(self, drawn: int, without_links: str | None) -> SoakReport:
-        """What came of it. Blocks."""
+        """Judge the soak, and return its report. Blocks."""
         soak, rounds = self._soak, self._rounds
         seconds = self._ended - self._began
         steady = steady_of(soak.nodes)
@@ -289,7 +289,7 @@ class _Course:
         return found
 
     def _digests_equal(self) -> bool:
-        """Whether all nodes hold the same state after the last round that all have certified or computed again."""
+        """True if all nodes hold the same state after the last round that all have certified or computed again."""
         last: dict[int, dict[int, str]] = {}
         for entry in self._swarm.journal.entries:
             if isinstance(entry.event, Certified):
