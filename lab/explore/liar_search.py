@@ -45,7 +45,7 @@ class LiarExplorer(Explorer):
         return [] if position == self.scope.liar else super()._possible(position, number, heard)
 
     def _hears(self, position: int, number: int, sender: int, said: int) -> list[Outcome]:
-        """What a liar proposes and its hearer does not accept only keeps that from accepting something else."""
+        """Drop what a liar proposes and its hearer rejects: it only keeps that from accepting something else."""
         outcomes = super()._hears(position, number, sender, said)
         if sender != self.scope.liar:
             return outcomes

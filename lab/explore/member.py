@@ -1,4 +1,4 @@
-"""What one member of an explored agreement can do: the real machine, its log, and what it has said.
+"""One member of an explored agreement, and its possible steps: the real machine, its log, and its messages.
 
 A `Member` is one state of one member and never changes; `Members` numbers those that were met and remembers what each
 did with what it met, so that whoever combines members deals in small integers and every step of the machine is run
@@ -93,8 +93,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash) said for the first time; `in_last_view` if it signs
-    something in a view after which there is none. A `violation` ends the search."""
+    """Outcome of a step.
+
+    `votes` are (view, value hash) said for the first time; `in_last_view` if it signs something in a view after which
+    there is none. A `violation` ends the search.
+    """
 
     text: str
     after: int
@@ -109,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Who steps, from which state, what it does in words, at which rank, and how often it is killed or leaves in it."""
+    """Step of a member from a state, in words and with its rank, and how often it is killed or leaves in it."""
 
     position: int
     number: int
@@ -254,7 +257,7 @@ class Members:
         return machine.computed(self.values.report(wanted.value))
 
     def may_vote(self, member: Member) -> bool:
-        """Whether others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
+        """True if others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
         machine = member.machine
         return (
             machine.standing is not Standing.DECIDED
@@ -281,7 +284,7 @@ class Members:
         return []
 
     def may_lead(self, member: Member) -> bool:
-        """Whether what others say about views and leaves can make this member lead: it waits, or needs nobody."""
+        """True if others' ViewChanges and leaves can make this member lead: it waits, or needs nobody."""
         machine = member.machine
         alone = self.scope.members - self.scope.leaves <= 2
         return machine.standing is Standing.OPEN and (alone or (machine.leading and not machine.proposed))
@@ -328,7 +331,7 @@ class Members:
         return outcomes
 
     def _as_said_by(self, machine: Agreement, position: int, sender: int, message: Message) -> tuple[PeerId, Message]:
-        """What a member says, under its own key: where members were exchanged it may have been said under another's."""
+        """Sign a message with its sender's own key: where members were exchanged it may carry another's signature."""
         if not self.scope.reduced:
             return self.peers[sender], message
         who = position if self.peers[sender] == machine._me else sender
@@ -409,7 +412,7 @@ class Members:
         )
 
     def _ends(self, said: Iterable[Message]) -> bool:
-        """Whether something was signed in the last view: nothing that it binds to comes after it.
+        """True if something was signed in the last view: nothing that it binds to comes after it.
 
         Where a liar leads that view it may be for the one value or the other.
         """
@@ -482,7 +485,7 @@ def _frozen(held: object, lowest: int | None = None) -> object:
 
 
 def _without_others(machine: Agreement) -> Agreement:
-    """What it gathered of others' signatures is gathered anew where it is used: not all of it was said everywhere."""
+    """Copy a machine without others' signatures: they are gathered anew where used, as not all were said everywhere."""
     copy = copy_of(machine)
     for name in ("_prepares", "_votes", "_changes"):
         rows = vars(machine)[name]

@@ -1,4 +1,4 @@
-"""What one member of a round with repairs may do in one state, with what others said by then."""
+"""Possible steps of one member of a round with repairs in one state, given others' messages by then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Doing = tuple[str, Act]
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What of a member others may notice: what it said and posted, of which plans it has all finals, and a restart."""
+    """Part of a member that others may notice: what it said and posted, the plans it has all finals of, a restart."""
 
     said: Said
     posted: frozenset[Parcel]
@@ -36,7 +36,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash); a `violation` ends the search."""
+    """Outcome of a step. `votes` are (view, value hash); a `violation` ends the search."""
 
     text: str
     after: int

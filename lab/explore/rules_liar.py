@@ -1,4 +1,4 @@
-"""What the liars of the model have been needed for, and whether it convicts them.
+"""Liars of the model: what they have been needed for, and whether it convicts them.
 
 Liars keep no promise, so they need no state: each of their messages is there as soon as somebody wants it. A careful
 liar, who says nothing that convicts it, is another matter: what honest members took from it is recorded, and whatever
@@ -16,8 +16,11 @@ UNSHOWN = -2
 
 
 class Used(NamedTuple):
-    """What somebody took from a careful liar: whether it left, the value of its Prepare, Propose and Vote in each view,
-    and for each view the lowest view of a prepare certificate with which it said it moved there."""
+    """Messages that were taken from a careful liar.
+
+    Whether it left, the value of its Prepare, Propose and Vote in each view, and for each view the lowest view of a
+    prepare certificate with which it said it moved there.
+    """
 
     left: bool
     prepared: tuple[int, ...]
