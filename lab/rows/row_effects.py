@@ -1,4 +1,4 @@
-"""What a row's machine (row_round.py) asks its node to do."""
+"""Effects of a row's machine (row_round.py): orders to its node."""
 
 from __future__ import annotations
 

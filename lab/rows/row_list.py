@@ -55,12 +55,12 @@ class Roster:
 
     @cached_property
     def hash(self) -> bytes:
-        """What names it."""
+        """Hash that names it."""
         return domain_hash("row list", canonical([self.numbers, self.next_number]), *(p.encode() for p in self.row))
 
     @cached_property
     def places(self) -> dict[PeerId, int]:
-        """Where each stands."""
+        """Index of each member on the list."""
         return {peer: place for place, peer in enumerate(self.row)}
 
     def number(self, peer: PeerId) -> int:
@@ -107,7 +107,7 @@ def in_full(begin: RowBegin, roster: Roster) -> RowBegin:
 
 
 class RowList:
-    """What `me` knows of its row: the list of its round, and what is to become of it."""
+    """Knowledge of `me` about its row: the list of its round, and the changes to come."""
 
     def __init__(self, me: PeerId, roster: Roster) -> None:
         self._me = me
@@ -125,19 +125,19 @@ class RowList:
 
     @property
     def row(self) -> tuple[PeerId, ...]:
-        """Who is on the list."""
+        """Members on the list, in order."""
         return self.roster.row
 
     def place(self, peer: PeerId) -> int:
-        """Where `peer` stands."""
+        """Index of `peer` on the list."""
         return self.roster.places[peer]
 
     def living(self) -> Iterator[PeerId]:
-        """Who is on the list and was not given up, in its order."""
+        """Members on the list that were not given up, in its order."""
         return (peer for peer in self.roster.row if peer not in self.gone)
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether it is on the list, or was."""
+        """True if a peer is on the list, or was."""
         return peer in self.roster.places or peer in self._former
 
     def give_up(self, peers: Iterable[PeerId]) -> list[PeerId]:
@@ -181,7 +181,7 @@ class RowList:
         self._came = {peer: None for peer in self._came if peer not in roster.places}
 
     def _remember(self, peer: PeerId) -> None:
-        """Who was of this row is answered, should it come back."""
+        """Remember a former member, to be answered should it come back."""
         self._former[peer] = None
         if len(self._former) > ROW_LIMIT:
             del self._former[next(iter(self._former))]

@@ -16,7 +16,7 @@ from shoal.protocol.identity import PeerId
 
 
 class FollowedPlan:
-    """What a member knows of the plan in one round under one `head`."""
+    """Plan of one round under one `head`, as a member follows it."""
 
     def __init__(self, head: PeerId) -> None:
         self._head = head
