@@ -63,7 +63,7 @@ class PageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a benchmark measures: its own options. Raises ConfigError for a value that one of them cannot have."""
+    """Options of a benchmark. Raises ConfigError for a value that one of them cannot have."""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -62,7 +62,7 @@ def _below(path: str, command: Any, panel: str) -> Iterator[tuple[str, Any, str]
 
 
 def _table(params: list[Any]) -> list[str]:
-    """What a command takes, a row each; arguments first."""
+    """Table of a command's parameters, a row each; arguments first."""
     shown = [one for one in params if not getattr(one, "hidden", False)]
     if not shown:
         return []
@@ -81,7 +81,7 @@ def _names(param: Any) -> str:
 
 
 def _value(param: Any) -> str:
-    """What stands for the value: what its declaration says, else its choices, or its kind."""
+    """Placeholder for the value: the declared one, else its choices, or its kind."""
     kind = param.type_descriptor.annotation
     if param.metavar:
         return str(param.metavar)

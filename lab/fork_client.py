@@ -92,7 +92,7 @@ class ForkClient:
 
 @asynccontextmanager
 async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
-    """How to start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
+    """Start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
 
     Raises LocalError if it does not come up. However the block ends, neither the fork server nor a copy of it is left.
     """

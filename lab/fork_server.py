@@ -134,7 +134,7 @@ class Server:
         stand_in.close()
 
     def _stand_in_ended(self, pid: int) -> None:
-        """Who killed the stand-in meant the trainer."""
+        """Kill the trainer whose stand-in was killed."""
         _, stand_in = self._trainers[pid]
         self._ready.unregister(stand_in)
         os.kill(pid, signal.SIGKILL)

@@ -46,7 +46,7 @@ _SHORTER: Final = (
 
 
 def entries(path: Path) -> dict[str, str]:
-    """What the list of the wire says of each name."""
+    """Read the list of the wire: each name's line."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return {name: line.strip() for name, line in zip(lines[::2], lines[1::2], strict=True)}
 
