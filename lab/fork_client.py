@@ -37,7 +37,7 @@ PRELOAD: Final = (
     "numpy.random",
     "typer.main",
 )
-"""What a node and its trainer import; who runs another workload imports that later."""
+"""Imports of a node and its trainer; who runs another workload imports that later."""
 PRELOAD_DEADLINE_S: Final = 120.0
 ASK_DEADLINE_S: Final = 30.0
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -53,7 +53,7 @@ class Reap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Request: TypeAlias = Start | Reap
 Role: TypeAlias = Callable[[], None]
-"""What a copy goes on as."""
+"""Program that a copy goes on as."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ CHECKPOINT_LIMIT = 100_000
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
 RollbackPolicy = Literal["never", "spike", "always"]
-"""Whether a node consents to a rollback that another member's user ordered; see going_back.py."""
+"""Consent of a node to a rollback that another member's user ordered; see going_back.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ class Swarm:
         self.round = 0
         """The round whose state the model stands on."""
         self.over = False
-        """Whether the daemon has ended in order: its rounds are done, or it was told to leave."""
+        """True if the daemon has ended in order: its rounds are done, or it was told to leave."""
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ EXIT_ORPHANED = 3
 EXIT_CONFUSED = 4
 EXIT_FAILED = 5
 EXIT_RANK_DIED = 6
-"""How a child exits when another process of its own has died."""
+"""Exit code of a child that exits because another process of its own has died."""
 
 _LENGTH = struct.Struct(">I")
 

@@ -40,7 +40,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""What every workload has. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
+"""Methods of every workload. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
 
 
 class Workload(Protocol):

@@ -48,7 +48,7 @@ class Departure:
         self._have_certificate: set[PeerId] = set()
         self._told = False
         self.needed = False
-        """Whether this node is to leave, and stays for the sake of others who want what it has."""
+        """True if this node is to leave, and stays for the sake of others who want what it has."""
         self.finished = False
         self.left = False
 

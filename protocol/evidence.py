@@ -71,7 +71,7 @@ class _About(Message, frozen=True, kw_only=True):
 
 
 STEPS = {"propose": PROPOSE_DOMAIN, "prepare": PREPARE_DOMAIN, "vote": VOTE_DOMAIN}
-"""What a member may sign once in a view, and in which domain."""
+"""Domains of the steps that a member may sign once in a view."""
 
 
 class DoubleVote(_About, frozen=True, kw_only=True):

@@ -576,7 +576,7 @@ class Rebase(Message, frozen=True, kw_only=True):
 
 
 Entry = Certificate | Rebase
-"""What a chain consists of."""
+"""Entry of a chain."""
 
 
 def step_preimage(view: int, value_hash: bytes) -> bytes:

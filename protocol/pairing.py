@@ -130,7 +130,7 @@ class PairingMachine:
         self.round = round
         self.phase = Phase.OVER
         self.partner: PeerId | None = None
-        """Whom this node is seeking or exchanging with."""
+        """Peer that this node is seeking or exchanging with."""
         self._offer: Offer | None = None
         self._deadline = 0.0
         self._candidates: list[PeerId] = []

@@ -24,7 +24,7 @@ _SYSTEMS = frozenset(
         *("/Applications", "/Library", "/System", "/Users", "/private", "/private/var"),
     )
 )
-"""What closing would take from every other user of the machine, with all that lies right under /usr and /var."""
+"""Folders that must not be closed to the other users of the machine, as all right under /usr and /var."""
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ RECORD_LIMIT = 4096
 """Records in a book."""
 RECORD_LIMIT_BYTES = 16_384
 RECORD_TTL_S = 600.0
-"""How long a record is kept without a newer one; nodes renew theirs at least every third of it."""
+"""Time for which a record is kept without a newer one; nodes renew theirs at least every third of it."""
 RATE_LIMIT = 1e15
 
 Phase = Literal["starting", "joining", "training", "paused", "leaving"]

@@ -12,7 +12,7 @@ from shoal.protocol.identity import PeerId
 HALF_LIFE_S = 3600.0  # of a local score
 PEERS_LIMIT = 1024
 FORGOTTEN = 0.01
-"""What has faded to less is nothing."""
+"""Points below which a score is dropped."""
 
 UNANSWERED = 0.2
 """A contribution that was asked for in an audit, and not shown."""

@@ -40,7 +40,7 @@ ROUND_LIMIT = 10_000
 FAULT_LIMIT = 256
 DURATION_LIMIT_S = 600.0
 SLOW_RATE_MBIT: Final = 4.0
-"""What the link of a slow node carries where its fault does not say."""
+"""Rate of a slow node's link where its fault does not say."""
 
 Kind = Literal["kill", "stop", "continue", "leave", "join", "restart", "partition", "heal", "slow", "corrupt", "cut"]
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
@@ -245,7 +245,7 @@ DEMO: Final = Scenario(
         Fault(kind="join", round=5),
     )
 )
-"""What `shoal testnet` does when nothing is said."""
+"""Scenario of `shoal testnet` without options."""
 
 
 def choose_scenario(

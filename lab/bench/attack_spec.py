@@ -34,7 +34,7 @@ ATTACKS: Final[Mapping[str, str]] = {
     "wrong_sums": "as owners of chunks, ten times the sum with the sign turned",
     "tokens": "sign_flip, of the largest number of tokens that can be declared",
 }
-"""What each attacker does in every round. All know what the honest contribute before they contribute themselves."""
+"""Behaviour of each attacker in every round. All know what the honest contribute before they contribute themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ BESIDE_YARDSTICK: Final = (
     ("fp32, 2 peers, beside gloo", "fp32", 2, 1.8, 1.3),
     ("int8, 4 peers, beside gloo in fp32", "int8", PEERS, 1.6, 1.0),
 )
-"""What is measured, the codec, how many peers, target and aim."""
+"""Measurements: each with its codec, the number of peers, target and aim."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
 LANE_LEAST: Final = 0.8
 """Of plaintext's rate."""

@@ -41,7 +41,7 @@ OPEN_DEADLINE_S = 60.0
 SCRAPES = 20
 STEP_S = 0.5
 FIRST_PAINT = Target(name="first paint", unit="ms", most=1800)
-"""What https://web.dev/articles/fcp calls good."""
+"""Limit that https://web.dev/articles/fcp calls good."""
 CHROMIUM_OPTIONS = (
     "--headless=new",
     "--no-sandbox",

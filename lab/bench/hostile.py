@@ -42,7 +42,7 @@ STEPS_OF_A_ROUND: Final = 40
 SLACK: Final = 3.0
 """A window is over after so many times what its rounds ought to take, however many there were."""
 MACHINE_S: Final = 30.0
-"""What a loaded machine may add to that."""
+"""Seconds that a loaded machine may add to that."""
 
 
 class HostileSwarm(Swarm):

@@ -46,7 +46,7 @@ STATE_MB_PER_DONOR: Final = 200
 WARM_UP_S: Final = 2.0
 LOOK_S: Final = 0.1
 CPU_TICK_S: Final = 0.01
-"""How finely the kernel tells processor time."""
+"""Resolution of the kernel's accounts of processor time."""
 
 
 class TrainingRate(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,11 +52,12 @@ CHUNK_VALUES: Final = 4096
 INNER_STEPS: Final = 20
 STEP_S: Final = 0.1
 STALENESS_ROUNDS: Final = 60
-"""What was missed may count so many rounds later. Rounds are short here; in a swarm of longer ones the default does."""
+"""Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
+"""
 TOLERANCE: Final = 0.05
 """By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
 WITHIN_S: Final = 10.0
-"""How soon after the heal there must be one chain and full speed."""
+"""Time from the heal within which there must be one chain and full speed."""
 ONE_CHAIN: Final = Target(name="one chain after the heal", unit="s", most=WITHIN_S)
 FULL_SPEED: Final = Target(name="a round of all four after the heal", unit="s", most=WITHIN_S)
 NONE_LOST: Final = Target(name="steps lost", most=0)

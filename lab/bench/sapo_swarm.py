@@ -23,7 +23,7 @@ from shoal.protocol.rollouts import RolloutError, announce_group, encode_group, 
 from shoal.protocol.wire import Sealer, SwarmId
 
 ROUND_S: Final = 1.0
-"""How long a round takes by the clock of the quotas, which nothing else uses."""
+"""Duration of a round by the clock of the quotas, which nothing else uses."""
 KEPT_ROUNDS: Final = 4
 """For so many rounds a group can be chosen, and is held for those who pull it."""
 

@@ -22,7 +22,7 @@ WORKLOAD_NAME = "shoal.lab.bench.tally_workload:TallyWorkload"
 QUANTUM: Final = 2.0**-10
 """Exact in float32, and far above the rounding of values that hundreds of steps lead to."""
 TOKENS: Final = 1
-"""What a step weighs."""
+"""Weight of a step."""
 NOTES: Final = "steps"
 _MADE: Final = struct.Struct("<d")
 

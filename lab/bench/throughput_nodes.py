@@ -76,7 +76,7 @@ class Nodes(Swarm):
         super().__init__(folder, bench.nodes, bench.manifest, runtime=Runtime(command=command))
         self.round_steps = self.manifest.sync.round_steps
         self.start_s = START_DEADLINE_S + bench.shape.parameters / VALUES_PER_S
-        """How long they may take to start."""
+        """Time limit for the nodes to start."""
 
     @asynccontextmanager
     async def running(self, *, joined: bool) -> AsyncIterator[None]:

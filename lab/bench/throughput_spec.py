@@ -36,7 +36,7 @@ DTYPES: Final = ("auto", "bf16", "float32")
 OVERHEADS: Final[Mapping[str, Target]] = {
     "streaming": Target(name="tokens per second that the swarm costs, streaming", unit="of the loops' alone", most=0.03)
 }
-"""What a strategy may cost, where that has a target."""
+"""Limits on the cost of a strategy, where that has a target."""
 UNEQUAL: Final = Target(name="runs in which nodes came to different states", most=0)
 SYMBOLS: Final = 256
 HEAD_WIDTH: Final = 64

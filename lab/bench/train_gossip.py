@@ -119,7 +119,7 @@ class GossipSwarm:
         self.tokens = 0
         """Trained on by all nodes."""
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
         """A node ends; another begins on a snapshot of the first that is left."""

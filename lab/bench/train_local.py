@@ -115,7 +115,7 @@ class LocalSwarm:
         self._fragments = first.fragments
         self._outer = OuterSettings.of(manifest)
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
         for node in self.nodes.values():
             node.stand_on(self.state)
 

@@ -35,7 +35,7 @@ from shoal.protocol.toml_text import parse_toml
 RESULT: Final = "train.json"
 LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
 LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
-"""Where results are; beside a page each begins with the page's name."""
+"""Names of the results' files; beside a page each begins with the page's name."""
 TITLE: Final = "Training: strategies beside synchronous data parallel"
 METRIC: Final = "bits per byte"
 _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#7b2d8b", "#b08900", "#444444")

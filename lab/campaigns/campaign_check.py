@@ -30,7 +30,8 @@ from shoal.testnet.run_record import RunRecord, settled_rounds
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MACHINE_S: Final = 3.0
-"""What a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time."""
+"""Seconds that a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time.
+"""
 
 
 def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:

@@ -30,7 +30,7 @@ from shoal.testnet.scenario import Kind
 
 POINT_DEADLINE_S: Final = 30.0
 SECOND_POINT_S: Final = 0.5
-"""How long the first of two victims holds for the second, which may never come to its point without it."""
+"""Time for which the first of two victims holds for the second, which may never come to its point without it."""
 WATCH_S: Final = 0.002
 CUT_PERIOD_S: Final = 0.03
 

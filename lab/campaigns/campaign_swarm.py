@@ -48,7 +48,7 @@ WHOLE_DEADLINE_S: Final = 90.0
 GATHER_DEADLINE_S: Final = 30.0
 GATHER_TRIES_LIMIT: Final = 5
 AHEAD: Final = 2
-"""How many rounds ahead a hold is set, so that it is there before anybody begins that round."""
+"""Number of rounds ahead for which a hold is set, so that it is there before anybody begins that round."""
 
 
 ManifestOf = Callable[[Group, int, list[PeerId]], Manifest]

@@ -44,7 +44,7 @@ from shoal.testnet.scenario import ROUND_LIMIT
 LOOK_PERIOD_S: Final = 10.0
 JUDGE_PERIOD_S: Final = 5.0
 WHOLE_DEADLINE_S: Final = 300.0
-"""How long after a fault was undone all nodes may take to contribute to one round again."""
+"""Time after the end of a fault within which all nodes must contribute to one round again."""
 LAST_DEADLINE_S: Final = 60.0
 MODEL: Final = {"inputs": 160, "outputs": 64}
 INNER_STEPS: Final = 40

@@ -49,7 +49,7 @@ FAR_VIEWS = 8
 _STRANGER = Identity.from_seed(b"\xff" * 32)
 
 Signers = Mapping[tuple[int, bytes], frozenset[int]]
-"""Who signed something of a kind, by view and hash of the value."""
+"""Signers of messages of a kind, by view and hash of the value."""
 
 
 class _Remembering(Identity):

@@ -28,7 +28,7 @@ class LiarExplorer(Explorer):
         self._machine = self.members.states[self.start[scope.liar]].machine
         self._liar_numbers: dict[Said, int] = {}
         self.forks = 0
-        """How often, in `crash`, a second value was certified."""
+        """Number of times that, in `crash`, a second value was certified."""
         self.start = self._with_liar(self.start, frozenset())
 
     def _with_liar(self, state: State, before: Said) -> State:

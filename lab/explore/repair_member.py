@@ -32,7 +32,7 @@ from shoal.protocol.messages import (
 )
 
 LOUD = Plan | Evict | Propose | Ready
-"""What any member may act on when it hears it; on other words a lead does, when it acts."""
+"""Messages on which any member may act when it hears them; on others a lead does, when it acts."""
 
 
 class Members:

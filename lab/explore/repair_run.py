@@ -231,7 +231,7 @@ class Run:
         self.votes: list[tuple[int, bytes]] = []
         self.cuts: list[MemberState] = []
         self.interrupted = False
-        """Whether a reduction was closed off, revised or ended: then it matters what had arrived."""
+        """True if a reduction was closed off, revised or ended: then it matters what had arrived."""
         self.violation: str | None = None
         self.readies = {} if state.member is None else dict(state.machine._gathering._readies)
         self._before: Plan | None = None if state.member is None else state.machine.plan
@@ -584,4 +584,4 @@ DOERS: Doers = {
     WorkOut: lambda run, effect: report_of(effect.finals),
     Write: Run._write,
 }
-"""What does each effect of a member. Whatever follows on a decided round is out of scope, and so are stalls."""
+"""Handler of each effect of a member. Whatever follows on a decided round is out of scope, and so are stalls."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Act = Callable[[Run], None]
 Doing = tuple[str, Act]
-"""What a member does, in words, and the doing of it."""
+"""Action of a member: its description, and the function that does it."""
 
 
 @dataclass(frozen=True, slots=True)

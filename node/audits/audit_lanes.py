@@ -30,7 +30,7 @@ QUEUE_PER_PEER_LIMIT = 32
 PAUSE_TIMEOUT_S = 10.0
 """So long the end of a reduction is waited for: where one follows upon another, there is no pause."""
 ALLOWANCE_TIMEOUT_S = 30.0
-"""Who would have to wait longer for its bytes to be paid for is refused."""
+"""Limit on the wait for bytes to be paid for; a request that would have to wait longer is refused."""
 LANE_DEADLINE_S = 10.0
 FETCH_DEADLINE_S = 60.0
 """For all that is asked for at once."""

@@ -64,7 +64,7 @@ UNKNOWN_BYTES_PER_S = 1 << 24
 """An uplink's or downlink's rate, of which audits take their share, before a reduction measured it."""
 NEED_RETRY_S = 0.5
 NEED_LIMIT_S = 60.0
-"""How long evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
+"""Time for which evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ FAULTS_IN_ROUND_LIMIT = 16
 DETAIL_LIMIT_CHARS = 300
 
 EVICTED, REPLANNED, DEPARTED = "evicted", "replanned", "departed"
-"""What is told beside the events: what a later plan of a round says, and that a peer took its leave."""
+"""Kinds beside the events: those that follow from a later plan of a round, and that a peer took its leave."""
 _TOLD: dict[str, tuple[type[Event], ...]] = {
     "bad": (
         *(events.Died, events.Revoked, events.Evidence, events.Banned),
@@ -44,12 +44,12 @@ SEVERITY = {name_of(kind): severity for severity, kinds in _TOLD.items() for kin
     REPLANNED: "warn",
     DEPARTED: "info",
 }
-"""What people should hear of, and how bad each is."""
+"""Severity of each event that people should know of."""
 FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "info") - {
     name_of(events.Lost),
     name_of(events.Detoured),
 }
-"""What is marked in the round that it disturbed. Most lost links are made again, and a death has its own event."""
+"""Events that are marked in the round they disturbed. Most lost links are made again, and a death has its own event."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

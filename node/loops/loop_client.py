@@ -89,7 +89,7 @@ class LoopClient:
         self.contributions = start.contributions
         self.contribution: Vector = tensors.contribution
         self.ended_in_order = False
-        """Whether the daemon said that it ends."""
+        """True if the daemon announced that it ends."""
         self._channel = channel
         self._anchor = tensors.anchor
         self._copy: Vector = np.zeros_like(tensors.anchor)

@@ -23,7 +23,7 @@ _SIGNED: Final[Mapping[str, type[events.Signed]]] = {
     "propose": events.Proposed,
     "promise": events.ViewChanged,
 }
-"""What tells of a record of the agreement, by its kind."""
+"""Event of each kind of record of the agreement."""
 
 
 def term_text(term: Term) -> str:

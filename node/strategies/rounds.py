@@ -89,9 +89,9 @@ class Rounds(ABC):
     certifying: Engine | None = None
     """The engine again, where what it comes to is certified."""
     sharing: RolloutEngine | None = None
-    """What shares rollouts, where these are shared: all that there is, or beside the rounds."""
+    """Engine that shares rollouts, where these are shared: all that there is, or beside the rounds."""
     trains: bool = True
-    """Whether a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
+    """True if a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
 
     @property
     def tasks(self) -> Sequence[Task]:

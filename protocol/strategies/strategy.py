@@ -17,7 +17,7 @@ class Exchanges(Enum):
     """Things that members can exchange."""
 
     UPDATES = "updates"
-    """What inner steps made of the parameters: averaged over all in rounds that a majority certifies."""
+    """Progress of the parameters by inner steps: averaged over all in rounds that a majority certifies."""
     GRADIENTS = "gradients"
     """The gradient at the parameters that all hold: the same."""
     MODELS = "models"
@@ -67,18 +67,18 @@ class Strategy:
     """One way in which a swarm synchronises."""
 
     name: ClassVar[str]
-    """What a manifest calls it."""
+    """Name in a manifest."""
     summary: ClassVar[str]
-    """What it does, in a sentence that follows its name and a colon."""
+    """Summary in a sentence that follows its name and a colon."""
     exchanges: ClassVar[Exchanges] = Exchanges.UPDATES
     balances: ClassVar[bool] = False
-    """Whether a node may make more or fewer inner steps than others, by its speed."""
+    """True if a node may make more or fewer inner steps than others, by its speed."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Those keys of [sync] with a meaning under few strategies that have one under this."""
     own_codec: ClassVar[str | None] = None
     """The codec that it cannot do without, and that no other strategy can use."""
     averages_policies: ClassVar[bool] = False
-    """Whether a section [rollouts] may stand beside it: the swarm shares rollouts, and averages the policies too."""
+    """True if a section [rollouts] may stand beside it: the swarm shares rollouts, and averages the policies too."""
 
     @property
     def certifies(self) -> bool:

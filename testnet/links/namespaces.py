@@ -45,11 +45,11 @@ LANE_PORT: Final = 4002
 PLACE_LIMIT: Final = 250
 COMMAND_DEADLINE_S: Final = 10.0
 QUEUE_S: Final = 0.2
-"""What a narrow link's queue holds, in seconds of its rate."""
+"""Capacity of a narrow link's queue, in seconds of its rate."""
 QUEUE_LEAST_PACKETS: Final = 64
 PACKET_BYTES: Final = 1514
 RELAY_QUEUE_FRAMES: Final = 10_000
-"""What waits for the relay's process while it does not run; nothing is to be lost there."""
+"""Frames that may wait for the relay's process while it does not run; nothing is to be lost there."""
 BURST_S: Final = 0.01
 BURST_LEAST_BYTES: Final = 16 << 10
 

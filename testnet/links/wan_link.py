@@ -17,7 +17,7 @@ from shoal.testnet.links.wan_frames import ALONE, HEADER_BYTES, burst, cut
 
 QUEUE_S: Final = 0.2
 QUEUE_LEAST_BYTES: Final = 64 << 10
-"""What waits for a link: more is dropped, as at a router."""
+"""Bytes that may wait for a link at least: more is dropped, as at a router."""
 JITTER_PERIOD_S: Final = 0.02
 
 

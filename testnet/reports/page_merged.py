@@ -37,7 +37,7 @@ DAMAGED_SHOWN: Final = 20
 MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
 )
-"""What is marked in a node's row; of the rest the table tells."""
+"""Events that are marked in a node's row; of the rest the table tells."""
 WORDS: Final = {
     "detoured": "slow to answer, heard through others",
     "lost": "link lost",

@@ -18,7 +18,7 @@ from shoal.node.reporting.events import Event, name_of
 
 TEXT_LIMIT_CHARS: Final = 200
 CLOCK_RANGE_S: Final = (1e9, 1e10)
-"""What a wall clock can say, the years 2001 to 2286; a line of another time is damaged."""
+"""Range of wall clocks in seconds, the years 2001 to 2286; a line of another time is damaged."""
 ROUND_LIMIT: Final = 2**53
 ANCHOR_LIMIT: Final = 4096
 CELL_LIMIT: Final = 1024

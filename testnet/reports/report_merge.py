@@ -191,7 +191,7 @@ def _farewell(incident: Incident, left: Mapping[str, Sequence[float]]) -> bool:
 
 
 _DECISIONS: Final = frozenset({"amended", "rebased", "rolled_back", "view_changed"})
-"""What all members decide together, and each tells of itself."""
+"""Decisions that all members make together, and each tells of itself."""
 
 
 def _decided(fault: FaultSeen) -> str:
