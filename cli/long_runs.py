@@ -29,7 +29,7 @@ RunFolder = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunOptions(ReportOptions):
-    """Of a command that runs a swarm and leaves its report and the nodes' folders."""
+    """Options of a command that runs a swarm and leaves its report and the nodes' folders."""
 
     out: RunFolder = None
 

@@ -1,4 +1,4 @@
-"""From declared options to commands of Typer; and the options that several commands of this program share.
+"""Conversion of declared options to commands of Typer; and the options that several commands of this program share.
 
 A command is a function that takes either dataclasses whose fields declare its options, or a parameter for each.
 """
@@ -42,7 +42,7 @@ LogLevel = Annotated[
 
 @dataclass(frozen=True, kw_only=True)  # without slots: beside `NodeOptions` it is one of two parents
 class ProgressOptions:
-    """Of a command that takes long: how it tells what goes on."""
+    """Options of a command that takes long: how it shows its progress."""
 
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
@@ -50,7 +50,7 @@ class ProgressOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions(ProgressOptions):
-    """Of a command that takes long and ends with a report."""
+    """Options of a command that takes long and ends with a report."""
 
     as_json: AsJson = False
 
@@ -75,7 +75,7 @@ class _Taken:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """As Typer asks for it."""
+        """Parameter as Typer asks for it."""
         hint, default, option = self.hint, self.default, self.option
         if option is not None:
             kind, has_default = get_args(hint)[0], default is not inspect.Parameter.empty

@@ -101,7 +101,7 @@ class WatchApp(App[None]):
         self._over.set()
 
     def _ask(self) -> None:
-        """In a thread of its own: look, hand the picture over, wait."""
+        """Look, hand the picture over, wait, again and again: in a thread of its own."""
         while not self._over.is_set():
             picture = self._watcher.look()
             if not self._hand_over(lambda picture=picture: self.show(picture)):  # type: ignore[misc]

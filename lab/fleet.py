@@ -32,7 +32,7 @@ START_DEADLINE_S: Final = 180.0
 
 
 class Swarm(Fleet):
-    """As many founders as `count`, of the manifest that `manifest_of` makes of their names, in an empty folder."""
+    """Swarm of `count` founders, of the manifest that `manifest_of` makes of their names, in an empty folder."""
 
     def __init__(
         self,

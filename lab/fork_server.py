@@ -57,7 +57,7 @@ Role: TypeAlias = Callable[[], None]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """To every request."""
+    """Answer to every request."""
 
     number: int
 
@@ -193,7 +193,7 @@ def _take_streams(output: int, errors: int) -> None:
 
 
 def _run(module: str, arguments: Sequence[str]) -> None:
-    """As ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
+    """Run a module as ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
     sys.argv[:] = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -21,7 +21,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, numbers: Iterable[float]) -> Spread:
-        """Of at least one number."""
+        """Median, least and most of at least one number."""
         found = sorted(numbers)
         return cls(median=statistics.median(found), least=found[0], most=found[-1])
 
@@ -88,5 +88,5 @@ class Target:
 
 
 def missed(rows: Iterable[Row]) -> list[Row]:
-    """Those that were measured and do not reach their target."""
+    """Rows that were measured and do not reach their target."""
     return [row for row in rows if row.met is False]

@@ -33,7 +33,7 @@ class AuditTrail:
         self._enabled = enabled
 
     def contribution(self, term: Term, made: Made) -> None:
-        """Before Ready is announced: this node's encoded contribution."""
+        """Write this node's encoded contribution, before Ready is announced."""
         if not self._enabled:
             return
         encoded = made.encoded
@@ -48,7 +48,7 @@ class AuditTrail:
         self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
 
     def applied(self, term: Term, finals: Finals) -> float:
-        """After the certificate: the plan, its finals, and the update that was applied here. How long it took, in s."""
+        """Write the plan, its finals and the applied update, after the certificate. Returns the seconds that took."""
         if not self._enabled:
             return 0.0
         began, plan = time.perf_counter(), finals.plan

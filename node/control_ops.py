@@ -50,7 +50,7 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
     """The ops with arguments; two are of test mode only: faults that no signal can make."""
 
     async def rollback(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
-        """To a round, or, without one, not any more."""
+        """Order a rollback to a round, or withdraw the order if none is given."""
         engine = _certifying(parts, rounds)
         if not arguments:
             await engine.going_back.withdraw()
@@ -60,7 +60,7 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         return {"round": round}
 
     async def amend(settings: Sequence[str]) -> Mapping[str, JsonValue]:
-        """To these, or, without any, not any more."""
+        """Order an amendment to these settings, or withdraw the order if none are given."""
         engine = _certifying(parts, rounds)
         if not settings:
             await engine.amending.withdraw()
@@ -74,7 +74,7 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         return {}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-        """Without these members."""
+        """Rebase without these members."""
         forget = {_peer(text) for text in peers}
         engine = _certifying(parts, rounds)
         await engine.obey(partial(_rebase, parts, engine, forget), standing_still=True)

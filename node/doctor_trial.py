@@ -106,7 +106,7 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
 
 
 def _train(replica: Replica, share: Assignment, out: Vector, *, steps: int) -> Trained:
-    """So many steps, and what is known of them."""
+    """Make so many steps, and return what is known of them."""
     replica.begin(Train(round=1, steps=steps, assignment=share, contribute=False))
     while True:
         told = replica.step(out)

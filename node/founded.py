@@ -1,4 +1,4 @@
-"""Which swarms were founded here: what `shoal init` was told, so that its user need not say it again.
+"""Record of the swarms founded here: what `shoal init` was told, so that its user need not say it again.
 
     shoal init --workload sine:Sine     ─►  founded: this node, this authority, that code
     shoal run FILE                      FILE names sine:Sine  ─►  was that founded by this user, in this folder?

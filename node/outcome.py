@@ -61,7 +61,7 @@ class RoundShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """So much of the certified state has come from peers."""
+    """Progress of fetching the certified state from peers."""
 
     done_chunks: int
     total_chunks: int

@@ -22,7 +22,7 @@ COMMITMENTS_LIMIT = 4 * MEMBER_LIMIT
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a piece of evidence says that `peer` did something in that term and round."""
+    """Charge by a piece of evidence that `peer` did something in that term and round."""
 
     digest: Hash
     peer: Peer

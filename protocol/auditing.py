@@ -1,4 +1,4 @@
-"""Which chunks of a round a node recomputes: a lottery that no owner can win by choosing what it signs.
+"""Lottery of the chunks that a node recomputes in a round: no owner can win it by choosing what it signs.
 
     beacon = H("audit-beacon", hash of the certified value, root over (result, bitmap) of every chunk)
     ticket = the auditor's signature of the beacon

@@ -67,7 +67,7 @@ class Departure:
         return self._asked_at is not None and now - self._asked_at >= LEAVE_TIMEOUT_S
 
     def begin_round(self) -> None:
-        """Another round begins, whose certificate nobody has."""
+        """Begin another round, whose certificate nobody has."""
         self._have_certificate.clear()
 
     def has_certificate(self, peer: PeerId) -> None:

@@ -23,7 +23,7 @@ EARLY_LIMIT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    """Of one peer, the oldest first: each with its place among all, and its size in bytes."""
+    """Messages of one peer, the oldest first: each with its place among all, and its size in bytes."""
 
     kept: deque[tuple[int, Received, int]] = field(default_factory=deque)
     size: int = 0

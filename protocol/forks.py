@@ -95,5 +95,5 @@ def same_position(one: Value, other: Value) -> bool:
 
 
 def shown(value_hash: bytes) -> str:
-    """As much of a hash as is shown to a user."""
+    """Start of a hash, as it is shown to a user."""
     return value_hash.hex()[:SHOWN_HASH_CHARS]

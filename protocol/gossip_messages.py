@@ -53,7 +53,7 @@ class Offer(Message, frozen=True, kw_only=True, dict=True):
 
 
 class Decline(Message, frozen=True, kw_only=True):
-    """Not with me: your offer of round `round` is not accepted. `mine` is the sender's own round."""
+    """Refusal of the offer of round `round`. `mine` is the sender's own round."""
 
     round: Count
     mine: Count

@@ -14,7 +14,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class TokenBucket:
-    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back. Full at first."""
+    """Rate limit: `burst` at once, `per_second` in the long run; times in seconds, never going back. Full at first."""
 
     __slots__ = ("_at", "_burst", "_level", "_per_second")
 

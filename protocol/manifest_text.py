@@ -1,4 +1,4 @@
-"""Between the text of a manifest and its structs: errors in the user's words, and a commented file.
+"""Conversion between the text of a manifest and its structs: errors in the user's words, and a commented file.
 
 Everything here is driven by the structs themselves. A field's `Meta(description=…)` is its comment in the file that
 `render` writes, and part of the answer when its value is wrong. `Meta(extra=AMENDABLE)`: it can be amended.
@@ -133,7 +133,7 @@ def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
 
 
 def amendable_keys(root: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
-    """By section, the keys that can be amended, in the order of the structs."""
+    """Keys that can be amended, by section, in the order of the structs."""
     found = {
         section: tuple(key for key in kind.__struct_fields__ if meta_of(hints_of(kind)[key]).extra == AMENDABLE)
         for section, kind in sections_of(root).items()

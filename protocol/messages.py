@@ -377,7 +377,7 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to go back; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+    """Decision of a round to go back; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
 
     target: Target
     consenting: Peers
@@ -404,7 +404,7 @@ class Amendment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to amend; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+    """Decision of a round to amend; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
 
     amendment: Amendment
     consenting: Peers
@@ -412,7 +412,7 @@ class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to go on without `peer`; `evidence` is the digest of what proves why (evidence.py)."""
+    """Decision of a round to go on without `peer`; `evidence` is the digest of what proves why (evidence.py)."""
 
     peer: Peer
     evidence: Hash

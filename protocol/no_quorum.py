@@ -50,7 +50,7 @@ class NoQuorum:
         self._idle_since = 0.0
 
     def begin_round(self, now: float) -> None:
-        """Another round begins; whether there is a quorum does not change by that."""
+        """Begin another round; that alone does not bring a quorum back."""
         self._idle_since = now
 
     def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool, resting: bool) -> Advice:

@@ -153,7 +153,7 @@ class PairingMachine:
     # -- this node's own course ------------------------------------------------------------------------------
 
     def begin(self, round: int) -> list[Effect]:
-        """Another round begins: this node trains."""
+        """Begin another round: this node trains."""
         if round <= self.round:
             raise LocalError(f"round {round} begins after round {self.round}")
         self.round, self.phase, self.partner, self._offer = round, Phase.TRAINING, None, None

@@ -56,13 +56,13 @@ def _may_give_way(place: Place, newcomer: Rank) -> bool:
 
 
 class Contributors:
-    """Those of whom a node took something, where no certificate says who contributed; the last ones of this life."""
+    """Peers of whom a node took something, where no certificate says who contributed; the last ones of this life."""
 
     def __init__(self) -> None:
         self._peers: dict[str, None] = {}
 
     def note(self, peer: str) -> None:
-        """Something of this peer was taken."""
+        """Note that something of this peer was taken."""
         self._peers.pop(peer, None)
         self._peers[peer] = None
         if len(self._peers) > CONTRIBUTORS_LIMIT:

@@ -78,7 +78,7 @@ class RoundSettings:
 
     @classmethod
     def of(cls, manifest: Manifest, numel: int) -> Self:
-        """Those of a round of `numel` values under these settings."""
+        """Settings of a round of `numel` values under this manifest."""
         return cls(
             numel=numel,
             chunk_values=manifest.round.chunk_values,
@@ -268,7 +268,7 @@ def check_norms(plan: Plan, sender: PeerId, squares: Mapping[PeerId, Sequence[fl
 
 
 def _median_between(norms: Sequence[float], unknown: int) -> tuple[float, float]:
-    """Between what the lower median lies of these, ascending, and of `unknown` others, of which zeros are left out."""
+    """Bounds on the lower median of these norms, ascending, and `unknown` others, of which zeros are left out."""
     if not norms:
         return 0.0, inf if unknown else 0.0
     middle = (len(norms) + unknown - 1) // 2
@@ -344,7 +344,7 @@ class Eviction:
         return held is not None and held.lineage == self.lineage and self.evicted <= frozenset(held.evicted)
 
     def parted(self, helds: Mapping[PeerId, Held], me: PeerId) -> set[PeerId]:
-        """Of those who remain, and gave these answers, whom the lineage must go on without too.
+        """Peers that remained, and gave these answers, and without whom the lineage must go on too.
 
         Where one takes nothing from another, by an eviction that this lead (`me`) does not know or makes no more, one
         of the two goes. It is the other if two say so, or the lead does; else who says it, so that no lone word evicts
@@ -409,7 +409,7 @@ def reroute_plan(plan: Plan, plan_order: PlanOrder, relays: tuple[Relay, ...]) -
 
 
 def _holders(helds: Mapping[PeerId, Held], peers: list[PeerId]) -> dict[int, dict[tuple[int, bytes], set[int]]]:
-    """Per chunk, who holds which result of which signer, by places."""
+    """Index the holders by chunk and by its (signer, result): places of those who hold it."""
     holders: dict[int, dict[tuple[int, bytes], set[int]]] = {}
     for place, peer in enumerate(peers):
         held = helds.get(peer)

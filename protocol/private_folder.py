@@ -73,5 +73,5 @@ def why_not_private(folder: Path) -> str | None:
 
 @lru_cache(maxsize=64)
 def _say(trouble: str) -> None:
-    """Once for each folder, however often it is come by."""
+    """Warn once for each folder, however often it is come by."""
     logger.warning("%s", trouble)

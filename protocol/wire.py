@@ -102,7 +102,7 @@ _FIXED, _FLOAT, _TEXT, _BINARY, _ARRAY, _MAP, _REFUSED = range(7)
 
 
 def _first_byte_table() -> tuple[tuple[int, int, int], ...]:
-    """Per first byte: what it starts, the width of the length or value that follows, the length inside it."""
+    """Tabulate by first byte: what it starts, the width of the length or value that follows, the length inside it."""
     table = [(_FIXED, 0, 0)] * 256  # positive and negative fixint, nil, false, true
     for low in range(16):
         table[0x80 | low] = (_MAP, 0, low)

@@ -53,7 +53,7 @@ class Field(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of what is drawn."""
+        """Seed of what is drawn."""
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none (yet)."""
@@ -252,7 +252,7 @@ async def _speed_up(fault: Fault, swarm: Field) -> None:
 
 
 async def _cut(fault: Fault, swarm: Field) -> None:
-    """In a namespace the kernel destroys the sockets; on loopback the node drops its lanes."""
+    """Cut a node's lanes: in a namespace the kernel destroys the sockets; on loopback the node drops them."""
     if swarm.network is not None:
         if not await trio.to_thread.run_sync(swarm.network.reset_lanes, fault.target):
             raise NetworkError(f"node {fault.target} has no lanes to cut")

@@ -194,7 +194,7 @@ class _Regions:
 
     @property
     def seconds(self) -> float:
-        """From the first header to the last delivery. Raises what ended the lane before."""
+        """Seconds from the first header to the last delivery. Raises what ended the lane before."""
         if not self.ended:
             raise self.error or NetworkError("the benchmark's lane ended early")
         return self.ended - self.started
@@ -230,7 +230,7 @@ def _send_sealed(connection: socket.socket, pool: memoryview, frames: int, *, sh
 
 
 def _share(connection: socket.socket, lane: Lane, offer: SharedOffer) -> None:
-    """Over a second connection, where nodes have libp2p."""
+    """Offer shared memory over a second connection, where nodes have libp2p."""
     with socket.create_connection(connection.getpeername()) as side:
         _send_message(side, msgspec.msgpack.encode(offer))
         lane.answered(_receive_message(side) == b"taken")

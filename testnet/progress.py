@@ -44,7 +44,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossMeasured:
-    """Somebody evaluated the state after a round."""
+    """A node evaluated the state after a round."""
 
     round: int
     loss: float
@@ -82,7 +82,7 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """For whom progress does not matter."""
+    """Do nothing, where progress does not matter."""
 
 
 def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[tuple[tuple[str, int], Progress]]:

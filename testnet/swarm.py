@@ -127,14 +127,14 @@ def _network_for(scenario: Scenario) -> Iterator[Network | None]:
 
 
 def deadline_s(scenario: Scenario) -> float:
-    """After how long a run is over, whatever state it is in: many times what it should take."""
+    """Seconds after which a run is over, whatever state it is in: many times what it should take."""
     pauses = sum(fault.duration_s or 0.0 for fault in scenario.faults)
     per_round = ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps
     return START_DEADLINE_S + scenario.rounds * per_round + pauses
 
 
 def silence_limit_s(scenario: Scenario) -> float:
-    """After how long without any event the run is over: more than the longest a round or a pause may take."""
+    """Seconds without any event after which the run is over: more than the longest round or pause may take."""
     longest_pause = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
     return ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps + longest_pause
 

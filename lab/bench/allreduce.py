@@ -69,7 +69,7 @@ WRONG: Final = Target(name="what was checked and is wrong", most=0)
 
 
 def peak_target(numel: int | None) -> Target:
-    """Of memory: no more than the values take. numel: None where nothing says."""
+    """Target of memory: no more than the values take. numel: None where nothing says."""
     most = None if numel is None else 4 * numel / MIB
     return Target(name="peak memory per peer beyond input and output, fp32, 4 peers", unit="MiB", most=most, aim=64.0)
 

@@ -111,7 +111,7 @@ class AttackedSwarm(LocalSwarm):
         return super()._sign(final_format, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
-        """They are missing in the bitmap, and the audit looks at the bytes."""
+        """Do nothing: they are missing in the bitmap, and the audit looks at the bytes."""
 
     def _reduce(self, plan: Plan) -> Finals:
         finals = super()._reduce(plan)
@@ -152,7 +152,7 @@ class AttackedSwarm(LocalSwarm):
         return np.frombuffer(made.encoded.payload(chunk), np.uint8)
 
     def run_round(self) -> None:
-        """From S(e − 1) to S(e); then who was proven to lie goes, if there are bans."""
+        """Go from S(e − 1) to S(e), and then remove those who were proven to lie, if there are bans."""
         super().run_round()
         for peer in self.proven if self._bans else ():
             self.nodes.pop(peer, None)
@@ -288,7 +288,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _proven(cells: Sequence[Cell]) -> str:
-    """Over all cells, the first and the last round in which an attacker was proven to be one."""
+    """Rounds in which an attacker was proven to be one, the first and the last over all cells."""
     rounds = [round for cell in cells for round in cell.proven]
     found = [round for round in rounds if round is not None]
     if not found:

@@ -97,12 +97,12 @@ class AttackBench(Spec):
 
     @property
     def attacks(self) -> list[str]:
-        """Those that are measured. Raises ConfigError."""
+        """Names of the attacks to measure. Raises ConfigError."""
         return chosen(self.attack, ATTACKS, "--attack")
 
     @property
     def defences(self) -> list[str]:
-        """Those that are measured. Raises ConfigError."""
+        """Names of the defences to measure. Raises ConfigError."""
         return chosen(self.defence, DEFENCES, "--defence")
 
     def manifest(self, seed: int, founders: list[PeerId], defence: Defence) -> Manifest:

@@ -44,7 +44,7 @@ class Knowledge:
 
     @property
     def mean(self) -> F32:
-        """Of the honest."""
+        """Mean of the honest contributions, ``(numel,) float32``."""
         mean: F32 = np.mean([made.values for made in self.honest], axis=0, dtype=np.float32)
         return mean
 

@@ -72,7 +72,7 @@ class Exchange:
 
     @property
     def chunks(self) -> list[slice]:
-        """Of the vector; chunk c belongs to peer c mod `peers`."""
+        """Slices of the vector; chunk c belongs to peer c mod `peers`."""
         return [slice(at, min(at + CHUNK_VALUES, self.numel)) for at in range(0, self.numel, CHUNK_VALUES)]
 
 

@@ -90,7 +90,7 @@ class MatricesWorkload:
         self._matrices = max(1, -(-state_bytes // (MOMENTS * ELEMENT_BYTES * MATRIX * MATRIX)))
 
     def build(self) -> torch.nn.Module:
-        """As many matrices as give moments of the wanted size, at least one."""
+        """Make as many matrices as give moments of the wanted size, at least one."""
         import torch
 
         return torch.nn.ParameterList(torch.zeros(MATRIX, MATRIX) for _ in range(self._matrices))

@@ -1,4 +1,4 @@
-"""Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
+"""Comparison of ours and others in one run: repetitions alternate, so that other load on the machine meets all.
 
 One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
 of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
@@ -117,7 +117,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what `shoal bench lane --json` prints: the rates of all runs, in the order in which they alternated."""
+    """Rates of all runs that `shoal bench lane --json` prints, in the order in which they alternated."""
 
     encrypted_runs_mb_per_s: tuple[float, ...]
     shared_runs_mb_per_s: tuple[float, ...]
@@ -319,7 +319,7 @@ def rows_of(
 
 
 def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
-    """Of a lane to the same machine, and of one that shares no memory: one for each turn."""
+    """Ratios of a lane to the same machine, and of one that shares no memory: one for each turn."""
     if lane is None:
         return []
     plain = lane.plaintext_runs_mb_per_s

@@ -189,7 +189,7 @@ def _scrape_ms(url: str) -> float:
 
 
 def _feed_bytes(url: str, seconds: float) -> tuple[int, float]:
-    """Of the squeezed feed: bytes of the snapshot, and a second afterwards."""
+    """Size of the compressed feed: bytes of the snapshot, and bytes a second afterwards."""
     request = urllib.request.Request(f"{url}api/feed", headers={"accept-encoding": "gzip"})
     squeezed = len(gzip.compress(_read(f"{url}api/snapshot"), 6))
     total, began = 0, time.monotonic()
@@ -225,7 +225,7 @@ def _browser() -> Iterator[Any]:
 
 
 def _shown_ms(driver: Any) -> float:
-    """From the navigation until the swarm was drawn."""
+    """Time from the navigation until the swarm was drawn, in ms."""
     ends_at = time.monotonic() + OPEN_DEADLINE_S
     while not driver.execute_script("return document.body.dataset.seq"):
         if time.monotonic() > ends_at:

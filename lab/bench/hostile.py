@@ -105,7 +105,7 @@ class HostileSwarm(Swarm):
     # -- what is measured ------------------------------------------------------------------------------------
 
     async def window(self, paced: list[NodeProcess]) -> Window:
-        """So many rounds of each of `paced`, or as many as there are in a few times what these ought to take."""
+        """Measure so many rounds of each of `paced`, or as many as come in a few times what these ought to take."""
         began = {node.index: self._certified_at(node)[-1] for node in paced}
         memory: dict[int, int] = {}
         files: dict[int, int] = {}
@@ -222,7 +222,7 @@ def _result(
 
 
 def _growth(before: dict[int, int], after: dict[int, int]) -> int:
-    """Of the node that grew most."""
+    """Growth of the node that grew most."""
     return max((most - before[index] for index, most in after.items() if index in before), default=0)
 
 

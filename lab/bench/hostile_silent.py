@@ -106,7 +106,7 @@ class Silent:
         self._note_change()
 
     def parted(self, line: Line) -> None:
-        """It has ended, if there was one."""
+        """Note that a line has ended, if there was one."""
         self.links.discard(line.peer)
         self._note_change()
 
@@ -263,7 +263,7 @@ class Line:
         await self._stream.send_all(len(data).to_bytes(2, "big") + data)
 
     async def _take(self, size: int) -> bytes:
-        """So much of what was said under the cipher."""
+        """Receive `size` bytes of what was said under the cipher."""
         while len(self._plain) < size:
             self._plain += self._noise.decrypt(await self._receive_packet())
         taken = bytes(self._plain[:size])

@@ -67,7 +67,7 @@ class HostileBench(Spec):
 
     @property
     def must(self) -> float:
-        """Which share of their pace rounds have to keep."""
+        """Share of their pace that rounds have to keep."""
         return MUST_BESIDE_STRANGERS if self.kind in STRANGERS else MUST_BESIDE_A_LIAR
 
 

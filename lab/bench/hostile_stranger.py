@@ -254,7 +254,7 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """As many silent strangers at each node as it has places. They come one after the other, and cost little.
+    """Silent strangers at each node, as many as it has places. They come one after the other, and cost little.
 
     A node lets few in, but dials whom it hears of: one that is not silent says where the others are. Where a node has
     not dialled one of them for a while, or parted from it, that one comes by itself.

@@ -106,7 +106,7 @@ class _Sink:
         self.done = trio.Event()
 
     def expect_raw(self) -> None:
-        """As many bare frames as a state has."""
+        """Expect as many bare frames as a state has."""
         self._left = self._frames
         self.done = trio.Event()
 

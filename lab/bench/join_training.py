@@ -96,7 +96,7 @@ class _Machines:
     counters: list[Path]
 
     def progress(self) -> _Progress:
-        """So far."""
+        """Progress of all trainers so far."""
         cpu_s = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.trainers)
         steps = sum(int.from_bytes(counter.read_bytes(), "little") for counter in self.counters)
         return _Progress(steps, time.perf_counter(), cpu_s)
@@ -108,7 +108,7 @@ class _Machines:
                 await trio.sleep(LOOK_S)
 
     async def rates(self, seconds: float) -> _Rates:
-        """Over that time."""
+        """Measure the rates over that time."""
         before = self.progress()
         await trio.sleep(seconds)
         return self.progress().since(before)

@@ -304,7 +304,7 @@ def _one_chain_s(told: Sequence[_Told], last: int, heal_at: float) -> float | No
 
 
 def _full_speed_s(told: Sequence[_Told], heal_at: float) -> float | None:
-    """Until the first round after the heal that all members contributed to is certified by all."""
+    """Seconds from the heal until all have certified a round that all contributed to."""
     ends: dict[int, list[float]] = {}
     for node in told:
         for event in node.certified():
@@ -360,7 +360,7 @@ def tally(
 
 
 def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
-    """Per chunk whether the peer's contribution is in it."""
+    """True for each chunk that has the peer's contribution in it."""
     place = next((at for at, one in enumerate(plan.participants) if one.peer == peer_id and one.weight), None)
     if place is None:
         return [False] * len(finals.bitmaps)

@@ -64,7 +64,7 @@ class Restart:
 
     @property
     def net_s(self) -> float:
-        """Without importing torch."""
+        """Seconds without those of importing torch."""
         return self.total_s - self.import_torch_s
 
 
@@ -126,7 +126,7 @@ class LoneNode(Swarm):
         )
 
     def events(self, kind: type[E]) -> list[E]:
-        """Those of that kind of this life."""
+        """Events of that kind of this life."""
         began = self.node(0).lives[-1].started_at
         return [event for event in read_kind(self.home(0) / LOG_NAME, kind) if event.at >= began]
 

@@ -179,7 +179,7 @@ def _rows(swarm: Swarm, runs: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]
 
 
 def _beside_alone(setting: str, runs: Sequence[SapoResult]) -> tuple[list[float], list[float]]:
-    """Of each seed, reward and reward per token beside those of the run in which nobody shares."""
+    """Ratios of each seed's reward, and reward per token, to those of the run in which nobody shares."""
     alone = {one.seed: one for one in runs if _setting(one) == ALONE}
     pairs = [(one, alone[one.seed]) for one in runs if _setting(one) == setting and one.seed in alone]
     return (
@@ -253,7 +253,7 @@ def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, Sap
 
 
 def _settings(runs: Iterable[SapoResult]) -> list[str]:
-    """Those that occur, the least sharing one first."""
+    """Settings that occur, the least sharing one first."""
     return sorted({_setting(one) for one in runs}, key=lambda text: -int(text.partition("/")[0]))
 
 

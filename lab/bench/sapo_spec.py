@@ -100,7 +100,7 @@ class SapoBench:
 
     @property
     def learner(self) -> LearnerSettings:
-        """Of every honest agent."""
+        """Settings of every honest agent's learner."""
         grpo = replace(self.updates.grpo, external=self.terms)
         return LearnerSettings(
             local=self.local,

@@ -65,7 +65,7 @@ class BenchSpec:
 
     @property
     def round_deadline_s(self) -> float:
-        """After how long a round has failed."""
+        """Seconds after which a round has failed."""
         return ROUND_DEADLINE_S + self.numel * self.peers / SLOW_VALUES_PER_S
 
 

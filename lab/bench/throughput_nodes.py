@@ -61,7 +61,7 @@ class Cpu(NamedTuple):
     daemons_s: float
 
     def share_since(self, earlier: Cpu) -> CpuShare:
-        """Per second."""
+        """Processor time per second since `earlier`."""
         took_s = self.at - earlier.at
         return CpuShare(
             trainers=(self.trainers_s - earlier.trainers_s) / took_s,
@@ -70,7 +70,7 @@ class Cpu(NamedTuple):
 
 
 class Nodes(Swarm):
-    """As many processes as `bench` has nodes, in an empty folder; `command` makes the command line of each."""
+    """Processes of the nodes of `bench`, in an empty folder; `command` makes the command line of each."""
 
     def __init__(self, bench: ThroughputBench, folder: Path, command: Callable[[Launch], list[str]]) -> None:
         super().__init__(folder, bench.nodes, bench.manifest, runtime=Runtime(command=command))
@@ -144,7 +144,7 @@ async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
 
 
 def since(made: list[Contributed], moment: float) -> list[Contributed]:
-    """Those stretches that were begun at `moment` or later."""
+    """Contributions that were begun at `moment` or later."""
     return [event for event in made if event.at - event.wall_s >= moment]
 
 

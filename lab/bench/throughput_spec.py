@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Of 64 channels each."""
+        """Number of heads, of 64 channels each."""
         return max(1, self.width // HEAD_WIDTH)
 
     @property
@@ -131,7 +131,7 @@ class ThroughputBench(Spec):
 
     @property
     def shape(self) -> Shape:
-        """Of the model."""
+        """Size of the model."""
         size = SIZES[self.parameters]
         return Shape(self.width or size.width, self.layers or size.layers)
 
@@ -153,7 +153,7 @@ class ThroughputBench(Spec):
         return devices[node % len(devices)]
 
     def options(self) -> dict[str, str | int]:
-        """Of the workload."""
+        """Options of the workload."""
         shape = self.shape
         sizes = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
         return {**sizes, "context": self.context, "batch": self.batch, "dtype": self.dtype}
@@ -189,7 +189,7 @@ class CpuShare(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """Of all processes."""
+        """Share of all processes."""
         return self.trainers + self.daemons
 
 
@@ -202,7 +202,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all together."""
+        """Rate of all loops together."""
         return rate(self.loops)
 
 
@@ -222,7 +222,7 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all together."""
+        """Rate of all nodes together."""
         return rate(self.nodes)
 
     @property
@@ -256,7 +256,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overheads(self) -> tuple[float, ...]:
-        """Of each run of the swarm, against the loops before and after it."""
+        """Overhead of each run of the swarm, against the loops before and after it."""
         without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s for run in self.alone)]
         return tuple(1 - run.tokens_per_s / peace for run, peace in zip(self.together, without, strict=True))
 

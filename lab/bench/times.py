@@ -54,7 +54,7 @@ class RoundTimes:
 
     @property
     def total_s(self) -> float:
-        """From the first accepted plan until the last peer has applied."""
+        """Seconds from the first accepted plan until the last peer has applied."""
         return self.reduce_s + self.work_out_s + self.agree_s + self.apply_s
 
 
@@ -134,7 +134,7 @@ def median_times(rounds: Sequence[RoundTimes]) -> RoundTimes:
 
 
 def round_at(nodes: Sequence[dict[int, NodeRound]], round: int) -> list[NodeRound]:
-    """That round at each of these nodes. Raises NetworkError if one did not go through it."""
+    """Times of that round at each of these nodes. Raises NetworkError if one did not go through it."""
     missing = [str(index) for index, rounds in enumerate(nodes) if round not in rounds]
     if missing:
         raise NetworkError(f"round {round} is not whole in the log of node {', '.join(missing)}")

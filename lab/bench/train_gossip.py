@@ -88,7 +88,7 @@ class GossipNode:
 
     @property
     def made(self) -> _Made:
-        """Its work of this round. Raises LocalError before `train`."""
+        """Result of this round's training. Raises LocalError before `train`."""
         if self._made is None:
             raise LocalError("no vector of this round was made")
         return self._made

@@ -97,7 +97,7 @@ def render(
 
 
 def _tried(results: Sequence[TrainResult]) -> list[str]:
-    """Other settings, and their ratios; nothing without any."""
+    """Section on other settings, and their ratios; nothing without any."""
     if not results:
         return []
     rows = ((_name(result), _settings(result), *_reached(result)) for result in results)

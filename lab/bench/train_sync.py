@@ -43,7 +43,7 @@ class JoinedWorkload:
         return self._workload.build()
 
     def batches(self, assignment: Assignment) -> Iterator[list[Any]]:
-        """Per step the batches that the members of `assignment`'s round draw, in their order."""
+        """Yield for each step the batches that the members of `assignment`'s round draw, in their order."""
         shares = [
             self._workload.batches(msgspec.structs.replace(assignment, member=member, members=self._members))
             for member in range(self._members)

@@ -120,7 +120,7 @@ class WanBench(Spec):
 
 
 def _share(peers: int) -> float:
-    """Of its encoded values, what a peer sends: the parts that others own, and its own part's final to all of them."""
+    """Bytes a peer sends, in its encoded values: the parts that others own, and its own part's final to all of them."""
     return 2 * (peers - 1) / peers
 
 

@@ -77,7 +77,7 @@ class Campaign:
     short: bool = False
 
     def drawn(self) -> tuple[Run, ...]:
-        """Its runs. Raises ConfigError."""
+        """Draw its runs. Raises ConfigError."""
         groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
         runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
         if self.only is None:

@@ -35,7 +35,7 @@ MACHINE_S: Final = 3.0
 
 
 def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:
-    """Within how many seconds after `faults` that strike together a round must be certified by who is left.
+    """Seconds after `faults` that strike together within which the survivors must certify a round.
 
     A kill or stop is noticed when its node is believed dead at the latest; a cut when lanes cannot be had again, the
     stall deadline is over, and the lead believes a lone accuser. Then the lead, or the next one, waits for what was on

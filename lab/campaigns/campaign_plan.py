@@ -60,7 +60,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """For folders and lines."""
+        """Name for folders and lines."""
         return f"{self.peers}x{self.codec}"
 
 
@@ -87,7 +87,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Which faults a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`.
+    """Faults that a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`.
 
     anywhere: else they strike in the midst of a reduce, but for what has another place by its kind.
     """

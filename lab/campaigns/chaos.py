@@ -157,7 +157,7 @@ def _members(report: Report, folder: Path) -> list[Member]:
 
 
 def bound_of(report: Report, load: float) -> float:
-    """Within how many seconds one round must come after another in this scenario, whatever was done.
+    """Seconds within which one round must come after another in this scenario, whatever was done.
 
     As a campaign's bound of two faults that strike together, one of them to the links; with what the longest fault
     lasts, and a machine's share of the time that grows with its load (runnable processes a core).

@@ -125,7 +125,7 @@ class _Cast:
         )
 
     def _newcomer(self, round: int) -> int:
-        """Somebody who joins, and has a state to fetch."""
+        """Have a node join, which has a state to fetch; returns its index."""
         self.joined += 1
         index = self.nodes + self.joined - 1
         self._add(Fault(kind="join", node=index, round=round, phase="train"))

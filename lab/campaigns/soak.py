@@ -63,7 +63,7 @@ class Soak:
     step_s: float = 0.1
 
     def strikes(self, *, links: bool) -> tuple[SoakFault, ...]:
-        """Its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
+        """Draw its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
         kinds = [kind for kind in KINDS if links or kind not in LINKED]
         return draw_faults(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
 
@@ -105,7 +105,9 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
 
 
 def gap_bound_s(nodes: int, gaps_s: Sequence[float], load: float) -> float:
-    """Within how many seconds one round must come after another, whatever struck: as a campaign's bound of one fault.
+    """Seconds within which one round must come after another, whatever struck: as a campaign's bound of one fault.
+
+    gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
 
     gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
     """
@@ -136,7 +138,7 @@ class _Course:
         self._interrupted = False
 
     async def run(self, strikes: Sequence[SoakFault]) -> bool:
-        """From the start to the end; True if a signal ended it."""
+        """Run from the start to the end; True if a signal ended it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
             try:
@@ -226,7 +228,7 @@ class _Course:
             self._judge(self._rounds.ripe())
 
     def _judge(self, until: int) -> None:
-        """In the main thread: nobody appends to the journal meanwhile."""
+        """Judge the rounds up to `until`. In the main thread: nobody appends to the journal meanwhile."""
         if until > self._rounds.last:
             self._rounds.judge(until)
 

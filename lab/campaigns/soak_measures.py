@@ -164,7 +164,7 @@ def _everything_in(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Which seconds are compared: the first and the last quarter of what follows the warm-up."""
+    """Seconds that are compared: the first and the last quarter of what follows the warm-up."""
 
     begin: float
     end: float

@@ -54,7 +54,7 @@ class Standing:
 
 
 def _without_later(steps: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
-    """Only the first step that signs in the last view, if there is one; before a vote also what would come too late."""
+    """Keep the first step that signs in the last view, if any; before a vote also what would come too late."""
     last = [step for step in steps if step[1].in_last_view]
     if not last:
         return steps

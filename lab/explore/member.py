@@ -191,7 +191,7 @@ class Members:
         return outcomes
 
     def proposes(self, position: int, number: int) -> list[Outcome]:
-        """As a lead that nothing binds, proposes the outcome of one of its plans, or to go back."""
+        """Propose, as a lead that nothing binds, the outcome of one of its plans, or to go back."""
         before, me = self.states[number].machine, self.peers[position]
         if not before.free_to_plan:
             return []
@@ -214,7 +214,7 @@ class Members:
         return self._carried_out(step, machine, machine.leave())
 
     def returns(self, position: int, number: int) -> list[Outcome]:
-        """Is killed, loses what is not on disk, and returns."""
+        """Kill a member, so that it loses what is not on disk, and have it return."""
         member = self.states[number]
         if not self.scope.crashes:
             return []
@@ -454,7 +454,7 @@ class Members:
         return None
 
     def _plain(self, message: Message) -> Message:
-        """Without what saves work only, and, where votes are counted and not heard, without whose key made them."""
+        """Strip a message of what saves work only, and, where votes are counted and not heard, of its signature."""
         if isinstance(message, Propose):
             self.values.by_hash[message.value.hash] = message.value
         message = self._proofs.message(message)

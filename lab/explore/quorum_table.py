@@ -57,7 +57,7 @@ class Row:
 
     @property
     def one_forks(self) -> str:
-        """Which one liar can fork."""
+        """Names of the voters of whom one liar can fork."""
         if not self.forkers:
             return "nobody"
         if len(self.forkers) == self.members:

@@ -53,7 +53,7 @@ _ATOMS += (FunctionType, MethodType, BuiltinMethodType, type)
 
 
 class _Atomic(dict[Any, bool]):
-    """By kind of object, whether it never changes, and so may be shared."""
+    """Table by kind of object: whether it never changes, and so may be shared."""
 
     def __missing__(self, kind: Any) -> bool:
         dataclass: Any = getattr(kind, "__dataclass_params__", None)
@@ -65,7 +65,7 @@ _ATOMIC = _Atomic()
 
 
 class _Slots(dict[Any, tuple[str, ...]]):
-    """By kind of object, the attributes that it keeps in slots."""
+    """Table by kind of object: the attributes that it keeps in slots."""
 
     def __missing__(self, kind: Any) -> tuple[str, ...]:
         slots = self[kind] = tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))

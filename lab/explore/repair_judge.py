@@ -40,7 +40,7 @@ def owners_of(plan: Plan) -> list[int]:
 
 
 def standing_of(plan: Plan) -> dict[int, tuple[int, bytes]]:
-    """Of the chunks that stand: from whom (a place) they are to be had, and their hash."""
+    """Chunks that stand, each with the place that has its final, and its hash."""
     return {chunk: (part.place, result) for part in plan.standing for chunk, result in part.by_chunk().items()}
 
 
@@ -148,7 +148,7 @@ def wrong_revision(before: Plan | None, plan: Plan, helds: Mapping[PeerId, Colle
 
 
 def _results(held: Held) -> dict[int, set[bytes]]:
-    """Per chunk, the hashes that it names."""
+    """Hashes that a Held names, by chunk."""
     named: dict[int, set[bytes]] = {}
     for part in held.chunks:
         for chunk, result in part.by_chunk().items():

@@ -100,7 +100,7 @@ class Here(Surroundings):
 
     @property
     def chain(self) -> Chain:
-        """That to which the round is not added."""
+        """Chain to which the round is not added."""
         return self.setup.chain
 
     @property
@@ -126,7 +126,7 @@ class Here(Surroundings):
         return self.setup.peers
 
     def rules(self, round: int) -> Rules:
-        """Those of the scope."""
+        """Rules of the scope."""
         return self.setup.rules
 
     def new_life(self) -> bytes:
@@ -161,7 +161,7 @@ class MemberState:
 
     @property
     def machine(self) -> RoundMachine:
-        """Its round."""
+        """Machine of the member's round."""
         return machine_of(self.member)
 
 
@@ -365,7 +365,7 @@ class Run:
         self._look_at_reduction()
 
     def copy(self, finals: Finals) -> None:
-        """Those that lack come from somebody who has them all, by the plan that is followed or an earlier one."""
+        """Copy the finals that lack from somebody who has them all, by the plan that is followed or an earlier one."""
         reduction = self.reduction
         assert reduction is not None
         final_format = FinalFormat(finals.plan)

@@ -30,7 +30,7 @@ STATE = domain_hash("explored state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairScope:
-    """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
+    """Bounds on the schedules. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1, and `attempts` how many plans a lead may make in one; `crashes` is how often a member
     may be killed and return. With `returning` only those may who are named there, each as often as it is named: scopes

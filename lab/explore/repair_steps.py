@@ -152,7 +152,7 @@ class Context:
             yield f"{text}, which was away", parted
 
     def acts(self, quiet: tuple[tuple[int, int], ...]) -> Iterator[Doing]:
-        """Any part of what was said to a lead, any belief about who lives, deadlines passed or not."""
+        """Let a lead act on any part of what was said to it, any belief about who lives, deadlines passed or not."""
         setup = self._members.setup
         me = setup.peers[self._position]
         others = [peer for peer in setup.peers if peer != me]
@@ -164,7 +164,7 @@ class Context:
                     yield self.looks(heard, alive, passed)
 
     def looks(self, heard: tuple[tuple[int, Message], ...], alive: frozenset[PeerId], passed: Passed) -> Doing:
-        """With these words, this belief and this much time passed."""
+        """Have the member look, with these words, this belief and this much time passed."""
         setup = self._members.setup
         said = "" if not heard else f"with word from {', '.join(f'member {i}' for i, _ in heard)} "
         dead = ", ".join(setup.name(p) for p in setup.peers if p not in alive) or "nobody"
@@ -187,7 +187,7 @@ class Context:
             yield from self._members.outcomes(self._step("copies the finals that lack"), run)
 
     def returns(self) -> Iterator[Outcome]:
-        """Is killed, loses what is not on disk, and returns."""
+        """Kill the member, so that it loses what is not on disk, and have it return."""
         for way in self._members.ways_back(self._position, self._members.states[self._number]):
             run = _tried(self._run(), partial(_return, way))
             yield from self._members.outcomes(self._step(f"is killed and {way.value}", crashes=1), run)

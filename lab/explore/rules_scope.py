@@ -20,7 +20,7 @@ CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesScope:
-    """Which schedules of the model there are. Member v leads view v.
+    """Bounds on the schedules of the model. Member v leads view v.
 
     quorum: the fault model, `crash` or `lying`. `liars` members from number `liar` on may send any message at any time.
     `views` are 0 to views − 1; `plans` is how many values an honest lead may choose from; `planner` is which member

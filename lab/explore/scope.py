@@ -32,7 +32,7 @@ MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
+    """Bounds on the schedules. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
     member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
@@ -73,8 +73,10 @@ class Scope:
 
     @property
     def first_alike(self) -> int:
-        """From this member on nothing tells them apart: they lead no view, are not the planner, and nobody names them
-        in a value. The number of members, if there are no two such."""
+        """Number of the first of the members that nothing tells apart; the number of members, if there are no two such.
+
+        They lead no view, are not the planner, and nobody names them in a value.
+        """
         first = max(self.views, self.planner + 1)
         alike = self.reduced and self.exchanged and not self.leaves and not self.liars and first <= self.members - 2
         return first if alike else self.members
@@ -111,7 +113,7 @@ def explored_target(round: int) -> Target:
 
 
 def explored_digest(round: int) -> bytes:
-    """Of the state of a round to go back to."""
+    """Digest of the state of a round to go back to."""
     return domain_hash("explored state", bytes([round]))
 
 

@@ -54,7 +54,7 @@ class HeadDuty:
     over: bool = False
 
     def take(self, peer: PeerId, ready: RowReady) -> bool:
-        """Somebody is ready. Returns whether a plan that has it can do without it from now on, and must.
+        """Take note of a RowReady. Returns whether a plan that has it can do without it from now on, and must.
 
         Raises RemoteError where one process has two contributions.
         """

@@ -64,11 +64,11 @@ class Roster:
         return {peer: place for place, peer in enumerate(self.row)}
 
     def number(self, peer: PeerId) -> int:
-        """That of `peer`, which is on it."""
+        """Number of `peer`, which is on the list."""
         return self.numbers[self.places[peer]]
 
     def changed(self, gone: Iterable[PeerId], came: Iterable[PeerId]) -> Roster:
-        """Without some, and with newcomers, of whom those are left out that are on it. Raises LocalError as above.
+        """Make the next list without some, and with the newcomers that are not on it. Raises LocalError as above.
 
         The last answer is kept: a beginning comes more than once, and to all members that run in one process.
         """
@@ -141,7 +141,7 @@ class RowList:
         return peer in self.roster.places or peer in self._former
 
     def give_up(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """They are gone. Returns who of the list was not yet."""
+        """Give up these peers. Returns those of the list that were not given up yet."""
         fresh = []
         for peer in peers:
             self._came.pop(peer, None)
@@ -173,7 +173,7 @@ class RowList:
         return roster if roster.hash == begin.list else None
 
     def become(self, roster: Roster, gone: Iterable[PeerId]) -> None:
-        """Another round's list. `gone` were on one that this member may have missed."""
+        """Take another round's list. `gone` were on one that this member may have missed."""
         for peer in (*gone, *(peer for peer in self.roster.row if peer not in roster.places)):
             self._remember(peer)
         self.roster = roster

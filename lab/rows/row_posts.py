@@ -30,7 +30,7 @@ class _Owed:
 
 
 class Posts:
-    """By peer and kind of message, of which there is one each; the newer takes the place of the older."""
+    """Messages owed, by peer and kind, of which there is one each; the newer takes the place of the older."""
 
     def __init__(self) -> None:
         self._owed: dict[tuple[PeerId, type], _Owed] = {}

@@ -285,7 +285,7 @@ class RowRound:
         return effects
 
     def _follow(self, message: RowBegin | RowHead, head: PeerId) -> None:
-        """From here on this is the newest word."""
+        """Follow a message as the newest from here on."""
         self.turn, self.term, self.round = message.stamp
         self._base, self.head, self._word = message.base, head, (head, message)
         self.sum = FollowedPlan(head)
@@ -304,7 +304,7 @@ class RowRound:
         return effects + (self._announce(0, NO_HASH, now) if fresh else [])
 
     def _pass_on(self, place: int, now: float) -> list[RowEffect]:
-        """To those below a place of the tree, and past those that are gone."""
+        """Pass the beginning on to those below a place of the tree, and past those that are gone."""
         assert self._word is not None
         assert isinstance(self._word[1], RowBegin)
         signer, begin = self._word

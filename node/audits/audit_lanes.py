@@ -100,7 +100,7 @@ class ContributionServer:
                 self._paid_at = max(self._paid_at, trio.current_time()) + len(data) / self._rate()
 
     def _takes_up(self, peer: PeerId, ref: ChunkRef) -> bool:
-        """In a lane's thread."""
+        """Take up a request, in a lane's thread; False for one of another kind."""
         if ref.space is not ChunkSpace.CONTRIBUTION or self._token is None:
             return False
         with contextlib.suppress(trio.RunFinishedError):
@@ -136,7 +136,7 @@ class Wanted(NamedTuple):
 
     @property
     def ref(self) -> ChunkRef:
-        """Its name on the lanes."""
+        """Name of the chunk on the lanes."""
         return ChunkRef(ChunkSpace.CONTRIBUTION, self.root[:SCOPE_BYTES], self.chunk)
 
 

@@ -309,7 +309,7 @@ class Auditing(RoundObserver):
     # -- contributions that were left out --------------------------------------------------------------------
 
     def excluded(self, plan: Plan, chunk: int, exclusion: Exclusion) -> None:
-        """In a thread of the reduction: an owner's chunk is made without somebody."""
+        """Note, in a thread of the reduction, that an owner's chunk is made without somebody."""
         if self._token is not None:
             self._token.run_sync_soon(self._note_exclusion, plan, chunk, exclusion)
 
@@ -330,7 +330,7 @@ class Auditing(RoundObserver):
     # -- statements that differ ------------------------------------------------------------------------------
 
     def _compare_with(self, peer: PeerId, report: Report) -> None:
-        """Whoever came to something else from the same plan has another final of some chunk."""
+        """Compare finals with a peer that came to something else from the same plan: some chunk's differs."""
         finals, mine = self._finals.get(report.plan, (None, None))
         if finals is None or mine is None or (mine.digest, mine.bitmaps) == (report.digest, report.bitmaps):
             return

@@ -45,7 +45,7 @@ Sound = Callable[[Plan, int, Sequence[int]], Awaitable[Mapping[int, U8]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """That the work of participant number `place` is to be weighed, on what the round after `base` began with."""
+    """Contribution to weigh: that of participant `place`, on the parameters that the round after `base` began with."""
 
     base: Value
     plan: Plan

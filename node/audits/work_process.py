@@ -21,7 +21,7 @@ LOWEST_PRIORITY = 19
 
 
 class WorkRequest(Message, frozen=True, kw_only=True):
-    """Which workload, which share of its data, and the files of the anchor and of base − local as decoded."""
+    """Work to weigh: the workload, the share of its data, and files of the anchor and of base − local as decoded."""
 
     workload: str
     options: Mapping[str, Scalar]

@@ -205,7 +205,7 @@ def _speed_of(peer: PeerFacts) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To `DIGITS` digits, whole where that is large."""
+    """Round to `DIGITS` digits, whole where that is large."""
     if value == 0 or value != value:
         return 0
     places = DIGITS - 1 - floor(log10(abs(value)))

@@ -107,7 +107,7 @@ class _Connections:
 
     @contextmanager
     def _answering(self, client: Client) -> Iterator[None]:
-        """For as long as a request of this connection is answered."""
+        """Keep a connection open while a request of it is answered."""
         connection = self._open.get(client)
         if connection is None:  # it gave way this moment
             yield
@@ -168,5 +168,5 @@ class _Connection:
         await self._stream.aclose()
 
     def close(self) -> None:
-        """At once, also while others wait for it: they see ClosedResourceError."""
+        """Close at once, also while others wait for it: they see ClosedResourceError."""
         self.socket.close()

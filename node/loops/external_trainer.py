@@ -235,7 +235,7 @@ class ExternalTrainer(Trainer):
         return None
 
     async def _live_with(self, connection: LoopConnection, memory: int, task_status: trio.TaskStatus[None]) -> None:
-        """From the answer to the end, and tell the daemon of both."""
+        """Serve a loop from the answer to the end, and tell the daemon of both."""
         cause = ""
         try:
             await connection.answer(Accepted(peer_id=self._peer_id), memory)

@@ -37,13 +37,13 @@ class Attaching(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """It may; the descriptor of the shared vectors comes with the first byte of this frame."""
+    """Acceptance of a loop; the descriptor of the shared vectors comes with the first byte of this frame."""
 
     peer_id: str
 
 
 class TurnedAway(Message, frozen=True, kw_only=True):
-    """It may not; `reason` is for its user."""
+    """Refusal of a loop; `reason` is for its user."""
 
     reason: str
 

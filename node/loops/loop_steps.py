@@ -121,11 +121,11 @@ class Tally:
             self._losses += 1
 
     def mean_loss(self) -> float:
-        """Over the steps that told one; not a number without any."""
+        """Mean loss over the steps that told one; not a number without any."""
         return float(self._loss) / self._losses if self._losses else math.nan
 
     def tokens_per_s(self) -> float:
-        """While it trained."""
+        """Rate while it trained."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property

@@ -90,7 +90,7 @@ def read_end(log: Path, limit_bytes: int) -> bytes:
 
 
 def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
-    """Those of the two files that are there, oldest first, as of one moment."""
+    """Open those of the two files that are there, oldest first, as of one moment."""
     while True:
         with ExitStack() as both:
             files: dict[Path, BinaryIO] = {}
@@ -127,7 +127,7 @@ class LogFollower:
         self._at: _Place | None = None
 
     def read(self, limit_bytes: int | None = None) -> bytes:
-        """At most so much of it; nothing where there is no log. Raises OSError. A shorter file is read anew."""
+        """Read at most so much of it; nothing where there is no log. Raises OSError. A shorter file is read anew."""
         with ExitStack() as opened:
             files = _open(self._log, opened)
             if not files:

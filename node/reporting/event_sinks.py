@@ -1,4 +1,4 @@
-"""Other outputs for the numbers of the event log: TensorBoard event files, and Weights & Biases.
+"""Sinks of the event log's numbers: TensorBoard event files, and Weights & Biases.
 
 Both are extras. What is missing is said in one line before the node starts; neither is imported before it is asked for.
 """

@@ -112,7 +112,7 @@ class EventWriters:
         """Do nothing: a change of a peer is no number."""
 
     def _hear(self, event: Event) -> None:
-        """In whatever thread wrote the event; never waits."""
+        """Queue an event, in whatever thread wrote it; never waits."""
         if self._over.is_set() or not isinstance(event, Measured):
             return
         try:

@@ -82,7 +82,7 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Holding(Event, frozen=True, kw_only=True):
-    """In test mode, the node stands still at a point of a round that it was asked to hold at. progress: in 0..1."""
+    """The node stands still at a point of a round where it was asked to hold, in test mode. progress: in 0..1."""
 
     round: int
     phase: str
@@ -90,7 +90,7 @@ class Holding(Event, frozen=True, kw_only=True):
 
 
 class Released(Event, frozen=True, kw_only=True):
-    """In test mode, the node goes on from where it held."""
+    """The node goes on from where it held, in test mode."""
 
     round: int
     phase: str
@@ -511,7 +511,7 @@ class Audited(Event, frozen=True, kw_only=True):
 
 
 class Weighed(Event, frozen=True, kw_only=True):
-    """With `[audit] work`: the loss before and after a peer's contribution, and whether the work was useful."""
+    """The loss before and after a peer's contribution, and whether the work was useful, with `[audit] work`."""
 
     peer: str
     round: int

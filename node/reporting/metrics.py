@@ -173,7 +173,7 @@ class _Now(Collector):
 
 
 def _grown(before: int, after: int) -> int:
-    """By how much a count grew that begins anew when its lanes are forgotten."""
+    """Growth of a count that begins anew when its lanes are forgotten."""
     return after - before if after >= before else after
 
 

@@ -423,12 +423,12 @@ def _ordered(pair: Pair) -> Pair:
 
 
 def _address(index: int) -> str:
-    """Of 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
+    """Address in 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
     return f"198.18.0.{index + 1}"
 
 
 def _inner(index: int, host: int) -> str:
-    """On the network between a node and its router."""
+    """Address on the network between a node and its router."""
     return f"10.0.{index + 1}.{host}"
 
 

@@ -60,7 +60,7 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
 
 
 def _headers_bytes(frame: bytes) -> int:
-    """From Ethernet to TCP."""
+    """Size of the headers from Ethernet to TCP."""
     tcp = int(_CHECKED_FROM.unpack_from(frame)[0])
     return tcp + (frame[HEADER_BYTES + tcp + 12] >> 4) * 4
 

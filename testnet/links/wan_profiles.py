@@ -57,7 +57,7 @@ def profile_of(name: str) -> Profile:
 
 
 def uplinks_of(profile: Profile, places: int) -> tuple[Uplink, ...]:
-    """For every node its own line, so that two of them have the profile's delay and loss between them.
+    """Give every node its own line, so that two of them have the profile's delay and loss between them.
 
     Of two nodes only the second has one, which stands for both lines and costs half as much to emulate.
     """

@@ -161,7 +161,7 @@ def _resampled(logs: Sequence[Cells], origins: Sequence[float], wall_s: float) -
 
 
 def _marks(history: SwarmHistory) -> dict[str, list[Mark]]:
-    """By PeerId, what happened to it."""
+    """Marks of a node's incidents, by PeerId."""
     found: dict[str, list[Mark]] = {}
     for incident in [incident for incident in history.incidents if incident.kind in MARKED][:MARK_LIMIT]:
         tip = f"{incident.kind} {incident.text}".strip()

@@ -66,7 +66,7 @@ class SwarmHistory:
 
     @property
     def wall_s(self) -> float:
-        """From the first moment to the last."""
+        """Seconds from the first moment to the last."""
         lasts = [log.last_at - clock.ahead_s for log, clock in self._timed()]
         return max(lasts, default=0.0) - self.began_at
 
