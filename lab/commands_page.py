@@ -46,7 +46,7 @@ def render() -> str:
 
 
 def _commands() -> Iterator[tuple[str, Any, str]]:
-    """Each command with its name and the panel of `shoal --help` in which it stands, panel by panel."""
+    """Commands with their names and the panel of `shoal --help` in which each stands, panel by panel."""
     found = list(_below("shoal", get_command(app), ""))
     panels = list(dict.fromkeys(panel for _, _, panel in found))
     return iter(sorted(found, key=lambda one: panels.index(one[2])))

@@ -1,4 +1,4 @@
-"""Stands for a trainer that a fork server forked: what the daemon starts, sees end and may kill in its place.
+"""Stand-in for a trainer that a fork server forked: what the daemon starts, sees end and may kill in its place.
 
     python -I -S forked_trainer.py TRAINERS CONTROL MEMORY PROCESSES
 

@@ -174,7 +174,7 @@ def arithmetic() -> Check:
 
 
 def open_files() -> Check:
-    """Each peer takes some descriptors. A node raises the soft limit itself."""
+    """Check the limit on open files: each peer takes some. A node raises the soft limit itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ok = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
     how = f"`LimitNOFILE={FILES_ASKED}` in a service's unit, `* hard nofile {FILES_ASKED}` in /etc/security/limits.conf"

@@ -84,7 +84,7 @@ class Admission:
         return self._reason_revoked(peer, credential) is None and self._reason_unlisted(peer, credential) is None
 
     def first(self) -> frozenset[PeerId]:
-        """Everybody who comes first where there is not room for all."""
+        """Peers that come first where there is not room for all."""
         revoked = () if self.revocations is None else self.revocations.peers
         return self._founding.union(self.named, self.members()).difference(revoked)
 

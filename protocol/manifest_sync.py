@@ -174,7 +174,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
 
     @property
     def applied_mixing(self) -> float | None:
-        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
+        """Weight α of a round's outcome in a node's own values, None where it takes their place."""
         return strategy_named(self.strategy).mixing(self)
 
     @property

@@ -91,7 +91,7 @@ class Timeouts:
         return doubled(self._settings.reduce_deadline_s, self._doublings)
 
     def renew(self, now: float) -> None:
-        """Nothing could be expected until now."""
+        """Begin the stage's time anew: nothing could be expected until now."""
         self.since = now
         self._series_since = now
 

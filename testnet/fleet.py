@@ -20,7 +20,7 @@ from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 
 def _ignore(node: NodeProcess) -> None:
-    """Nobody wants to know."""
+    """Do nothing, where nobody wants to know."""
 
 
 class Fleet:
@@ -69,7 +69,7 @@ class Fleet:
         return NodeProcess(index, folder, self.journal, self._runtime)
 
     def found(self, manifest: Manifest) -> None:
-        """Have all nodes be of this swarm."""
+        """Write the manifest of the swarm that all nodes are to be of."""
         self.manifest = manifest
         self._manifest_path.write_text(render_manifest(manifest), encoding="utf-8")
 

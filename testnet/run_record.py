@@ -1,4 +1,4 @@
-"""Everything that happened in a run: the raw material of the check and the report."""
+"""Record of a run: all that happened, the raw material of the check and the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Everything that happened. began_at, ended_at: wall-clock seconds."""
+    """Record of all that happened in a run. began_at, ended_at: wall-clock seconds."""
 
     scenario: Scenario
     began_at: float

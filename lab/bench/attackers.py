@@ -119,7 +119,7 @@ class Attacker(LocalNode):
         return scaled
 
     def _copy(self, head: Value, known: Knowledge) -> Ready:
-        """Everything of the first honest member."""
+        """Copy the first honest member's contribution in full."""
         made = self.contributions.made = known.honest[0]
         return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
 

@@ -82,7 +82,7 @@ class CheckpointSpeed:
 
 
 class MatricesWorkload:
-    """Nothing is learnt: matrices of zeros, enough for moments of that size."""
+    """Workload that learns nothing: matrices of zeros, enough for moments of that size."""
 
     metric = "no loss"
 
@@ -96,15 +96,15 @@ class MatricesWorkload:
         return torch.nn.ParameterList(torch.zeros(MATRIX, MATRIX) for _ in range(self._matrices))
 
     def batches(self, assignment: Assignment) -> Iterator[object]:
-        """None: no step is made."""
+        """Yield no batches: no step is made."""
         return iter(())
 
     def loss(self, model: torch.nn.Module, batch: object) -> tuple[torch.Tensor, int]:
-        """Nothing to learn from: `batches` has none. Raises LocalError."""
+        """Raise LocalError: `batches` has none to learn from."""
         raise LocalError("the checkpoint benchmark makes no step")
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 

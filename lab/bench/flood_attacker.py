@@ -89,7 +89,7 @@ def _delimited(text: str) -> bytes:
 
 
 class Attacker:
-    """Everything at once against one node."""
+    """Attack in all ways at once against one node."""
 
     def __init__(self, control: str, lanes: str, swarm: SwarmId, scale: float) -> None:
         self._control = control

@@ -75,7 +75,7 @@ class _Sink:
     chunks: ChunkExchange
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Nothing is expected."""
+        """Refuse every frame: none is expected."""
         return None
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:

@@ -178,7 +178,7 @@ class Joiner:
             await self.lanes.ensure(peer, deadline_s=DEADLINE_S)
 
     async def receive_raw(self) -> float:
-        """Have the donors send bare frames; the seconds that takes."""
+        """Have the donors send bare frames; returns the seconds that takes."""
         self._sink.expect_raw()
         began = time.perf_counter()
         async with trio.open_nursery() as nursery:
@@ -194,7 +194,7 @@ class Joiner:
         return await self.fetch()
 
     def become_newcomer(self) -> None:
-        """Have nothing of the state, and memory ready for it."""
+        """Make an empty state folder, and memory ready for the state."""
         self._joins += 1
         folder = self._folder / f"join{self._joins}"
         for name in ("state", "finals"):

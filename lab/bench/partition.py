@@ -158,7 +158,7 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def partition_scenario(seconds: float, seed: int) -> Scenario:
-    """Two and two apart for so long, with some rounds before and after."""
+    """Scenario of a partition, two nodes and two, for so long, with some rounds before and after."""
     # No round is shorter than its steps, so the half that goes on is not done before the heal.
     rounds = APART_ROUND + int(seconds / (INNER_STEPS * STEP_S)) + ROUNDS_AFTER
     return Scenario(

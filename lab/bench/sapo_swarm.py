@@ -36,7 +36,7 @@ class Listener(Protocol):
         """PeerId of the listener."""
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
-        """Something that `sender` published."""
+        """Receive an announcement that `sender` published."""
 
 
 class SharedMemory:
@@ -138,7 +138,7 @@ class MemberSharing:
         return collect(self._intake, self._judge, fetch, offers, count=count, round_number=self._round)
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
-        """An announcement that `sender` published."""
+        """Receive an announcement that `sender` published."""
         try:
             self._book.receive(data, peer=sender, now=self._round * ROUND_S, round_number=self._round)
         except RolloutError as error:

@@ -50,7 +50,7 @@ class TallyWorkload:
         return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
-        """Nothing, and again nothing, as often as it is asked for."""
+        """Yield a batch without content after each step's time, as often as asked."""
         import torch
 
         while True:
@@ -65,7 +65,7 @@ class TallyWorkload:
         return model.get_parameter("idle").sum() * 0.0, TOKENS
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 

@@ -280,7 +280,7 @@ def _are_alike(one: TrainResult, other: TrainResult) -> bool:
 
 
 def _json(value: object) -> bytes:
-    """Equal for what is written alike."""
+    """Key that is equal for settings that are written alike."""
     return msgspec.json.encode(value, order="deterministic")
 
 

@@ -174,7 +174,7 @@ class LocalSwarm:
             node.stand_on(self.state)
 
     def _announce(self) -> dict[PeerId, Ready]:
-        """Everyone trains; what they announce."""
+        """Train every node, and return what they announce."""
         head, members = self.head, self.head.members
         return {
             peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)

@@ -345,7 +345,7 @@ class Members:
         return self.peers[who], message
 
     def _blamed(self, step: _Step, sender: int, error: RemoteError) -> list[Outcome]:
-        """Nothing if `sender` lies, as then it may be blamed."""
+        """Return the violation of blaming an honest member; none if `sender` lies, as then it may be blamed."""
         if self._forks_only or (self.scope.liars and sender == self.scope.liar):
             return []
         step = replace(step, text=f"{step.text}, and blames it: {error}")

@@ -122,7 +122,7 @@ class Here(Surroundings):
         return self.believed
 
     def linked(self) -> Collection[PeerId]:
-        """Everyone."""
+        """Peers with a link: all of them."""
         return self.setup.peers
 
     def rules(self, round: int) -> Rules:

@@ -74,7 +74,7 @@ class Context:
         return Step(self._position, self._number, text, crashes)
 
     def plainly(self, doings: Iterable[Doing], interrupting: list[Doing]) -> Iterator[Outcome]:
-        """Each of these; those that interrupt a reduction are noted."""
+        """Try each of these; those that interrupt a reduction are noted."""
         for text, act in doings:
             run = _tried(self._run(), act)
             yield from self._members.outcomes(self._step(text), run)
@@ -86,7 +86,7 @@ class Context:
         return self.plainly([(text, act)], [])
 
     def after_arrivals(self, doings: Iterable[Doing], wanted: tuple[int, ...]) -> Iterator[Outcome]:
-        """Each of these, when any part of what is wanted has arrived before; of two for one place only one."""
+        """Try each of these after any part of what is wanted has arrived; of two for one place only one."""
         for arrived in _parts(self._sorted(wanted), all_of_them=False):
             what = ", ".join(map(told_parcel, arrived))
             for text, act in doings:

@@ -65,7 +65,7 @@ class Common(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that a member does: the `state` after it, and what is wrong with it, if anything.
+    """Step of a member: the `state` after it, and what is wrong with it, if anything.
 
     votes: whether it may have made a certificate. moves: whether it gives a view up.
     """

@@ -62,12 +62,12 @@ class Posts:
         self._owed.pop((peer, kind), None)
 
     def forget(self, peer: PeerId) -> None:
-        """Nothing is owed to it."""
+        """Drop all that is owed to a peer."""
         for key in [key for key in self._owed if key[0] == peer]:
             del self._owed[key]
 
     def clear(self) -> None:
-        """Nothing is owed to anybody."""
+        """Drop all that is owed to anybody."""
         self._owed.clear()
         self.next_at = math.inf
 

@@ -484,7 +484,7 @@ class RowRound:
         return self._settings.train_deadline_s + self._settings.grace_s + LATE_S
 
     def _rest(self, now: float) -> None:
-        """Nothing more to do in this round."""
+        """Wait for the next round: there is nothing more to do in this one."""
         self.phase, self._deadline = RowPhase.OVER, now + CERTIFICATE_DEADLINE_S
 
     def _overdue(self, now: float) -> list[RowEffect]:

@@ -58,7 +58,7 @@ _ASK_FOR_TOKEN = """<!doctype html>
 
 
 class Guard:
-    """Stands before an application. open_to_view: whether looking takes no token; names: of this host."""
+    """Guard in front of an application. open_to_view: whether looking takes no token; names: of this host."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_to_view: bool, names: Collection[str] = ()) -> None:
         self._app = app

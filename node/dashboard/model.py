@@ -184,7 +184,7 @@ class Model:
         return {"seq": self.seq, **news}
 
     def snapshot(self) -> Fields:
-        """Everything, as of the last delta: to be taken right after one."""
+        """Snapshot as of the last delta: to be taken right after one."""
         return {
             "seq": self.seq,
             "node": self._node,

@@ -56,7 +56,7 @@ ORDER_LIMIT = 4096
 
 
 class NoDaemon(NetworkError):
-    """Nothing takes training loops for this data folder."""
+    """Refusal for want of a daemon that takes training loops for this data folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

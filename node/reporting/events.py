@@ -175,7 +175,7 @@ class AgentDied(Event, frozen=True, kw_only=True):
 
 
 class PeerEvent(Event, frozen=True, kw_only=True):
-    """Something became of a peer."""
+    """A change of a peer."""
 
     peer: str
 
@@ -284,7 +284,7 @@ class Reduced(Event, frozen=True, kw_only=True):
 
 
 class Signed(Event, frozen=True, kw_only=True):
-    """Something that binds the node in the agreement on a round is on disk, and may be said."""
+    """A record that binds the node in the agreement on a round is on disk, and may be sent."""
 
     term: str = "0.0"
     round: int

@@ -115,5 +115,5 @@ class Strategy:
         return Nesterov(lr=sync.outer_lr, momentum=sync.outer_momentum)
 
     def mixing(self, sync: Sync) -> float | None:
-        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
+        """Weight α of a round's outcome in a node's own values, None where it takes their place."""
         return None

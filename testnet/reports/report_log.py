@@ -123,7 +123,7 @@ class RoundSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
-    """Something that went wrong, or was decided out of turn. subject: the PeerId that it happened to."""
+    """Fault that a log tells of, or decision out of turn. subject: the PeerId that it happened to."""
 
     at: float
     kind: str

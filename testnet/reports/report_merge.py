@@ -115,7 +115,7 @@ def merge(found: Sequence[tuple[str, Path]]) -> SwarmHistory:
 
 
 def align(anchors: Sequence[Mapping[RoundKey, float]]) -> list[Clock]:
-    """Each log's clock against the reference, the log that certified most rounds.
+    """Align each log's clock with the reference, the log that certified most rounds.
 
     anchors: by log, when it certified each round, by its own clock.
     """
