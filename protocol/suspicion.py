@@ -1,4 +1,4 @@
-"""Local scores: what a node holds against its peers that it cannot prove. They fade, and decide only whom it asks last.
+"""Local scores: faults of peers that a node cannot prove. They fade, and decide only which peers it asks last.
 
 No electorate, plan or vote depends on a score: of what is not proven everybody has another impression.
 """
