@@ -114,7 +114,7 @@ def print_check(check: Check) -> None:
 
 
 def to_json(checks: list[Check]) -> str:
-    """One document."""
+    """Report as one JSON document."""
     import msgspec
 
     return msgspec.json.encode({"ok": all(check.ok for check in checks), "checks": checks}).decode()

@@ -41,7 +41,7 @@ class LiveLine:
         self._task = task
 
     def __call__(self, text: str, share: float | None = None) -> None:
-        """Say `text`; share: how much of it is done, in 0..1, None where that is not known. From any thread."""
+        """Show `text`; share: how much of it is done, in 0..1, None where that is not known. From any thread."""
         if share is None:
             self._progress.tasks[0].total = None
             self._progress.update(self._task, description=escaped(text))

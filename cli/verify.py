@@ -70,7 +70,7 @@ def expected_manifest(path: Path | None) -> Manifest | None:
 
 
 def to_json(report: CheckpointReport) -> str:
-    """One document."""
+    """Report as one JSON document."""
     return json.dumps(
         {
             "ok": report.ok,

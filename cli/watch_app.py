@@ -32,11 +32,11 @@ class ConfirmLeave(ModalScreen[bool]):
     CSS = "ConfirmLeave { align: center middle } #question { border: round $error; padding: 1 2; width: auto }"
 
     def compose(self) -> ComposeResult:
-        """One question."""
+        """Compose the one question."""
         yield Label("Let this node leave the swarm and stop?  y: leave   n: stay", id="question")
 
     def action_answer(self, leave: bool) -> None:
-        """Tell the view."""
+        """Hand the answer to the view."""
         self.dismiss(leave)
 
 
@@ -167,7 +167,7 @@ class WatchApp(App[None]):
         self._faults = faults
 
     def action_order(self, op: str) -> None:
-        """Ask the node, in a thread, and say what came of it."""
+        """Give the node an order, in a thread, and show the reply."""
 
         def ask() -> None:
             told = self._watcher.order(op)

@@ -173,4 +173,4 @@ def _tell(text: str, share: float | None = None) -> None:
 
 
 def tell_nothing(text: str, share: float | None = None) -> None:
-    """Be what `run` tells how far it is, where nobody asks."""
+    """Tell nobody how far a run is."""

@@ -1,4 +1,4 @@
-"""The caller's side of the control socket: how a command finds a running node and asks it one thing.
+"""Client of the control socket: a command finds a running node and asks it one thing.
 
 The socket lies in the node's data folder, `control.sock`. A path of a Unix-domain socket has room for about 100
 bytes; where the folder's own path is longer, the socket lies in a private folder elsewhere and the file
@@ -35,11 +35,11 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 
 
 class NodeNotRunning(ConfigError):
-    """No process answers for this data folder."""
+    """Failure to reach a node: no process answers for this data folder."""
 
 
 class ControlRefused(ShoalError):
-    """The node understood and said no; the text is its reason."""
+    """Refusal of the node, which understood; the text is its reason."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):

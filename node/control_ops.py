@@ -87,7 +87,7 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         return {}
 
     async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-        """Break all lanes to these peers; the links stay. Says to whom there were any."""
+        """Break all lanes to these peers; the links stay. Returns the peers that had any."""
         connected = parts.lanes.connected().intersection(peers)
         for peer in connected:
             parts.lanes.drop(peer)

@@ -138,7 +138,7 @@ def _version(name: str) -> str:
 
 
 def clock(monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> Check:
-    """Deadlines run on the monotonic clock; the wall clock only dates invites and log lines."""
+    """Check the clocks: deadlines run on the monotonic one; the wall clock only dates invites and log lines."""
     reads = [monotonic() for _ in range(CLOCK_READS)]
     steps = [after - before for before, after in itertools.pairwise(reads)]
     finest = min((step for step in steps if step > 0), default=float("inf"))
@@ -160,7 +160,7 @@ def clock(monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], fl
 
 
 def arithmetic() -> Check:
-    """All members must compute the same bits, so subnormal numbers must not be flushed to zero."""
+    """Check that subnormal numbers are not flushed to zero: all members must compute the same bits."""
     try:
         check_denormals()
     except LocalError as error:
@@ -183,7 +183,7 @@ def open_files() -> Check:
 
 
 def congestion_control(folder: Path = Path("/proc/sys/net/ipv4")) -> Check:
-    """BBR moves more over long lossy links; without it the kernel's choice is used."""
+    """Check for BBR, which moves more over long lossy links; without it the kernel's choice is used."""
     try:
         offered = (folder / "tcp_available_congestion_control").read_text().split()
         allowed = (folder / "tcp_allowed_congestion_control").read_text().split()
@@ -265,7 +265,7 @@ def dial_back(known: Status | None) -> Check:
 
 
 def key(data_dir: Path) -> Check:
-    """The node's key: there, readable, and nobody else's."""
+    """Check the node's key: there, readable, and nobody else's."""
     path = data_dir / "node.key"
     if not path.exists():
         return Check(name="key", ok=True, detail=f"no {path} yet; the first `shoal run` makes it")
@@ -460,7 +460,7 @@ def _nvidia() -> str:
 
 
 def disk_space(data_dir: Path, numel: int | None) -> Check:
-    """Room for the states that a node keeps."""
+    """Check that there is room on disk for the states that a node keeps."""
     free = shutil.disk_usage(existing_parent(data_dir)).free
     if numel is None:
         return Check(name="disk space", ok=True, detail=f"{free / 1e9:.1f} GB free")
@@ -471,7 +471,7 @@ def disk_space(data_dir: Path, numel: int | None) -> Check:
 
 
 def memory(report: TrialReport) -> Check:
-    """Room for the model, its gradients and moments, and what the daemon holds."""
+    """Check that there is room for the model, its gradients and moments, and what the daemon holds."""
     available = psutil.virtual_memory().available
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")

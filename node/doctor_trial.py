@@ -1,4 +1,4 @@
-"""A trial of the trainer, in a process of its own: which device there is, how large the model, how fast a few steps.
+"""Trial of the trainer, in a process of its own: its device, the size of the model, and the speed of a few steps.
 
     python -P -m shoal.node.doctor_trial < request.json > report lines
 
@@ -55,7 +55,7 @@ class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Try, and say what came of it; 0 whatever that is."""
+    """Make the trial, and report its findings; returns 0 whatever they are."""
     request = msgspec.json.decode(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES), type=TrialRequest)
     import torch
 

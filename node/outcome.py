@@ -17,7 +17,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged:
-    """The node went on to another phase of this round."""
+    """Change of the node to another phase of this round."""
 
     phase: str
     round: int
@@ -25,7 +25,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCertified:
-    """A round has its certificate. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
+    """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
 
     round: int
     members: int
@@ -36,7 +36,7 @@ class RoundCertified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStepped:
-    """A round under the strategy gossip is done, with a partner, or alone, and then `why`; the rest as above."""
+    """End of a gossip round, with a partner, or alone, and then `why`; the rest as above."""
 
     round: int
     partner: str | None
@@ -47,7 +47,7 @@ class RoundStepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundShared:
-    """A round under the strategy rollouts is done.
+    """End of a round under the strategy rollouts.
 
     reward: mean over the node's own completions, in 0..1, None where it makes none. own, external: groups.
     """
@@ -76,7 +76,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerTraceback:
-    """The workload raised in the trainer: one line, and the whole traceback."""
+    """Error of the workload in the trainer: one line, and the whole traceback."""
 
     summary: str
     traceback: str

@@ -74,7 +74,7 @@ logger = logging.getLogger("shoal.loop")
 
 
 class Swarm:
-    """This process's place in the swarm; a context manager. Use from the thread that trains."""
+    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Swarm:
             )
 
     def _finish(self, order: Train, client: LoopClient) -> None:
-        """The steps of an order are made: report them, with a contribution if it is to end in one."""
+        """Report the steps of an order, which are made, with a contribution if it is to end in one."""
         tally = self._tally
         loss, seconds = tally.mean_loss(), tally.seconds
         if not order.contribute:
@@ -349,7 +349,7 @@ class Swarm:
         return status is not None
 
     def _go_on_alone(self, client: LoopClient) -> None:
-        """The daemon is gone: from here on this loop trains locally."""
+        """Train locally from here on: the daemon is gone."""
         assert self._daemon is not None
         self.over = not self._daemon.failed() and client.ended_in_order
         self._client, self._order = None, None

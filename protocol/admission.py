@@ -105,7 +105,7 @@ class Admission:
         return self._reason_revoked(peer, None if record is None else record.credential) is not None
 
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
-        """Note a list that came from `peer`; whether it is news. Raises RemoteError for one that is forged."""
+        """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""
         if not revocations.is_newer_than(self.revocations):
             return False
         revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)

@@ -1,4 +1,4 @@
-"""Certificates: who leads, what a quorum is, and what makes a decided value hold after the one before it.
+"""Certificates: the order of leads, quorums, and the checks by which a decided value holds after the one before it.
 
 The hash of a certificate is the hash of its value alone, so certificates of one value that differ in view or
 signers are the same certificate. C(e-1) fixes everything about round e that must not move: its electorate, the

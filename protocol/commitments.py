@@ -75,7 +75,7 @@ def commitment_of(peer: PeerId, ready: Ready, settings: RoundSettings) -> Commit
 
 
 def committed(identity: Identity, ready: Ready, settings: RoundSettings) -> Ready:
-    """`ready` with the signature of `identity`, if it announces a contribution."""
+    """Return `ready` with the signature of `identity`, if it announces a contribution."""
     if ready.role != CONTRIBUTOR:
         return ready
     unsigned = msgspec.structs.replace(ready, signature=bytes(64))

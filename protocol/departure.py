@@ -58,7 +58,7 @@ class Departure:
         return self._asked_at is not None
 
     def ask(self, now: float) -> None:
-        """Leave as soon as the round allows; patience counts from the first time."""
+        """Leave as soon as the round allows; the time limit counts from the first call."""
         if self._asked_at is None:
             self._asked_at = now
 
@@ -71,7 +71,7 @@ class Departure:
         self._have_certificate.clear()
 
     def has_certificate(self, peer: PeerId) -> None:
-        """This peer sent the certificate of the newest round."""
+        """Note that this peer sent the certificate of the newest round."""
         self._have_certificate.add(peer)
 
     def known_to(self, peers: AbstractSet[PeerId]) -> bool:

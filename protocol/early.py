@@ -67,7 +67,7 @@ class EarlyMessages:
             del self._by_peer[peer]
 
     def take(self) -> list[Received]:
-        """All of them in the order in which they came; none is kept any more."""
+        """Remove and return all of them, in the order in which they came."""
         words = sorted((one for words in self._by_peer.values() for one in words.kept), key=lambda one: one[0])
         self._by_peer.clear()
         self._count = self._size = 0

@@ -1,4 +1,4 @@
-"""Evidence: what somebody signed, and cannot have signed if it followed the rules. Anyone who has it can check it.
+"""Evidence: signed statements that a node which follows the rules cannot have made. Anyone who has it can check it.
 
     double vote            two votes of one member in one view of one round; or two Prepares, or proposals
     hidden prepare         a view change that hides the prepare certificate that its sender voted by
@@ -103,7 +103,7 @@ class DoubleVote(_About, frozen=True, kw_only=True):
 
 
 class HiddenPrepare(_About, frozen=True, kw_only=True):
-    """`vote` was cast in `view`, by a prepare certificate; to `later` its voter moved and told of none so high."""
+    """Vote in `view`, by a prepare certificate, which its voter hid in its ViewChange to `later`."""
 
     view: View
     value: Value

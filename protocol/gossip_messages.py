@@ -21,7 +21,7 @@ Hashes = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BY
 
 
 class Offer(Message, frozen=True, kw_only=True, dict=True):
-    """Be my partner: this is the vector of my round `round`, to be fetched by the hashes of its chunks.
+    """Offer to be partners, with the vector of the sender's round `round`, to be fetched by the hashes of its chunks.
 
     Two are partners where each has the other's offer. `hashes`: BLAKE3 of every encoded chunk, joined in order.
     """
@@ -60,13 +60,13 @@ class Decline(Message, frozen=True, kw_only=True):
 
 
 class Withdraw(Message, frozen=True, kw_only=True):
-    """The sender waits no longer: its offer of its round `round` does not stand."""
+    """Withdrawal of the sender's offer of its round `round`: it waits no longer."""
 
     round: Count
 
 
 class Taken(Message, frozen=True, kw_only=True):
-    """The sender has the whole vector of your round `round`: nobody needs you for it any more."""
+    """Receipt of the whole vector of your round `round`: this sender needs you for it no more."""
 
     round: Count
 

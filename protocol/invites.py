@@ -1,4 +1,4 @@
-"""Invites: what the swarm's authority signs so that a node may join, and the list of those it takes back.
+"""Invites: the authority's signed permissions for nodes to join, and the list of those it revokes.
 
     Invite       signed by the authority: (swarm, holder, bearer, expires)
     Credential   an invite as its user shows it, inside the user's own signed NodeRecord
@@ -99,7 +99,7 @@ class Revocations(Message, frozen=True, kw_only=True):
 
 
 def make_invite(authority: Identity, swarm: SwarmId, *, holder: PeerId, bearer: bool = False, expires: int) -> Invite:
-    """An invite for the node `holder`, or, with `bearer`, for whoever has the key of that PeerId."""
+    """Make an invite for the node `holder`, or, with `bearer`, for whoever has the key of that PeerId."""
     unsigned = Invite(holder=holder, bearer=bearer, expires=expires, signature=bytes(SIGNATURE_BYTES))
     return msgspec.structs.replace(unsigned, signature=authority.sign(INVITE_DOMAIN, unsigned.signed_part(swarm)))
 

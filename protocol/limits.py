@@ -1,4 +1,4 @@
-"""Token buckets: what may happen so often in the long run, and so much at once; of one thing, or of each key."""
+"""Token buckets: limits on the rate in the long run, and on the amount at once; for one thing, or for each key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenBucket:
         return True
 
     def owe(self, amount: float, now: float) -> float:
-        """Take `amount`, whatever there is room for; how many seconds until that is paid, 0 if it was there."""
+        """Take `amount`, whatever there is room for; return the seconds until that is paid, 0 if it was there."""
         self.has(amount, now)
         self._level -= amount
         return max(0.0, -self._level / self._per_second)
@@ -54,7 +54,7 @@ class Rates(Generic[Key]):
         return self.of(key, now).take(amount, now)
 
     def owe(self, key: Key, now: float, amount: float = 1.0) -> float:
-        """Take `amount` of `key`, whatever there is room for; how many seconds until that is paid."""
+        """Take `amount` of `key`, whatever there is room for; return the seconds until that is paid."""
         return self.of(key, now).owe(amount, now)
 
     def of(self, key: Key, now: float) -> TokenBucket:

@@ -55,7 +55,7 @@ def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source:
 
 
 def refuse_non_finite(tables: dict[str, Any]) -> None:
-    """TOML can say nan and inf, which pass every range check that is written with < and >. Raises ValueError."""
+    """Refuse nan and inf, which TOML can say and which pass range checks written with < and >. Raises ValueError."""
     for section, table in tables.items():
         for key, value in table.items() if isinstance(table, dict) else ():
             for number in value if isinstance(value, list) else (value,):
@@ -171,7 +171,7 @@ def _comment(text: str, wanted: bool) -> list[str]:
 
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:
-    """Tables go last in their section, or TOML would take the keys after them for theirs."""
+    """True for a table: it goes last in its section, or TOML would take the keys after it for its own."""
     return "dict" in str(field.type)
 
 

@@ -160,7 +160,7 @@ class ChunkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
 
 class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Participants `one` and `other` cannot reach each other: their frames go through participant `via`."""
+    """Relay `via` for the frames between participants `one` and `other`, which cannot reach each other."""
 
     one: Place
     other: Place
@@ -195,7 +195,9 @@ class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
-    """Participants of a round, their weights, and the owner of each chunk. Signed by its planner through the envelope.
+    """Plan of a round. Who takes part with which weight, and who owns which chunks.
+
+    It is signed by its planner through the envelope.
 
     `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
     `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
@@ -265,7 +267,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
 
 class ChunkStatement(Message, frozen=True, kw_only=True):
-    """An owner's signed word about one reduced chunk: which participants are in it and what came out.
+    """Signed statement of an owner about one reduced chunk: which participants are in it and what came out.
 
     `plan` is the lineage: an owner signs a chunk once, whatever revisions follow. `bitmap` has bit i (little-endian)
     set when participant i is included; `result` is BLAKE3 of the encoded chunk.
@@ -311,7 +313,7 @@ class Report(RoundMessage, frozen=True, kw_only=True):
 
 
 class Stalled(RoundMessage, frozen=True, kw_only=True):
-    """Evidence for the lead, under one plan.
+    """Report to the lead, under one plan, of participants that do not send or take what they owe.
 
     `peers` owe the sender contributions, or have to take what it sends, and have not moved enough for the stall
     deadline. `late` are owners whose finals it misses; they may be waiting for somebody themselves.
@@ -563,7 +565,7 @@ class Certificate(Message, frozen=True, kw_only=True):
 
 
 class Rebase(Message, frozen=True, kw_only=True):
-    """The authority's word: the chain goes on from C(k) in another term, with another electorate.
+    """Order of the authority: the chain goes on from C(k) in another term, with another electorate.
 
     `value` stands for C(k) in that term: its round and digest are those of the state after C(k), its base is H(C(k)),
     its members are the electorate of the round that follows.

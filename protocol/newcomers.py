@@ -90,7 +90,7 @@ class Newcomers:
         return now - self._wait.since < timeout_s
 
     def planned(self, previous: Value, now: float) -> None:
-        """The plan after `previous` is made: whoever has not come by then has to say so again."""
+        """Note that the plan after `previous` is made: newcomers that missed it have to announce themselves again."""
         if self._wait is not None and self._wait.base == previous.hash:
             self._said_at.clear()
         self._pay(now)

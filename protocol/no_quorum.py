@@ -1,4 +1,4 @@
-"""Ways on for a member whom the others hold up: without a quorum, or when nobody makes a contribution.
+"""No quorum: a member's ways on when the others hold it up, or when nobody makes a contribution.
 
 no quorum for ALONE_S            tell the user once; a node that has contributed already trains on locally all the while
 nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
@@ -54,7 +54,7 @@ class NoQuorum:
         self._idle_since = now
 
     def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool, resting: bool) -> Advice:
-        """Look at the round.
+        """Look at the round, and advise on what to do now.
 
         contributed: this node's contribution is made. may_train: neither paused nor going. resting: its trainer has
         done what it was told.

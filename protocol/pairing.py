@@ -161,7 +161,7 @@ class PairingMachine:
         return [self._decline(peer) for peer in list(self._held) if self._too_far(self._held[peer])]
 
     def pause(self) -> list[Effect]:
-        """This node makes no vector now: whoever waits for one is told, and so is whoever asks."""
+        """Make no vector for now, and tell so every peer that waits for one, or asks."""
         if self.phase is not Phase.TRAINING:
             return []
         self.phase = Phase.PAUSED
@@ -173,12 +173,12 @@ class PairingMachine:
             self.phase = Phase.TRAINING
 
     def catch_up(self) -> int:
-        """This round's vector is about to be made: the round that it is of, and this node with it."""
+        """Take the highest round heard of as this node's, just before the vector of it is made."""
         self.round = max(self.round, self._heard_round)
         return self.round
 
     def made(self, offer: Offer, others: Collection[PeerId], now: float) -> list[Effect]:
-        """This round's vector is made, and held ready for others: find a partner among them."""
+        """Hold this round's vector, which is made, ready for others, and look for a partner among them."""
         if self.phase not in (Phase.TRAINING, Phase.PAUSED) or offer.round != self.round:
             raise LocalError(f"a vector of round {offer.round} in round {self.round}, {self.phase}")
         self._offer, self._reasons, self._tried = offer, [], set()
@@ -199,7 +199,7 @@ class PairingMachine:
         return []
 
     def failed(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
-        """The partner's vector cannot be had."""
+        """Note that the partner's vector cannot be had."""
         return self._give_up(reason, now) if self.phase is Phase.PAIRED and peer == self.partner else []
 
     def leave(self) -> list[Effect]:
@@ -213,7 +213,7 @@ class PairingMachine:
     # -- others ----------------------------------------------------------------------------------------------
 
     def receive(self, peer: PeerId, message: GossipMessage, now: float) -> list[Effect]:
-        """A peer said this."""
+        """Handle a message from a peer."""
         if isinstance(message, Offer):
             return self._receive_offer(peer, message)
         if isinstance(message, Decline):
@@ -232,7 +232,7 @@ class PairingMachine:
         return []
 
     def tick(self, alive: Collection[PeerId], now: float) -> list[Effect]:
-        """Time passed, or who is alive changed."""
+        """Act on the time that passed, or on a change of the peers that are alive."""
         for peer in [peer for peer in self._held if peer not in alive]:
             del self._held[peer]
         for peer in [peer for peer in self._owed if peer not in alive]:

@@ -1,4 +1,4 @@
-"""Forming, checking and revising a round's plan: who takes part, with what weight, and who sums which chunks.
+"""Plans of a round, formed, checked and revised: the participants, their weights, and the owner of each chunk.
 
 A plan is revised where its reduction lost participants:
 
@@ -190,7 +190,7 @@ def make_plan(
 
 
 def separated(readies: Mapping[PeerId, Ready]) -> set[tuple[PeerId, PeerId]]:
-    """Pairs that say of each other that they cannot be reached, the lower first. Who says nothing reaches all."""
+    """Pairs of peers that both report the other as unreachable, the lower first. No report: a peer reaches all."""
     mute = {p: set(r.reaches) for p, r in readies.items() if r.reaches}
     return {(a, b) for a in mute for b in mute if a < b and b not in mute[a] and a not in mute[b]}
 
@@ -220,7 +220,7 @@ def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSetti
 
 
 def _check_weights(plan: Plan, sender: PeerId, cap: float) -> None:
-    """Weights are those that follow from the tokens, so that no lead makes a contribution heavier than it is."""
+    """Check that weights follow from the tokens, so that no lead makes a contribution heavier than it is."""
     tokens = {p.peer: p.tokens for p in plan.participants}
     weights = {p.peer: p.weight for p in plan.participants}
     if capped_tokens(tokens, cap) != tokens or capped_weights(tokens, cap) != weights:
@@ -276,7 +276,7 @@ def _median_between(norms: Sequence[float], unknown: int) -> tuple[float, float]
 
 
 def _check_owners(plan: Plan, sender: PeerId) -> None:
-    """Every chunk is dealt once, to who remains, or stands and is to be had from who remains."""
+    """Check that each chunk has exactly one owner that was not evicted, or a result that such a one can serve."""
     remaining = {i for i, p in enumerate(plan.participants) if p.peer not in plan.evicted}
     standing = [chunk for results in plan.standing for chunk in results.by_chunk()]
     if len(set(standing)) != len(standing) or any(chunk >= plan.chunks for chunk in standing):

@@ -1,4 +1,4 @@
-"""Folders that hold keys: their user alone can enter them, whoever made them, and with whatever mode.
+"""Folders that hold keys: closed to all but their user, whoever made them, and with whatever mode.
 
 A key file is closed to others by itself (`key_file`), but a data folder holds more that is nobody else's affair: the
 token of the page, sockets, the invite, what was trained. Who could write there could put other files in their place.

@@ -130,7 +130,7 @@ class RecordBook:
         self._entries: dict[PeerId, Entry] = {}
 
     def receive(self, data: bytes, now: float, *, peer: PeerId | None = None) -> NodeRecord | None:
-        """Note the sealed record in `data`; the record if it is news worth passing on, None if it is old.
+        """Note the sealed record in `data`; return the record if it is news worth passing on, None if it is old.
 
         Raises RemoteError, blaming `peer` who delivered it, for what is malformed or forged.
         """
@@ -149,7 +149,7 @@ class RecordBook:
         del self._entries[oldest]
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Drop the records that nobody renewed; whose they were."""
+        """Drop the records that nobody renewed; returns the PeerIds that they were of."""
         gone = tuple(sorted(peer for peer, entry in self._entries.items() if now >= entry.expires_at))
         for peer in gone:
             del self._entries[peer]

@@ -67,7 +67,7 @@ class LinkInvite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmLink:
-    """A swarm, some addresses of members to ask, what admits whoever asks, and what its chain has to contain."""
+    """Link to a swarm: addresses of some members to ask, the invite to show, and what its chain has to contain."""
 
     swarm: SwarmId
     addresses: tuple[str, ...] = ()

@@ -100,7 +100,7 @@ def is_consented(value: Value, previous: Value) -> bool:
 
 
 def make_rebase(authority: Identity, head: Value, electorate: Collection[PeerId]) -> Rebase:
-    """The authority's word that the chain goes on after `head` with `electorate`. Raises LocalError if it is empty."""
+    """Order, as the authority, that the chain goes on after `head` with `electorate`. Raises LocalError if empty."""
     members = tuple(sorted(set(electorate)))
     if not members:
         raise LocalError("a rebase needs an electorate")

@@ -42,7 +42,7 @@ class Since:
     at: float | None = None
 
     def note(self, holds: bool, now: float) -> float:
-        """Seconds it has held."""
+        """Return the seconds for which it has held."""
         if not holds:
             self.at = None
             return 0.0
@@ -64,7 +64,7 @@ class Timeouts:
         self.since = 0.0
 
     def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
-        """The round is in this stage of this view; a plan begins a stage, or goes on in that of the one before it."""
+        """Note the stage and view of the round; a plan begins a stage, or goes on in that of the one before it."""
         if view != self._view:
             self._begin_series(now, doublings=0)
         planned = plan is not self._plan

@@ -1,4 +1,4 @@
-"""View changes: what a quorum that moved to a view says about the views before it, and what that compels.
+"""View changes: a quorum's claims about earlier views when it moves to a view, and the value they compel.
 
 A ViewChange is signed apart from its message, over its view and the highest prepare certificate of its sender. So the
 lead of a view can show to everyone, by the `Moves` of one quorum, that the view was entered and what binds it:

@@ -193,7 +193,7 @@ def _decoder(of: Hashable) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(data: bytes, of: type[T], *, peer: PeerId | None = None, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> T:
-    """The `of` (normally a `Message`) that `data` encodes.
+    """Decode `data` into an `of` (normally a `Message`).
 
     `peer` is who gets the blame: whoever delivered the bytes, not whom they name.
     Raises RemoteError for anything that is not exactly such a message within the limits.

@@ -1,4 +1,4 @@
-"""Carries out a scenario's faults, from outside the nodes and at the moment the scenario names.
+"""Faults of a scenario, carried out from outside the nodes and at the moment the scenario names.
 
 Without a phase that moment is when the first node begins the round, or a later one: under `gossip` a node that was away
 goes on where the others are. With one it is exact: the node was started with a hold and stands still at that very point
@@ -49,7 +49,7 @@ class Field(Protocol):
 
     @property
     def nodes(self) -> list[NodeProcess]:
-        """All there are."""
+        """All nodes that there are."""
 
     @property
     def seed(self) -> int:
@@ -84,7 +84,7 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
 
 
 async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[FaultRecord], None]) -> None:
-    """Wait for the fault's moment, do it, and let go whoever held for it.
+    """Wait for the fault's moment, carry it out, and let go the node that held for it.
 
     A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links
     for a time is undone at its end, while nobody holds any more.
@@ -113,7 +113,7 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
 
 
 async def strike(fault: Fault, swarm: Field) -> None:
-    """Do it now. A stop has ended when this returns, and a restart is done. Raises NetworkError if it cannot be done.
+    """Strike now. A stop has ended when this returns, and a restart is done. Raises NetworkError if it cannot be done.
 
     Cancellation leaves what was done so far.
     """

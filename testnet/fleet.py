@@ -41,7 +41,7 @@ class Fleet:
 
     @property
     def nodes(self) -> list[NodeProcess]:
-        """All of them, by index."""
+        """All nodes, by index."""
         return [node for _, node in sorted(self._nodes.items())]
 
     def node(self, index: int) -> NodeProcess:
@@ -59,12 +59,12 @@ class Fleet:
         return self.folder / "nodes" / str(index)
 
     def add(self, index: int) -> NodeProcess:
-        """A new node with a key of its own, which is not started."""
+        """Add a node with a key of its own, which is not started."""
         self._nodes[index] = self.make(index, self.home(index))
         return self._nodes[index]
 
     def make(self, index: int, folder: Path) -> NodeProcess:
-        """A node that is none of the fleet, in a folder that is made if it is not there."""
+        """Make a node that is none of the fleet, in a folder that is made if it is not there."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return NodeProcess(index, folder, self.journal, self._runtime)
 

@@ -181,14 +181,14 @@ class _Regions:
         return self._pool[start : start + header.length]
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        """One frame more is here."""
+        """Note that one more frame is here."""
         self._left -= 1
         if self._left == 0:
             self.ended = time.perf_counter()
             self.done.set()
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        """No frame will come any more."""
+        """Note that no frame will come any more."""
         self.error = error
         self.done.set()
 
@@ -293,7 +293,7 @@ def _receive_message(connection: socket.socket) -> bytes:
 
 
 def send(port: int, frames: int, repetitions: int) -> None:
-    """The child's part: one connection per run, sealed and plain in turn."""
+    """Send as the child: one connection per run, sealed and plain in turn."""
     pool = _payloads()
     for way in _variants(repetitions):
         connection = socket.create_connection(("127.0.0.1", port))

@@ -13,7 +13,7 @@ from shoal.testnet.scenario import Fault, Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone:
-    """A round was certified by the first node."""
+    """Certificate of a round, by the first node."""
 
     round: int
     members: int

@@ -48,7 +48,7 @@ class RunRecord:
         return self.scenario.synchronisation.shares_rollouts
 
     def certified(self) -> list[tuple[int, RoundEnded]]:
-        """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
+        """Yield (node, event) of the scenario's rounds, without those that nodes certify after the last."""
         return [
             (entry.node, entry.event)
             for entry in self.entries

@@ -165,7 +165,7 @@ class Testnet(Fleet):
 
     @property
     def seed(self) -> int:
-        """The scenario's."""
+        """Seed of the scenario."""
         return self.scenario.seed
 
     def holds(self, index: int) -> tuple[Hold, ...]:
@@ -195,7 +195,7 @@ class Testnet(Fleet):
         return self._interrupted
 
     async def _go_through(self) -> None:
-        """The scenario from start to finish, or until a signal comes or nothing happens any more."""
+        """Go through the scenario from start to finish, or until a signal comes or nothing happens any more."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
             nursery.start_soon(self._heed_silence, nursery.cancel_scope)
@@ -221,7 +221,7 @@ class Testnet(Fleet):
         scope.cancel()
 
     async def _start_founders(self, nursery: trio.Nursery) -> bool:
-        """Node 0 first, then the others, which join it; False if it does not come up."""
+        """Start node 0, then the others, which join it; False if it does not come up."""
         first = self.node(0)
         # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
         divided = any(fault.kind == "partition" for fault in self.scenario.faults)

@@ -50,13 +50,13 @@ class Knowledge:
 
     @property
     def deviation(self) -> F32:
-        """Value by value, of the honest."""
+        """Deviation of the honest contributions, value by value."""
         deviation: F32 = np.std([made.values for made in self.honest], axis=0, dtype=np.float32)
         return deviation
 
     @property
     def norm(self) -> float:
-        """The median one of the honest."""
+        """Median norm of the honest contributions."""
         return float(np.median([np.linalg.norm(made.values) for made in self.honest]))
 
 
@@ -129,7 +129,7 @@ class Attacker(LocalNode):
         return made
 
     def forget(self) -> None:
-        """The round is over: it has no residuals, unless it trains."""
+        """Drop the residuals at the end of a round, unless it trains."""
         if not self._trains:
             self.contributions.drop()
 

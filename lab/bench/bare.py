@@ -159,11 +159,11 @@ class _Vectors(ABC):
 
     @abstractmethod
     def reduce(self, number: int, arrived: Mapping[int, U8]) -> None:
-        """The mean of chunk `number` into `final`; arrived: by rank, this peer's own included."""
+        """Write the mean of chunk `number` into `final`; arrived: by rank, this peer's own included."""
 
     @abstractmethod
     def mean(self) -> F32:
-        """All of the mean, decoded: (numel,) float32."""
+        """Decode all of the mean: (numel,) float32."""
 
 
 class _Fp32(_Vectors):
@@ -240,7 +240,7 @@ class _Peer:
         self._vectors.encode()
 
     def reduce(self) -> None:
-        """One all-reduce; returns when all of the mean is here."""
+        """Do one all-reduce; returns when all of the mean is here."""
         lock, waiting = threading.Lock(), [len(self._pipes)] * len(self._vectors.chunks)
         finals: dict[int, queue.SimpleQueue[U8]] = {peer: queue.SimpleQueue() for peer in self._pipes}
         vectors = self._vectors
@@ -279,7 +279,7 @@ class _Peer:
         return final
 
     def mean(self) -> F32:
-        """The mean, decoded."""
+        """Decode the mean."""
         return self._vectors.mean()
 
     def check(self) -> bool:

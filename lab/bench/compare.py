@@ -125,7 +125,7 @@ class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured. ok: no value was wrong. notes: what was left out, and why.
+    """Result of a comparison. ok: no value was wrong. notes: what was left out, and why.
 
     rivals: those that the user named, and by which pattern their seconds were found, "" where they print JSON.
     """
@@ -188,7 +188,7 @@ class _Run:
         self.ok = True
 
     async def repetition(self, number: int) -> None:
-        """Every system once."""
+        """Run every system once."""
         wanted = self._wanted
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
@@ -232,7 +232,7 @@ class _Run:
             self.faults.append((await self._ours(bench, kind)).fault)
 
     async def lane(self) -> LaneSpeeds | None:
-        """One lane beside plaintext; None, with a note, if that cannot be measured here."""
+        """Measure one lane beside plaintext; None, with a note, if that cannot be done here."""
         self._tell("one lane beside plaintext")
         command = [sys.executable, "-m", "shoal.cli.main", "bench", "lane", "--json"]
         ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)

@@ -162,7 +162,7 @@ class FloodedSwarm(Swarm):
 
     @contextlib.asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """Nodes that have certified some rounds. Raises NetworkError; no process is left behind."""
+        """Start the nodes; yield once they certified some rounds. Raises NetworkError; no process is left behind."""
         async with self.owned():
             os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
             await self.start()

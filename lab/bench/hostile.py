@@ -63,17 +63,17 @@ class HostileSwarm(Swarm):
 
     @property
     def honest(self) -> list[NodeProcess]:
-        """The four."""
+        """The four honest nodes."""
         return self.nodes[:HONEST]
 
     @property
     def liar(self) -> NodeProcess | None:
-        """The fifth member, if there is one."""
+        """The lying fifth member, if there is one."""
         return self.nodes[HONEST] if len(self.nodes) > HONEST else None
 
     @property
     def swarm_hex(self) -> str:
-        """The SwarmId."""
+        """The SwarmId in hex."""
         return self.manifest.swarm_id.hex()
 
     def _command(self, launch: Launch) -> list[str]:

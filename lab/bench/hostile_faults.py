@@ -85,7 +85,7 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
 
 
 async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
-    """Kill the last of the four and start it again; the others."""
+    """Kill the last of the four and start it again; returns the others."""
     *others, founder = swarm.honest
     await end(founder)
     await swarm.launch_with(founder)
@@ -100,7 +100,7 @@ async def _without_place(node: NodeProcess) -> int:
 
 @contextlib.asynccontextmanager
 async def lying_member(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
-    """The fifth member lies as long as a file is there."""
+    """Let the fifth member lie as long as a file is there."""
     swarm.strike.touch()
     try:
         yield
@@ -112,7 +112,7 @@ async def lying_member(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[Non
 
 @contextlib.asynccontextmanager
 async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
-    """A copy of a node's folder runs beside it, as long as it will. Once it is gone the other goes on, if it ended.
+    """Run a copy of a node's folder beside it, as long as it will. Once it is gone the other goes on, if it ended.
 
     The rounds of the node that was copied do not count meanwhile: that it stops signing is what it is to do.
     """

@@ -101,7 +101,7 @@ class Silent:
         return seal_record(self.sealer, record)
 
     def linked(self, line: Line) -> None:
-        """A link is up."""
+        """Note that a link is up."""
         self.links.add(line.peer)
         self._note_change()
 

@@ -118,7 +118,7 @@ class _Sink:
         return self._pool[offset : offset + header.length]
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        """A frame is there."""
+        """Take a frame that is there."""
         if header.kind in KINDS:
             self.chunks.received(peer, header)
             return
@@ -129,7 +129,7 @@ class _Sink:
         self._token.run_sync_soon(self.done.set)
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        """A lane ended."""
+        """Note that a lane ended."""
         self.chunks.lane_closed(peer)
 
 
@@ -189,7 +189,7 @@ class Joiner:
         return time.perf_counter() - began
 
     async def join(self) -> tuple[CertifiedState, float, float]:
-        """Fetch the state as a newcomer; it, the seconds from the first request on, and the processor time."""
+        """Fetch the state as a newcomer; returns it, the seconds from the first request on, and the processor time."""
         self.become_newcomer()
         return await self.fetch()
 
@@ -212,7 +212,7 @@ class Joiner:
         self.catchup.prepare()  # as a node does when its model is built
 
     async def fetch(self) -> tuple[CertifiedState, float, float]:
-        """Fetch the state, once, after `become_newcomer`; what `join` returns."""
+        """Fetch the state, once, after `become_newcomer`; returns what `join` does."""
         chain = _chain_to(self._digest)
         search = StateSearch(self.catchup.scores, lambda: self.catchup.replayed_rounds)
         cpu, began = self.cpu_s(), time.perf_counter()

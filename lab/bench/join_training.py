@@ -165,7 +165,7 @@ async def _alternate(bench: JoinBench, joiner: Joiner, machines: _Machines) -> T
 
 
 def bind(process: int, core: int) -> None:
-    """All threads of a process run on that core only, and those that they start."""
+    """Bind all threads of a process, and those that they start, to that core."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         with suppress(OSError):  # it ended meanwhile
             os.sched_setaffinity(int(thread.name), {core})

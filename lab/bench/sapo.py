@@ -36,7 +36,7 @@ OnRound = Callable[[int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One that learns."""
+    """Agent that learns."""
 
     learner: Learner
     sharing: MemberSharing

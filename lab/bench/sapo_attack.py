@@ -63,7 +63,7 @@ class Attacker:
         self._heard.append(data)
 
     def attack(self, round_number: int) -> None:
-        """Do in this round what this kind does."""
+        """Attack in this round as its kind does."""
         sealed = {
             "liar": self._lie,
             "garbage": self._litter,

@@ -193,7 +193,7 @@ class SapoOptions(Spec):
 
     @property
     def benches(self) -> list[SapoBench]:
-        """All that are to run, one after the other. Raises ConfigError."""
+        """Benches to run, one after the other. Raises ConfigError."""
         return [self.bench_of(local, external) for local, external in self._settings()]
 
     def _settings(self) -> list[tuple[int, int]]:
@@ -246,7 +246,7 @@ class ExactFamily(TaskFamily):
         return self._gym.solution(task)
 
     def score(self, task: Task, text: str) -> float:
-        """See above."""
+        """Score a text 1 for the family's own answer, 0 for any other."""
         return float(answer_in(text) == self.solution(task))
 
 

@@ -66,7 +66,7 @@ class SharedMemory:
         self._held[digest] = (round_number, data)
 
     def held(self, digest: bytes) -> bytes | None:
-        """A group, read over the shoulder: not counted as pulled."""
+        """Return a group without counting it as pulled."""
         return self._held[digest][1] if digest in self._held else None
 
     def fetch(self, offers: Sequence[Offer]) -> Mapping[bytes, bytes]:

@@ -41,7 +41,7 @@ ROUND_S: Final = 60.0
 
 
 def stretch_of(made: Iterable[Contributed], bench: ThroughputBench) -> Stretch:
-    """All these of one node together."""
+    """Add up these contributions of one node."""
     made = list(made)
     steps = sum(event.steps for event in made)
     return Stretch(
@@ -80,7 +80,7 @@ class Nodes(Swarm):
 
     @asynccontextmanager
     async def running(self, *, joined: bool) -> AsyncIterator[None]:
-        """All of them, started. joined: by the address of the first, as soon as it has one.
+        """Start all of them, and yield them. joined: by the address of the first, as soon as it has one.
 
         Raises ConfigError, NetworkError; whatever happens, no process is left.
         """
@@ -103,7 +103,7 @@ class Nodes(Swarm):
         return self.journal.of(Contributed, node)
 
     def cpu(self) -> Cpu:
-        """Processor time so far, and now."""
+        """Return the processor time so far, and now."""
         nodes = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
         trainers = [child for node in nodes for child in node.children(recursive=True)]
         return Cpu(at=time.monotonic(), trainers_s=cpu_s(trainers), daemons_s=cpu_s(nodes))

@@ -159,7 +159,7 @@ class ThroughputBench(Spec):
         return {**sizes, "context": self.context, "batch": self.batch, "dtype": self.dtype}
 
     def manifest(self, founders: Sequence[PeerId]) -> Manifest:
-        """The swarm's. Raises ConfigError for settings that there are not."""
+        """Manifest of the swarm. Raises ConfigError for settings that there are not."""
         sync = {"inner_steps": self.inner_steps, "strategy": self.strategy}
         tables = {
             "swarm": {"name": "throughput", "founders": list(founders), "admission": "open"},
@@ -269,12 +269,12 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work_overhead(self) -> float:
-        """The median."""
+        """Median of the work overheads."""
         return statistics.median(self.work_overheads)
 
     @property
     def overhead(self) -> float:
-        """The median."""
+        """Median of the overheads."""
         return statistics.median(self.overheads)
 
     @property
@@ -284,7 +284,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target_met(self) -> bool | None:
-        """None where the strategy has no target."""
+        """True if the overhead meets its target; None where the strategy has none."""
         return None if self.target is None else self.target.row(self.overhead).met
 
     @property

@@ -93,7 +93,7 @@ def read_node(folder: Path) -> dict[int, NodeRound]:
 
 
 def _node_round(seen: _Seen, certified: Certified) -> NodeRound | None:
-    """None for a round that it did not reduce."""
+    """Times of one round at one node; None for a round that it did not reduce."""
     if seen.first_plan is None or seen.reduced_plan is None or seen.reduced is None:
         return None
     return NodeRound(

@@ -122,13 +122,13 @@ class GossipSwarm:
         """Bytes that all nodes would have sent over lanes, without frames and control."""
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
-        """A node ends; another begins on a snapshot of the first that is left."""
+        """End a node, and begin another on a snapshot of the first that is left."""
         del self.nodes[gone]
         snapshot = next(iter(self.nodes.values())).state
         self.nodes[identity.peer_id] = GossipNode(identity, self._manifest, self._workload, snapshot)
 
     def run_round(self, partners: Mapping[PeerId, PeerId] | None = None) -> None:
-        """All train, exchange vectors two by two, and step.
+        """Train all, exchange vectors two by two, and step.
 
         partners: whose vector each takes, where that is known; who is not in it steps alone.
         """

@@ -121,16 +121,16 @@ class LocalSwarm:
 
     @property
     def round(self) -> int:
-        """The newest certified one."""
+        """Number of the newest certified round."""
         return self.state.round
 
     @property
     def tokens(self) -> int:
-        """Certified so far."""
+        """Tokens certified so far."""
         return self.state.tokens
 
     def add(self, identity: Identity) -> None:
-        """A node comes: it stands on the certified state, and contributes from the second round on."""
+        """Add a node: it stands on the certified state, and contributes from the second round on."""
         self._add(identity).stand_on(self.state)
 
     def _add(self, identity: Identity) -> LocalNode:
@@ -138,11 +138,11 @@ class LocalSwarm:
         return node
 
     def remove(self, gone: PeerId) -> None:
-        """A node ends with all that it had not contributed."""
+        """End a node with all that it had not contributed."""
         del self.nodes[gone]
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
-        """A node ends, and another comes."""
+        """End a node, and add another."""
         self.remove(gone)
         self.add(identity)
 

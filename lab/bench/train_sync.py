@@ -35,11 +35,11 @@ class JoinedWorkload:
 
     @property
     def metric(self) -> str:
-        """The workload's own."""
+        """Metric of the workload itself."""
         return self._workload.metric
 
     def build(self) -> torch.nn.Module:
-        """One model."""
+        """Make one model."""
         return self._workload.build()
 
     def batches(self, assignment: Assignment) -> Iterator[list[Any]]:
@@ -60,7 +60,7 @@ class JoinedWorkload:
         return total / tokens, tokens
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """The workload's own."""
+        """Evaluate as the workload itself does."""
         return self._workload.evaluate(model)
 
 

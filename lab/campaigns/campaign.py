@@ -133,7 +133,7 @@ class _Course:
         self._interrupted = False
 
     async def run(self, runs: Sequence[Run], runtime: Runtime | None) -> bool:
-        """All runs; True if a signal ended them."""
+        """Do all runs; True if a signal ended them."""
         turns = trio.Semaphore(ABREAST if self._campaign.short else 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
@@ -150,7 +150,7 @@ class _Course:
         scope.cancel()
 
     async def _run_group(self, group: Group, runs: list[Run], runtime: Runtime | None, turns: trio.Semaphore) -> None:
-        """The runs of one group, on one swarm; on another when that is not whole any more. Then others have a turn."""
+        """Do the runs of one group, on one swarm; on another when that is not whole any more, after other groups."""
         manifest_of = short_manifest if self._campaign.short else None
         swarms = 0
         while runs:
@@ -180,7 +180,7 @@ class _Course:
             gate = await self._do(swarm, runs.pop(0), gate)
 
     async def _do(self, swarm: LivingSwarm, run: Run, gate: int) -> int | None:
-        """One run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
+        """Do one run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
         await trio.to_thread.run_sync(swarm.forget, gate)
         attempt = _Attempt(swarm, run, gate)
         following = None
@@ -242,7 +242,7 @@ class _Attempt:
         self._whole_s: float | None = None
 
     async def carry_out(self) -> int:
-        """The fault, the certificate, everybody's return; returns where the next round begins.
+        """Strike, and wait for the certificate and everybody's return; returns where the next round begins.
 
         Raises NetworkError if the survivors or the whole swarm do not get there.
         """

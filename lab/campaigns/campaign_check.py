@@ -1,4 +1,4 @@
-"""Judges what a swarm did in the rounds of one run, from what its nodes left on disk: event logs and audit files.
+"""Judgement of a swarm's rounds in one run, from what its nodes left on disk: event logs and audit files.
 
 * every certified round is recomputed (`check.py`), and every element of every applied update compared;
 * a fork is a (term, round) that was certified with two different digests or values;

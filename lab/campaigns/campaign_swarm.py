@@ -230,7 +230,7 @@ def campaign_manifest(
     options: Mapping[str, object] = MODEL,
     inner_steps: int = INNER_STEPS,
 ) -> Manifest:
-    """Short rounds over many small chunks; the protocol's own deadlines."""
+    """Manifest of short rounds over many small chunks; the protocol's own deadlines."""
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": workload, "seed": seed, "options": dict(options)},
@@ -241,7 +241,7 @@ def campaign_manifest(
 
 
 def short_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manifest:
-    """The same, but training waits more than it computes: for several swarms at once on few cores."""
+    """Manifest as for a campaign, but training waits more than it computes: for several swarms at once on few cores."""
     options = {**MODEL, "step_s": PACED_STEP_S}
     return campaign_manifest(group, seed, founders, workload=PACED_REGRESSION, options=options, inner_steps=PACED_STEPS)
 

@@ -134,7 +134,7 @@ def ok(report: ChaosReport) -> bool:
 
 
 def problems_of(report: Report, *, broken: Sequence[str], late: Sequence[str]) -> tuple[str, ...]:
-    """All for which a scenario failed. Faults that could not be done are none: they are counted apart."""
+    """List why a scenario failed. Faults that could not be done are no reason: they are counted apart."""
     problems = [*broken, *late, *report.unverified]
     if report.trouble is not None:
         problems.append(report.trouble)

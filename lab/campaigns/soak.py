@@ -69,7 +69,7 @@ class Soak:
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
-    """Rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
+    """Manifest of rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
     tables: dict[str, object] = {
         "swarm": {"name": "soak", "founders": founders, "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": soak.step_s}},
@@ -172,7 +172,7 @@ class _Course:
     # -- faults ----------------------------------------------------------------------------------------------
 
     async def _strike_all(self, strikes: Sequence[SoakFault]) -> None:
-        """Raises NetworkError if the swarm does not get over one of them."""
+        """Strike with all faults, one after the other. Raises NetworkError if the swarm does not get over one."""
         for strike in strikes:
             if self._elapsed() > strike.at_s + self._soak.period_s:
                 continue  # the one before took its time: it is left out, and the report says how many were done
@@ -233,7 +233,7 @@ class _Course:
             self._rounds.judge(until)
 
     async def _judge_the_rest(self) -> None:
-        """All that was certified by every node. The nodes still run: they can be let be, for only files are read."""
+        """Judge all that was certified by every node. The nodes still run, and can: only files are read."""
         journal = self._swarm.journal
         with trio.move_on_after(LAST_DEADLINE_S):
             head = self._head()
@@ -282,7 +282,7 @@ class _Course:
         )
 
     def _restarted(self, steady: Sequence[int]) -> list[str]:
-        """Steady nodes whose trainer ended and began again: nothing was done to them that ends a process."""
+        """List the steady nodes whose trainer ended and began again: nothing was done to them that ends a process."""
         found = []
         for node in steady:
             trainers = {s.born for s in self._samples if s.node == node and s.role == "trainer"}

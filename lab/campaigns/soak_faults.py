@@ -1,4 +1,4 @@
-"""Carries out the faults of a soak on a living swarm, each from its beginning until it is undone."""
+"""Faults of a soak on a living swarm, each from its beginning until it is undone."""
 
 from __future__ import annotations
 

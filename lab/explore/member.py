@@ -152,7 +152,7 @@ class Members:
         return known
 
     def _key(self, machine: Agreement) -> object:
-        """Machines of one member with equal keys behave alike from here on."""
+        """Key of a machine: those of one member with equal keys behave alike from here on."""
         if machine.standing is Standing.DECIDED:
             assert machine.certificate is not None
             return machine.certificate.value.hash
@@ -182,7 +182,7 @@ class Members:
         return [outcome for kind in kinds for outcome in kind(position, number)]
 
     def moves(self, position: int, number: int) -> list[Outcome]:
-        """Gives up on its view, for any higher one."""
+        """Give up on a member's view, for any higher one."""
         outcomes: list[Outcome] = []
         for view in range(self.states[number].machine.view + 1, self.scope.views):
             machine = copy_of(self.states[number].machine)
@@ -206,7 +206,7 @@ class Members:
         return outcomes
 
     def leaves(self, position: int, number: int) -> list[Outcome]:
-        """Promises to sign nothing, if it may."""
+        """Have a member promise to sign nothing, if it may."""
         if not self.scope.leaves:
             return []
         machine = copy_of(self.states[number].machine)
@@ -226,7 +226,7 @@ class Members:
         ]
 
     def computes(self, position: int, number: int) -> list[Outcome]:
-        """Gets the finals, or the state, of a proposal that it waits to vote on."""
+        """Give a member the finals, or the state, of a proposal that it waits to vote on."""
         machine = copy_of(self.states[number].machine)
         for effect in machine.resume():
             if isinstance(effect, NeedFinals | NeedState):
@@ -237,7 +237,7 @@ class Members:
         return []
 
     def hears(self, position: int, number: int, sender: int, message: Message) -> list[Outcome]:
-        """One message. In reduced schedules a member has the finals of whatever it hears proposed."""
+        """Let a member hear one message. In reduced schedules it has the finals of whatever it hears proposed."""
         machine = copy_of(self.states[number].machine)
         step = _Step(position, number, f"hears member {sender} {self.values.told(message)}", stage(message) + 1)
         try:
@@ -266,7 +266,7 @@ class Members:
         )
 
     def votes(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
-        """Hears Prepares of what it accepted until they are a quorum. Which make it up changes nothing that follows."""
+        """Let a member hear Prepares of what it accepted until they are a quorum; which ones changes nothing after."""
         machine = copy_of(self.states[number].machine)
         view, mine = machine.view, machine._my_prepares[machine.view]
         names: list[str] = []
@@ -290,7 +290,7 @@ class Members:
         return machine.standing is Standing.OPEN and (alone or (machine.leading and not machine.proposed))
 
     def leads(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
-        """Hears view changes and leaves, any of them in any order, until it acts as a lead; or moves there after it.
+        """Let a member hear view changes and leaves, in any order, until it acts as a lead; or moves there after it.
 
         The latter makes a difference only where a member is a quorum by itself, and leads as soon as it has moved.
         """

@@ -65,7 +65,7 @@ class AuditClient:
         return answer
 
     async def charges(self, peer: PeerId, mine: Sequence[Charge]) -> tuple[Charge, ...]:
-        """Tell what evidence this node holds, and hear what the peer holds. Raises NetworkError, RemoteError."""
+        """Exchange with a peer the charges that each holds evidence for. Raises NetworkError, RemoteError."""
         answer = await self._ask(peer, EvidenceHeld(charges=tuple(mine[-CHARGES_LIMIT:])))
         return answer.charges if isinstance(answer, EvidenceHeld) else ()
 
@@ -138,7 +138,7 @@ class AuditServer:
         """Called with what a peer says that it holds."""
 
     async def serve(self, stream: MessageStream) -> None:
-        """Answer one request. Raises RemoteError when it is malformed, or from who was not admitted."""
+        """Answer one request. Raises RemoteError when it is malformed, or from a peer that was not admitted."""
         if stream.peer not in self._linked():
             raise RemoteError("wants something without having been admitted", peer=stream.peer)
         data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)

@@ -46,11 +46,11 @@ class Pause:
         self._quiet.set()
 
     def begin(self) -> None:
-        """The reduction is over."""
+        """Begin the pause: the reduction is over."""
         self._quiet.set()
 
     def end(self) -> None:
-        """A reduction begins."""
+        """End the pause: a reduction begins."""
         if self._quiet.is_set():
             self._quiet = trio.Event()
 
@@ -141,7 +141,7 @@ class Wanted(NamedTuple):
 
 
 class ContributionFetch:
-    """Gets others' contributions. What comes is not believed here: whoever asked checks it."""
+    """Fetches others' contributions. What comes is not believed here: its caller checks it."""
 
     def __init__(self, lanes: LanePool, chunks: ChunkExchange, pause: Pause) -> None:
         self._lanes = lanes

@@ -1,4 +1,4 @@
-"""Audits: recompute some of what others signed, keep what proves a lie, and see that everybody hears of it.
+"""Audits: a node recomputes some of what others signed, keeps what proves a lie, and tells every peer.
 
     certified round ──► a few chunks are drawn ──► their contributions, from who made them ──► the owner's sum again
     messages, reports, exclusions ──► contradictions                                             │ is it what it signed?
@@ -72,7 +72,7 @@ Job = Callable[[], Awaitable[None]]
 
 
 class Auditing(RoundObserver):
-    """One node's watch over its rounds: a service of the node, and what its engine tells of them."""
+    """Audits of one node over its rounds: a service of the node, which its engine tells of them."""
 
     def __init__(self, parts: Parts, engine: Engine) -> None:
         self._p = parts
@@ -120,7 +120,7 @@ class Auditing(RoundObserver):
             task_status.started()
 
     def heard(self, change: Change) -> None:
-        """A peer that comes hears what evidence is here, and says what it has."""
+        """Exchange charges with a peer that has just come."""
         if change.kind == "linked":
             self._do(partial(self._exchange, change.peer))
 
@@ -140,14 +140,14 @@ class Auditing(RoundObserver):
     # -- what the engine tells -------------------------------------------------------------------------------
 
     def began(self, base: Value, settings: RoundSettings) -> None:
-        """The round after `base` begins."""
+        """Note that the round after `base` begins."""
         self._witness.begin(base, settings)
         self._compared.clear()
         self._settling.clear()
         self._pause.begin()
 
     def said(self, peer: PeerId, message: Message) -> None:
-        """A round message came from `peer`, who signed it."""
+        """Check a round message, signed by `peer`, for evidence."""
         for evidence in self._witness.hear(peer, message):
             self._charge(evidence)
         if isinstance(message, Report):
@@ -156,12 +156,12 @@ class Auditing(RoundObserver):
             self._settle_with(peer, message)
 
     def planned(self, plan: Plan) -> None:
-        """A plan is followed here."""
+        """Note the plan that is followed here."""
         self._witness.hear(plan.planner, plan)
         self._pause.end()
 
     def contributed(self, made: Made) -> None:
-        """This node's contribution is announced; it is shown from the next round on."""
+        """Note this node's contribution, which is announced; it is shown from the next round on."""
         self._made[made.encoded.root] = made.base, made.encoded
         kept = list(self._made.items())
         while len(kept) > 1 and (
@@ -170,13 +170,13 @@ class Auditing(RoundObserver):
             del self._made[kept.pop(0)[0]]
 
     def reduced(self, finals: Finals, report: Report) -> None:
-        """The finals of a plan are here, and lead to what `report` says."""
+        """Note the finals of a plan, which are here, and the `report` they lead to."""
         self._finals[finals.plan.hash] = finals, report
         while len(self._finals) > FINALS_KEPT:
             del self._finals[next(iter(self._finals))]
 
     def certified(self, certificate: Certificate) -> None:
-        """A round that was under way here is decided."""
+        """Note that a round that was under way here is decided."""
         value = certificate.value
         self._pause.begin()
         for evidence in self._witness.hear(self._me, certificate):
@@ -189,7 +189,7 @@ class Auditing(RoundObserver):
                 self._do(partial(self._compare, finals, peer))
 
     def need(self, value: Value) -> None:
-        """A value is proposed that bans on evidence which is not here."""
+        """Look for the evidence of a proposed value's bans that is not here."""
         self._do(partial(self._find, value), self._needs)
 
     def proven(self, chain: Chain) -> Mapping[bytes, PeerId]:
@@ -276,7 +276,7 @@ class Auditing(RoundObserver):
             await self._fetch(peer, charge.digest)
 
     async def _fetch(self, peer: PeerId, digest: bytes, *, by_name: bool = False) -> None:
-        """Raises NetworkError, RemoteError if what comes proves nothing, StorageError."""
+        """Fetch a piece of evidence. Raises NetworkError, RemoteError if what comes proves nothing, StorageError."""
         if self.suspicion.of(peer, trio.current_time()) >= FALSE_EVIDENCE:
             raise NetworkError(f"{peer} gave evidence before that proved nothing")
         data = await self._client.evidence(peer, digest)
@@ -350,7 +350,7 @@ class Auditing(RoundObserver):
             self._do(partial(self._settle_dispute, plan))
 
     async def _settle_dispute(self, plan: Plan) -> None:
-        """A plan clips otherwise than is right: see whether a contributor told its planner something else."""
+        """Find out whether a contributor told the planner of a plan with wrong clips something else."""
         try:
             theirs = await self._client.commitments(plan.planner, plan.base)
         finally:
@@ -468,7 +468,7 @@ class Auditing(RoundObserver):
                     break
 
     async def _top_of(self, commitment: Commitment, root: bytes) -> bytes | None:
-        """The hash under a root, from who committed to it, if it shows anything of it."""
+        """Return the hash under a root, from a contributor that committed to it, if it shows anything of it."""
         try:
             size = payload_bytes(Grid(commitment.numel, commitment.chunk_values), codec(commitment.codec), 0)
         except LocalError as error:

@@ -59,7 +59,7 @@ class Weighing:
 
 
 class WorkAudit:
-    """One node's scales. useless: called with whose work did not help."""
+    """Weighs the work of others for one node. useless: called with a peer whose work did not help."""
 
     def __init__(self, parts: Parts, sound: Sound, useless: Callable[[PeerId], None]) -> None:
         self._p = parts
@@ -78,7 +78,7 @@ class WorkAudit:
         return None if drawn.peer == self._p.identity.peer_id else drawn
 
     async def weigh(self, drawn: Weighing) -> None:
-        """Get the contribution, have it weighed, and tell what came of it.
+        """Fetch the contribution, have it weighed, and report the outcome.
 
         Raises NetworkError if it cannot be had or weighed. Cancellation ends the process that weighs.
         """

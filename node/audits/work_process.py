@@ -54,7 +54,7 @@ def unpack_reply(frame: bytes) -> WorkReply | Failed:
 
 
 def main(arguments: list[str]) -> int:
-    """Weigh, and say what came of it; 0 whatever that is."""
+    """Weigh a contribution, and report the outcome; returns 0 whatever that is."""
     os.nice(LOWEST_PRIORITY)
     pipe = ParentPipe(int(arguments[0]), unpack_request, who="weighing")
     try:

@@ -26,11 +26,11 @@ class Curve:
 
     @property
     def points(self) -> Sequence[Point]:
-        """All of them, ascending in x."""
+        """All points, ascending in x."""
         return self._points
 
     def add(self, x: float, y: float) -> None:
-        """One more measurement; what is not finite, or not beyond the last x, is left out."""
+        """Add a measurement; one that is not finite, or not beyond the last x, is left out."""
         last = self._waiting[-1:] or self._points[-1:]
         if not (math.isfinite(x) and math.isfinite(y)) or (last and x <= last[0][0]):
             return

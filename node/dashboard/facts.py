@@ -119,7 +119,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of rollouts in a line. reward: the mean, its origin's word for it unless `own`."""
+    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`."""
 
     digest: str
     peer: str
@@ -140,7 +140,7 @@ class GroupText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one moment."""
+    """All facts of one moment."""
 
     node: NodeFacts
     peers: Sequence[PeerFacts]

@@ -21,7 +21,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class TooManyViewers(Exception):
-    """There is no room for another one."""
+    """Refusal of another viewer: there is no room."""
 
 
 class Viewer:
@@ -50,7 +50,7 @@ class Viewer:
 
 
 class Feed:
-    """All viewers."""
+    """The feed of all viewers."""
 
     def __init__(self) -> None:
         self._viewers: set[Viewer] = set()

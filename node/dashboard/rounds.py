@@ -129,7 +129,7 @@ class Rounds:
 
     @property
     def rounds(self) -> Sequence[Round]:
-        """Oldest first."""
+        """Rounds, the oldest first."""
         return tuple(self._rounds.values())
 
     def hear(self, event: Event) -> None:
@@ -241,7 +241,7 @@ class Rounds:
         self._new_certificates = [*self._new_certificates, certificate][-CERTIFICATE_LIMIT:]
 
     def _ended(self, event: events.Stepped | events.CaughtUp) -> None:
-        """A round ended without a certificate of this node's."""
+        """Note that a round ended without a certificate of this node's."""
         round = self._newest(event.round)
         if round is None or round.state == "certified":
             return

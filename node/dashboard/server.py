@@ -77,7 +77,7 @@ class _Connections:
         """By the other end's address; whoever began to wait for a request last is last."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection to its end. Raises Cancelled only."""
+        """Serve one connection to its end. Raises Cancelled only."""
         try:
             client = Client(*stream.socket.getpeername()[:2])
         except OSError:  # gone again
@@ -130,7 +130,7 @@ class _Connections:
 
 
 class _Noting:
-    """The application, with word of whose request it answers."""
+    """Application that notes which client's request it answers."""
 
     def __init__(self, app: ASGIFramework, answering: Callable[[Client], AbstractContextManager[None]]) -> None:
         self._app = app

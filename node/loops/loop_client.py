@@ -61,7 +61,7 @@ class NoDaemon(NetworkError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorHere:
-    """An anchor has come; `LoopClient.take_anchor` hands it over."""
+    """Report that an anchor has come; `LoopClient.take_anchor` hands it over."""
 
     fresh: bool
 
@@ -267,7 +267,7 @@ def _expect(channel: _Channel, kind: type[T]) -> T:
 
 
 def _close_in_child(reference: weakref.ref[LoopClient]) -> None:
-    """A data loader's worker, forked, must not keep the connection open when the loop's own process has died."""
+    """Close the connection in a data loader's forked worker, so that it does not outlive the loop's process."""
     client = reference()
     if client is not None:
         client._channel.connection.close()

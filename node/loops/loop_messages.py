@@ -28,7 +28,7 @@ ATTACH_DEADLINE_S = 30.0
 
 
 class Attaching(Message, frozen=True, kw_only=True):
-    """A loop would train for this daemon. metric: what its evaluations mean, for people."""
+    """Request of a loop to train for this daemon. metric: what its evaluations mean, for people."""
 
     version: int
     layout: Layout

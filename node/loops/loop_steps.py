@@ -103,17 +103,17 @@ class Tally:
         self._reported_tokens = 0
 
     def resumed(self) -> None:
-        """The loop goes on."""
+        """Note that the loop goes on."""
         self._resumed_at = time.monotonic()
 
     def trained(self) -> None:
-        """The loop has trained since `resumed`."""
+        """Note that the loop has trained since `resumed`."""
         now = time.monotonic()
         self.seconds += now - self._resumed_at
         self._resumed_at = now
 
     def add(self, steps: int, tokens: int, loss: torch.Tensor | float | None) -> None:
-        """Steps were made."""
+        """Count steps that were made."""
         self.steps += steps
         self.tokens += tokens
         if loss is not None:

@@ -51,14 +51,14 @@ def start_anew(log: Path, limit_bytes: int) -> BinaryIO:
 
 
 def _keep_end(log: Path, limit_bytes: int) -> None:
-    """Make its last lines the file before it."""
+    """Keep the log's last lines as the file before it."""
     kept = earlier_of(log).with_name(f"{earlier_of(log).name}.partial")
     kept.write_bytes(read_end(log, limit_bytes))
     kept.replace(earlier_of(log))
 
 
 def blocks_of(log: Path) -> Iterator[bytes]:
-    """All that both files hold, in pieces, with a line break after the first file. Raises OSError if there is none."""
+    """Yield what both files hold, in pieces, with a line break after the first. Raises OSError if there is none."""
     with ExitStack() as opened:
         files = _open(log, opened)
         if not files:

@@ -1,4 +1,4 @@
-"""The event log's one writer and its one reader: one JSON object a line, appended as things happen.
+"""Event log, with its one writer and its one reader: one JSON object a line, appended as things happen.
 
 What can stand there is declared in `events`; the two files of bounded size that hold it are `event_files`.
 """

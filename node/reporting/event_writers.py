@@ -131,7 +131,7 @@ class EventWriters:
             logger.warning("%d events were not written besides the event log: it took too long", self.left_out)
 
     def _write(self) -> None:
-        """The thread."""
+        """Open the sinks and write the queued events to them: the thread's work."""
         sinks: dict[str, ScalarSink] = {}
         for name, opened in self._sinks.items():
             with _given_up(name, sinks):

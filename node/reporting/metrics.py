@@ -105,7 +105,7 @@ class Metrics:
         self._round_s.observe(_finite(seconds))
 
     def render(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
-        """All of them with these facts, in the format that the client accepts, and its media type."""
+        """Render all metrics with these facts in the format that the client accepts; returns its media type too."""
         encode, kind = choose_encoder(accept)
         self._now.facts = facts
         return encode(self._registry), kind
@@ -127,7 +127,7 @@ class _Now(Collector):
         self._counted: dict[str, tuple[int, int]] = {}
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are found when they are collected."""
+        """Describe nothing: names are found when they are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

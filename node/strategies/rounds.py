@@ -30,13 +30,13 @@ class RoundEngine(Protocol):
     """Engine of a node's rounds, from obtaining a state to leaving."""
 
     def put(self, event: Own) -> None:
-        """An input of this node's own."""
+        """Take an input of this node's own."""
 
     def alive(self, peers: frozenset[PeerId]) -> None:
         """Take note of the peers believed alive."""
 
     def linked(self, peer: PeerId, certified: Position) -> None:
-        """A link came up; the peer's record says that its newest certificate is that of `certified`."""
+        """Take note of a new link; the peer's record says that its newest certificate is that of `certified`."""
 
     def ask_to_leave(self) -> None:
         """Leave the swarm as soon as the rounds allow; `left` is set then."""
@@ -59,7 +59,7 @@ class RoundEngine(Protocol):
 
     @property
     def machine(self) -> object | None:
-        """None before this node takes part."""
+        """Machine of the round; None before this node takes part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The page of several nodes' event logs: who was there, what was certified, what went wrong, on one line of time.
+"""Page of several nodes' event logs: their presence, the certified rounds and the trouble, on one line of time.
 
 However long the logs are, the page stays small: few rounds are drawn one by one with their phases, many as stretches of
 time; long tables show a part and say so.

@@ -1,4 +1,4 @@
-"""`report.json` of a testnet: what was done, what came of it, and whether it was right.
+"""Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
 `ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests; and besides, every fault of the
 scenario really happened and nothing was left unverified, for else the zeros would mean little.
@@ -234,7 +234,7 @@ def _spans(index: int, run_record: RunRecord) -> tuple[Span, ...]:
 
 
 def _loss(run_record: RunRecord) -> LossReport:
-    """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice.
+    """Held-out loss, before round 1, at the end and by round: as all members hold one state, any evaluation will do.
 
     Where nothing is certified each holds its own: a round's loss is the mean of theirs.
     """
@@ -260,7 +260,7 @@ def _loss(run_record: RunRecord) -> LossReport:
 
 
 def _missing_reward(run_record: RunRecord) -> LossReport:
-    """Strategy rollouts: by round, what the mean over the nodes of their own mean reward lacks of 1."""
+    """Mean reward that the nodes lack of 1, by round, under the strategy rollouts."""
     found: dict[int, list[float]] = defaultdict(list)
     for _, event in run_record.certified():
         if isinstance(event, Rollouts) and event.reward is not None:
@@ -283,7 +283,7 @@ def _missing_reward(run_record: RunRecord) -> LossReport:
 
 
 def _shared_rounds(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[RoundReport, ...]:
-    """Strategy rollouts: each round, over the nodes that made one of that number."""
+    """Rounds of the strategy rollouts, each over the nodes that made one of that number."""
     by_round: dict[int, dict[int, Rollouts]] = defaultdict(dict)
     for node, event in certified:
         if isinstance(event, Rollouts):

@@ -155,7 +155,7 @@ class SwarmRounds:
         self.metric = ""
 
     def ended(self, key: RoundKey, event: events.Certified | events.Stepped) -> None:
-        """A log certified a round, or made its outer step."""
+        """Note that a log certified a round, or made its outer step."""
         if not self.facts.has_room_for(key):
             return
         facts = self.facts.kept.get(key)
@@ -175,7 +175,7 @@ class SwarmRounds:
                 self.forks.append(key)
 
     def evaluated(self, event: events.Evaluated) -> None:
-        """A log measured the loss after a round; all members hold the same state, so any will do."""
+        """Note a loss that a log measured after a round; all members hold the same state, so any will do."""
         if event.loss is not None:
             self.losses.put((FIRST_TERM, event.round), event.loss)
             self.metric = event.metric[:TEXT_LIMIT_CHARS] or self.metric
@@ -203,12 +203,12 @@ class LogHistory:
         self._sent_in_life = 0
 
     def finish(self) -> None:
-        """The log has been read to its end."""
+        """Close the history: the log has been read to its end."""
         self.sent_bytes += self._sent_in_life
         self._sent_in_life = 0
 
     def take(self, event: Event, rounds: SwarmRounds) -> None:
-        """One event."""
+        """Take one event of the log."""
         at = event.at
         self.first_at = at if self.first_at is None else self.first_at
         self.last_at = max(self.last_at, at)
