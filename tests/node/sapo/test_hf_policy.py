@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from shoal.protocol.errors import ConfigError
 from tests.node.sapo.sums import score, sum_task
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra shoal[hf] is not installed")
+"""Not imported to find out, which takes seconds: every process that runs tests imports this module."""
 
 LETTERS = "01234+="
 END = "<end>"
