@@ -20,7 +20,7 @@ from shoal.lab.bench.train_spec import replica_of, workload_of
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.training.inner_state import SavedInner
 from shoal.node.training.trainer_messages import Assignment, Contribution, Train
-from shoal.node.training.training import share_of
+from shoal.node.training.training_client import share_of
 from shoal.node.workload import Workload
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId

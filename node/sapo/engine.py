@@ -37,6 +37,7 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.inbox import Own
 from shoal.node.sapo.agent_messages import (
     AgentReport,
+    Asked,
     Begin,
     Delivered,
     Done,
@@ -301,6 +302,8 @@ class RolloutEngine:
                 self._begun(report, pid=child.pid)
             case Made():
                 await self._announce(report)
+            case Asked():
+                self.recent.ask(report.digest, report.question)
             case Take():
                 await self._take(child, report)
             case Judged():

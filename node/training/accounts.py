@@ -75,10 +75,6 @@ class Flat(Protocol):
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
 
-
-class FlatGradients(Flat, Protocol):
-    """A model's parameters as one host vector, and their gradients as another."""
-
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
 
@@ -452,9 +448,8 @@ class GradientAccounts(_Standing):
     goes_on = False
     """There are no steps but the one that a round waits for."""
 
-    def __init__(self, flat: FlatGradients, *, contributions: int = 0) -> None:
+    def __init__(self, flat: Flat, *, contributions: int = 0) -> None:
         super().__init__(flat, contributions)
-        self._flat: FlatGradients = flat
         self.waiting = False
         """Whether a gradient was written and the anchor after it is not here yet."""
         self.tokens = 0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.accounts import Accounts, FlatGradients, GradientAccounts, Outgoing, SavedAccounts
+from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing, SavedAccounts
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
@@ -149,7 +149,7 @@ class Replica:
         torch.manual_seed(seed)
         self.model = self._workload.build().to(self._device)
         # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
-        self._flat: FlatGradients = FlatParameters(self.model, frozen=not self._gradients)
+        self._flat: Flat = FlatParameters(self.model, frozen=not self._gradients)
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)

@@ -29,7 +29,7 @@ from shoal.node.state.state_files import write_state
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.trainer import Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import Assignment, Command, InnerSettings, Retune, SyncSettings, Train
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.amending import (
