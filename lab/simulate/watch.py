@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
-from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
+from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
@@ -57,7 +57,7 @@ class Announce:
     incarnation: int
 
 
-LinkTalk = Hello | Reset | Announce | Ping | Ack | PingRequest | Nack | Suspicion
+LinkTalk = Hello | Reset | Announce | SignOfLife
 
 
 @dataclass(slots=True)
