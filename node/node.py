@@ -20,6 +20,7 @@ import trio
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.outer import OuterSettings
+from shoal.collectives.traffic import KINDS as PLAN_KINDS
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audits.auditing import Auditing
 from shoal.node.config import NodeConfig
@@ -45,7 +46,6 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import ForkWatch
-from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
@@ -76,7 +76,9 @@ from shoal.protocol.messages import Term
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
+from shoal.swarm.lanes.chunks import KINDS as CHUNK_KINDS
 from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.lane import FrameTakers
 from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
 from shoal.swarm.shared_memory import SharedMemory
@@ -112,8 +114,8 @@ class Node:
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
         self.host = host = Host(identity=identity, listen=config.listen)
-        self.router = FrameRouter()
-        lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.router)
+        self.frames = FrameTakers()
+        lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.frames)
         vectors = VectorCache(cache.lookup)
         chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
@@ -207,7 +209,9 @@ class Node:
     def _wire(self) -> None:
         """Connect what was made."""
         parts, rounds = self.parts, self.rounds
-        self.router.connect(self.traffic, parts.chunks, is_leaving=self._either_leaves)
+        self.frames.register(PLAN_KINDS, self.traffic)
+        self.frames.register(CHUNK_KINDS, parts.chunks)
+        self.frames.is_leaving = self._either_leaves
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
         for listener in (
             parts.training_client.heard,

@@ -130,7 +130,7 @@ class _Sink:
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
         """Note that a lane ended."""
-        self.chunks.lane_closed(peer)
+        self.chunks.lane_failed(peer)
 
 
 class Joiner:

@@ -145,7 +145,7 @@ class World:
     def kill(self, peer: PeerId) -> None:
         """A donor dies: its lane breaks."""
         self.donors[peer].dead = True
-        self.exchanges[ME].lane_closed(peer)
+        self.exchanges[ME].lane_failed(peer)
 
     def chunks_from(self, peer: PeerId) -> int:
         """STATE frames that a donor sent."""

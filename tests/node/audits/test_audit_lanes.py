@@ -189,7 +189,7 @@ def test_broken_lane_ends_the_wait_for_all_that_was_asked_of_that_peer() -> None
 
             nursery.start_soon(ask)
             await trio.sleep(1)
-            pair.net.exchanges[HERE].lane_closed(THERE)
+            pair.net.exchanges[HERE].lane_failed(THERE)
         assert trio.current_time() == pytest.approx(1, abs=0.01)
 
     run(main)

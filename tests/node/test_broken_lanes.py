@@ -50,8 +50,8 @@ def hear_of_peer(node: Node, seq: int, phase: Phase) -> None:
 
 def level_of_a_broken_lane(node: Node, caplog: pytest.LogCaptureFixture) -> int:
     caplog.clear()
-    with caplog.at_level(logging.DEBUG, logger="shoal.node.rounds.frames"):
-        node.router.lane_closed(PEER.peer_id, NetworkError("the connection ended without a CLOSE frame"))
+    with caplog.at_level(logging.DEBUG, logger="shoal.swarm.lanes.lane"):
+        node.frames.lane_closed(PEER.peer_id, NetworkError("the connection ended without a CLOSE frame"))
     (record,) = caplog.records
     assert record.getMessage() == "a lane broke: the connection ended without a CLOSE frame"
     return record.levelno
@@ -76,6 +76,6 @@ def test_a_broken_lane_is_no_news_at_a_node_that_leaves(tmp_path: Path, caplog: 
 
 
 def test_a_lane_that_ends_in_order_is_never_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with daemon(tmp_path) as node, caplog.at_level(logging.DEBUG, logger="shoal.node.rounds.frames"):
-        node.router.lane_closed(PEER.peer_id, None)
+    with daemon(tmp_path) as node, caplog.at_level(logging.DEBUG, logger="shoal.swarm.lanes.lane"):
+        node.frames.lane_closed(PEER.peer_id, None)
         assert not caplog.records
