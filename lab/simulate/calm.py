@@ -85,6 +85,8 @@ class Calm:
         return {peer for peer, machine in machines if machine is not None and machine.previous.hash == value.base}
 
     def _check_all_count(self, value: Value, there: set[SimulatedPeer]) -> None:
+        if value.rollback:
+            return
         plan, _ = self._swarm.judge.plan_of(value)
         counted = {p.peer for p in plan.participants if p.weight}
         recent = self._swarm.judge.recent_members(plan.base, self._swarm.staleness_rounds)

@@ -128,7 +128,7 @@ class Donations:
     @staticmethod
     def check_copy(peer: SimulatedPeer) -> None:
         """Raises Violation if `peer`, which may wait, leaves with a state that nobody else has."""
-        swarm, head = peer.swarm, peer.disk.ledger.head
+        swarm, head = peer.swarm, peer.disk.ledger.standing
         others = [other for other in swarm.peers if other is not peer and not other.gone]
         would_fetch = any(other.running and other.number in peer.watch.links for other in others)
         if peer.peer_rounds.obtaining.current and would_fetch and not any(_has(other, head) for other in others):

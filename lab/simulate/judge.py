@@ -40,13 +40,15 @@ from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
-    Certificate,
+    Entry,
     Evict,
     Leave,
     Message,
     Plan,
     Prepare,
     Propose,
+    Rebase,
+    Target,
     Value,
     ViewChange,
     Vote,
@@ -190,9 +192,13 @@ class Judge:
             if carried < view < change.view:
                 raise Violation("no double vote", f"a move to {change.view} that hides the vote in {view}")
 
-    def decided(self, certificate: Certificate) -> None:
-        """A peer holds this to be the outcome of a round."""
+    def decided(self, certificate: Entry) -> None:
+        """A peer holds this to be the outcome of a round, or that the authority went on from there."""
         previous = self.values[certificate.value.base]
+        if isinstance(certificate, Rebase):
+            self.values[certificate.value.hash] = certificate.value
+            self.states[certificate.value.hash] = self.states[certificate.value.base]
+            return
         try:
             check_certificate(certificate, previous)
         except RemoteError as error:
@@ -237,6 +243,9 @@ class Judge:
         return self._plans[value.plan], self._bitmaps[value.plan]
 
     def _check_value(self, value: Value) -> None:
+        if value.rollback:
+            self._check_rollback(value, value.rollback.target)
+            return
         plan, bitmaps = self._plans.get(value.plan), self._bitmaps.get(value.plan)
         if plan is None or bitmaps is None:
             raise Violation("the reference", "a certified value whose finals nobody has")
@@ -251,6 +260,19 @@ class Judge:
         if state_digest(value.base, state) != value.digest or bitmaps_root(bitmaps) != value.bitmaps:
             self.wrong_values += 1
             raise Violation("the reference", f"round {value.round} was certified with another value")
+        self.states[value.hash] = state
+
+    def _check_rollback(self, value: Value, target: Target) -> None:
+        """It goes back to what was certified before it."""
+        before, state = self.values[value.base], self.states[target.certificate]
+        while before.hash != target.certificate:
+            if before.base not in self.values:
+                raise Violation("the reference", f"round {value.round} goes back to what it does not stand on")
+            before = self.values[before.base]
+        digest = before.digest if target.round else state_digest(before.base, state)
+        if (before.state_round, digest) != (target.round, value.digest):
+            self.wrong_values += 1
+            raise Violation("the reference", f"round {value.round} goes back to another state")
         self.states[value.hash] = state
 
     def _check_nothing_left_out(self, plan: Plan, bitmaps: Sequence[bytes]) -> None:

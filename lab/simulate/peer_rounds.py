@@ -7,7 +7,7 @@ lacks it gets by `obtaining`. An effect that has no place here is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,8 +84,10 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    GoBack,
     Linked,
     Loaded,
+    Rebased,
     Received,
     Reduced,
     SetPaused,
@@ -93,11 +95,12 @@ from shoal.protocol.inputs import (
     Trained,
     TrainerRestarted,
 )
-from shoal.protocol.member import Member
-from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, domain_hash
+from shoal.protocol.member import Member, Standing
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Report, RoundMessage, domain_hash
 from shoal.protocol.planning import TRAINING
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.surroundings import Rules
+from shoal.protocol.surroundings import Policies, Rules
+from shoal.protocol.terms import make_rebase
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -125,6 +128,7 @@ class PeerRounds(Reducing, Surroundings):
             surroundings=self,
             deal=deal,
             scores=scores,
+            policies=Policies(rollback="always"),
             rounds=peer.rounds,
             make=self._swarm.components.machine,
         )
@@ -165,7 +169,7 @@ class PeerRounds(Reducing, Surroundings):
     @property
     def digest(self) -> bytes:
         """The digest of the state at the head."""
-        return self.chain.head.digest
+        return self.chain.standing.digest
 
     @property
     def made(self) -> bool:
@@ -221,6 +225,19 @@ class PeerRounds(Reducing, Surroundings):
         self._box.stop()
         self._over = True
         self.member.machine = None
+
+    def go_back(self, rounds: int) -> bool:
+        """The user wants to go back by so many rounds, or as far as there are states; whether that can be asked for."""
+        there = self._disk.earlier_rounds()[-rounds:]
+        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        if not there or not possible or self.member.standing is not Standing.IN_ROUND:
+            return False
+        self._box.put(GoBack(there[0]))
+        return True
+
+    def rebase(self, members: Collection[PeerId]) -> None:
+        """The authority, which is here, has the chain go on with these."""
+        self._box.put(Rebased(make_rebase(self._swarm.authority, self.chain.head, members)))
 
     def ask_to_leave(self) -> None:
         """The user wants the peer to go."""
@@ -297,7 +314,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
-        if isinstance(message, Certificate | RoundMessage):
+        if isinstance(message, Certificate | Rebase | RoundMessage):
             self._box.put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
@@ -350,7 +367,7 @@ class PeerRounds(Reducing, Surroundings):
     def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
         disk = self._disk
         if isinstance(asked, GetChain):
-            return ChainPart(disk.certificates_after(asked.height))
+            return ChainPart(disk.entries_after(asked.height, asked.rebases))
         if isinstance(asked, GetHeader):
             header = self.obtaining.cache.begin_serving(asked.round, self._now)
             if header is not None and "header" in self._peer.lies:
@@ -459,13 +476,12 @@ class PeerRounds(Reducing, Surroundings):
         return report
 
     def _append(self, effect: Append) -> bool:
-        entry, disk = effect.entry, self._disk
-        assert isinstance(entry, Certificate)
-        if disk.tears is not None:
+        entry = effect.entry
+        if self._disk.tears is not None:
             self._swarm.dies_writing(self._peer, entry)
             return True
-        self._swarm.judge.decided(entry)
-        disk.append(entry)
+        if not self.obtaining.extend(entry):
+            return False
         self._swarm.decided(self._peer, entry.value)
         return True
 

@@ -47,6 +47,8 @@ TORN_SHARE = 0.35
 CALM_ROUNDS = 3
 OUTAGE_SHARE = 0.25
 """Of the random scenarios, those in which all crash at once."""
+ROLLBACK_SHARE = 0.25
+"""Of the random scenarios, those in which a user wants to go back."""
 FINISH_SHARE = 0.2
 """Of the random scenarios, those in which some peer is to take part in a few rounds only."""
 PHASE_LIMIT_S = 8.0
@@ -54,8 +56,10 @@ PHASE_LIMIT_S = 8.0
 
 Kind = Literal[
     "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
-    "outage",
+    "outage", "rollback",
 ]  # fmt: skip
+OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback")
+"""What befalls only peers that make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
@@ -78,7 +82,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rollouts it serves what it does not have, or other bytes, or announces other rewards.
     leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
     anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
-    outage: all crash at once; `peer` is the one whose phase counts. These four are not where rollouts are shared.
+    outage: all crash at once; `peer` is the one whose phase counts. rollback: its
+    user wants to go back `back` rounds. These five are not where rollouts are shared.
 
     phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
@@ -96,6 +101,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     groups: tuple[tuple[Index, ...], ...] = ()
     one_way: bool = False
     lie: Lie | None = None
+    back: Annotated[int, Meta(ge=1, le=8)] = 1
     round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] | None = None
 
     def __post_init__(self) -> None:
@@ -142,6 +148,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of each chunk a peer sends the largest values alone."""
     fragments: Annotated[int, Meta(ge=1, le=5)] = 1
     """A round is of one of so many, one after the other, and peers train on beside it."""
+    rebases: bool = False
+    """Where too few are left to certify, the authority has those who run go on."""
     calm_rounds: Annotated[int, Meta(ge=0, le=10)] = 0
     """After the last fault, rounds that are waited for in which nothing is wrong (see `calm`)."""
     rollouts: bool = False
@@ -155,7 +163,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
             raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
         for fault in self.fault:
-            if self.rollouts and (fault.kind in ("pause", "trainer", "finish", "outage") or fault.phase is not None):
+            if self.rollouts and (fault.kind in OF_ROUNDS or fault.phase is not None):
                 raise ValueError(f"a {fault.kind} of a phase or trainer is not simulated where rollouts are shared")
         for fault in self.fault:
             named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
@@ -262,6 +270,7 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         sparse=shape.random() < SPARSE_SHARE and not rollouts,
         fragments=1 if rollouts else shape.choice(FRAGMENTS),
         calm_rounds=0 if rollouts else CALM_ROUNDS,
+        rebases=not rollouts,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 
@@ -317,6 +326,9 @@ def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[
         faults.append(
             Fault(kind="outage", at_s=at_s, phase=phase, into_s=into_s, peer=peer, duration_s=2.0, forgets=forgets)
         )
+    if rng.random() < ROLLBACK_SHARE:
+        at_s, phase = round(rng.uniform(6.0, 16.0), 2), rng.choice(("train", "plan", "reduce", "certify"))
+        faults.append(Fault(kind="rollback", at_s=at_s, phase=phase, peer=rng.randrange(peers), back=rng.randint(1, 3)))
     if rng.random() < FINISH_SHARE:
         faults.append(Fault(kind="finish", at_s=0.0, peer=rng.randrange(peers), round=rng.randint(1, 4)))
     return faults

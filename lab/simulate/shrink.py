@@ -70,6 +70,8 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
         yield {"fragments": 1}
+    if scenario.rebases:
+        yield {"rebases": False}
     if scenario.sparse:
         yield {"sparse": False}
     if scenario.churn != Churn():
@@ -131,6 +133,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     rollouts = ", rollouts=True" if scenario.rollouts else ""
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
+    shape += ", rebases=True" if scenario.rebases else ""
     shape += f", calm_rounds={scenario.calm_rounds}" if scenario.calm_rounds else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [

@@ -9,7 +9,7 @@ the reduction and its pace. What is modelled is around them: links and their los
 a write is done, catching up. A scenario and its seed give the same events in the same order, and so the same
 `trace_digest`; no clock is read but for `wall_s`.
 
-Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
+Not simulated: amendments (the exhaustive explorer walks those), and forwarding through a third
 peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
 """
 
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -61,6 +61,9 @@ MIXING = 0.5
 STALENESS_ROUNDS = 3
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
+AUTHORITY = 1_000_000
+"""The number of the key that may rebase."""
+REBASES_LIMIT = 3
 UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
 SETTLED_S = IN_FLIGHT_S + 10
@@ -124,6 +127,7 @@ class Simulation:
         self._armed: dict[int, list[Fault]] = {}
         self._struck: list[Fault] = []
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
+        self.authority = self.keys.identity(AUTHORITY)
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
@@ -147,7 +151,8 @@ class Simulation:
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
-        disk, train_s = self.disks.add(self.genesis, self.zero), rng.uniform(*self.components.work.train_s)
+        disk = self.disks.add(self.genesis, self.zero, self.authority.peer_id)
+        train_s = rng.uniform(*self.components.work.train_s)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, train_s)
         self.peers.append(peer)
         self.numbers[peer.id] = number
@@ -300,10 +305,11 @@ class Simulation:
 
     def decided(self, peer: SimulatedPeer, value: Value) -> None:
         """A peer extended its chain to `value`."""
-        if value.round > self._best:
+        height = peer.disk.height
+        if height > self._best:
             self.calm.decided(value)
-        self._best = max(self._best, value.round)
-        self.decided_at.setdefault(value.round, self.timeline.now)
+        self._best = max(self._best, height)
+        self.decided_at.setdefault(height, self.timeline.now)
 
     def blamed(self, number: int, sender: int, why: str) -> None:
         """A peer refused what another sent: only liars may be refused, or those who were behind."""
@@ -417,6 +423,10 @@ class Simulation:
             if peer.running:
                 peer.peer_rounds.trainer_restarted()
             return
+        elif fault.kind == "rollback":
+            if peer.running and peer.peer_rounds.go_back(fault.back):
+                self.met["rollback ordered"] += 1
+            return
         else:
             if peer.up:
                 peer.peer_rounds.ask_to_leave()
@@ -509,13 +519,26 @@ class Simulation:
             if self._best > height and self._best < rounds:
                 limit = timeline.now + PROGRESS_S
 
-    def stands_still(self, waited_s: float) -> NoReturn:
-        """Nothing came of so long a time. Raises Violation if there is a quorum, else NoQuorum."""
-        head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: value.round)
+    def stands_still(self, waited_s: float) -> None:
+        """Nothing came of so long a time. Raises Violation if there is a quorum; else NoQuorum, unless
+        somebody rebases."""
+        head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: (value.term, value.round))
         if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
             raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")
-        raise NoQuorum
+        if not self.scenario.rebases or self.met["rebased"] >= REBASES_LIMIT or not self._rebase():
+            raise NoQuorum
+
+    def _rebase(self) -> bool:
+        """The authority, at the member whose chain is the longest, has those go on who run; False if nobody does."""
+        running = [peer for peer in self.peers if peer.running and peer.id in peer.disk.ledger.head.members]
+        there = max(running, key=lambda peer: peer.disk.height, default=None)
+        if there is None:
+            return False
+        self.met["rebased"] += 1
+        stay = [peer.id for peer in running if peer.id in there.disk.ledger.head.members]
+        there.peer_rounds.rebase(stay)
+        return True
 
     def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
         """The promises to leave in the round after `head` that every running member of it has heard."""

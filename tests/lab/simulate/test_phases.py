@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
+from shoal.lab.simulate.disk import Disk
 from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
@@ -138,3 +140,37 @@ def _counted(*args: Any, **more: Any) -> Any:
     from shoal.protocol.planning import make_plan
 
     return make_plan(*args, weightless=(), **more)
+
+
+# -- other terms -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back", [1, 2])
+@pytest.mark.parametrize("phase", ["train", "certify"])
+def test_swarm_goes_back_where_a_user_wants_it_and_on_from_there(back: int, phase: Phase) -> None:
+    simulation = Simulation(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase=phase, back=back)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail) == ("", "")
+    chain = simulation.peers[0].disk.ledger
+    (gone_back,) = (entry.value for entry in chain.entries if entry.value.rollback)
+    assert back < gone_back.round - gone_back.state_round <= back + 2  # a round may have been certified meanwhile
+    assert chain.head.term.rollbacks == 1
+    assert outcome.met["calm rounds"] >= 3
+
+
+def test_authority_has_those_go_on_who_are_left() -> None:
+    gone = tuple(Fault(kind="kill", peer=peer, at_s=9.0) for peer in (1, 2, 3))
+    left = msgspec.structs.replace(scenario(*gone), rounds=8, rebases=True)
+    simulation = Simulation(left)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rebased"]) == ("", "", 1)
+    head = simulation.peers[0].disk.ledger.head
+    assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
+    assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Disk.earlier
+    monkeypatch.setattr(Disk, "earlier", lambda disk, round: plain(disk, round + 1) if round else plain(disk, round))
+    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, back=2)))
+    assert outcome.violation in ("the reference", "progress")
