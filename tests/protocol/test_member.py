@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from shoal.collectives.partition import deal
+from shoal.lab.box import Box, NoWishes, Surroundings
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import RETRY_S
@@ -88,7 +89,7 @@ class Somewhere:
 
 
 @dataclass
-class Paper:
+class Paper(Surroundings):
     """A member whose surroundings are plain fields; what it asks for is noted, and comes to what `results` says."""
 
     ledger: Ledger
@@ -97,22 +98,15 @@ class Paper:
     current: bool = True
     made: bool = False
     paused: bool = False
-    resting: bool = True
-    waits_alone: bool = False
     still: str | None = None
     digest: bytes = NO_HASH
     peers: frozenset[PeerId] = frozenset()
     held: Any = None
-    replayed_rounds: int = 0
-    donors: frozenset[PeerId] = frozenset()
     records: list[DurableRecord] = field(default_factory=list)
     asked: list[MemberEffect] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        nothing: Any = SimpleNamespace(
-            advise_going_back=lambda machine, now: [], advise_amending=lambda machine, now: [], held=lambda *_: []
-        )
         self.results: dict[type, Callable[[Any], Any]] = {
             BeginRound: lambda effect: {},
             WatchReduction: lambda effect: Watched(None, (NO_HASH, ())),
@@ -121,8 +115,9 @@ class Paper:
             PauseTrainer: lambda effect: setattr(self, "paused", effect.paused),
         }
         self.member = Member(
-            identity=self.me, surroundings=self, wishes=nothing, deal=deal, rounds=self.rounds, scores=DonorScores()
+            identity=self.me, surroundings=self, wishes=NoWishes, deal=deal, rounds=self.rounds, scores=DonorScores()
         )
+        self.box = Box(self.member, self._do, lambda: self.now)
 
     # -- its surroundings ------------------------------------------------------------------------------------
 
@@ -136,14 +131,8 @@ class Paper:
     def alive(self) -> frozenset[PeerId]:
         return self.peers
 
-    def suspected(self) -> frozenset[PeerId]:
-        return frozenset()
-
     def linked(self) -> frozenset[PeerId]:
         return self.peers
-
-    def may_join(self, peer: PeerId) -> bool:
-        return True
 
     def stands_still(self, head: Value) -> str | None:
         return self.still
@@ -158,18 +147,13 @@ class Paper:
 
     def feed(self, event: Input) -> list[MemberEffect]:
         """All that it asks for, in order."""
-        asked: list[MemberEffect] = []
-        effect = self.member.take(event, self.now)
-        while effect is not None:
-            asked.append(effect)
-            try:
-                result = self.results.get(type(effect), lambda _: None)(effect)
-            except RemoteError as error:
-                effect = self.member.failed(error, self.now)
-            else:
-                effect = self.member.done(result, self.now)
-        self.asked += asked
-        return asked
+        before = len(self.asked)
+        self.box.put(event)
+        return self.asked[before:]
+
+    def _do(self, effect: MemberEffect) -> Any:
+        self.asked.append(effect)
+        return self.results.get(type(effect), lambda _: None)(effect)
 
     def hear(self, peer: PeerId, message: Message) -> list[MemberEffect]:
         return self.feed(Received(peer, message))
