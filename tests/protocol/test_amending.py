@@ -407,12 +407,12 @@ def reach(lab: RoundLab, height: int) -> None:
 
 def amendments(lab: RoundLab) -> list[dict[str, Any]]:
     """What was decided, in order, in the longest chain; every other is a part of it, and every one holds."""
-    longest = max((node.chain for node in lab.nodes), key=len)
+    longest = max((node.values for node in lab.nodes), key=len)
     for node in lab.nodes:
-        assert [value.hash for value in node.chain] == [value.hash for value in longest[: len(node.chain)]]
+        assert [value.hash for value in node.values] == [value.hash for value in longest[: len(node.values)]]
     chain = Chain(longest[0], manifest=MANIFEST)
-    for value in longest[1:]:
-        chain.extend(next(n.certificates[value.base] for n in lab.nodes if value.base in n.certificates))
+    for entry in max((node.chain for node in lab.nodes), key=lambda chain: chain.height).entries:
+        chain.extend(entry)
     return [settings_of(value.amended.amendment) for value in longest if value.amended]
 
 
@@ -425,10 +425,10 @@ def test_quorum_amends_and_no_round_is_spent_on_it() -> None:
     assert lab.run_until(lab.height_of_all(7), 60) - 5 * 3.0 < 5
     reach(plain, 7)
     assert amendments(lab) == [FEWER]
-    amended = next(value for value in lab.nodes[2].chain if value.amended)
+    amended = next(value for value in lab.nodes[2].values if value.amended)
     assert amended.plan != NO_HASH
     assert lab.contributors(amended.round) == {0, 1, 2}
-    settings = lab.in_force(lab.nodes[2])
+    settings = lab.nodes[2].chain.in_force
     assert settings is not None
     assert settings.manifest.sync.inner_steps == 60
     assert not any(node.blamed for node in lab.nodes)
@@ -455,10 +455,10 @@ def test_of_two_that_halve_the_swarm_the_last_planners_is_taken() -> None:
     reach(lab, 8)
     taken = amendments(lab)
     assert taken in ([FEWER], [SLOWER], [FEWER, SLOWER], [SLOWER, FEWER])
-    for at, value in enumerate(lab.nodes[0].chain):
+    for at, value in enumerate(lab.nodes[0].values):
         if value.amended:
             assert len(value.amended.consenting) == 2
-            assert lab.nodes[0].chain[at - 1].planner in value.amended.consenting
+            assert lab.nodes[0].values[at - 1].planner in value.amended.consenting
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -485,7 +485,7 @@ def test_amendment_that_may_be_decided_is_carried_on_by_a_lead_that_wanted_anoth
     lab.nodes[follower].amends = None
     lab.nodes[third].amends = SLOWER
     reach(lab, 4)
-    assert lab.nodes[third].chain[4].hash == cast.hash
+    assert lab.nodes[third].values[4].hash == cast.hash
     reach(lab, 6)
     assert amendments(lab) == [FEWER]
 
