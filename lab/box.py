@@ -7,16 +7,15 @@ table of functions by kind of effect. One that is not in the table is an error.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from shoal.protocol.effects import Effect, MemberEffect
+from shoal.protocol.effects import MemberEffect
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Input, OfState, StateHeld
+from shoal.protocol.inputs import Input, OfState
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Value
-from shoal.protocol.round import RoundMachine
 
 Doers = Mapping[type[Any], Callable[[Any, Any], Any]]
 """By kind of effect, what does it for whoever drives the member, and what it comes to."""
@@ -115,22 +114,3 @@ class Surroundings:
     def stands_still(head: Value) -> str | None:
         """Nothing keeps anyone from signing."""
         return None
-
-
-class NoWishes:
-    """Users who want to go back nowhere, and to amend nothing."""
-
-    @staticmethod
-    def advise_going_back(machine: RoundMachine, now: float) -> list[Effect]:
-        """Nothing."""
-        return []
-
-    @staticmethod
-    def advise_amending(machine: RoundMachine, now: float) -> list[Effect]:
-        """Nothing."""
-        return []
-
-    @staticmethod
-    def held(event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
-        """Nothing is sought."""
-        raise LocalError("no state to go back to was sought")

@@ -23,6 +23,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
+from shoal.protocol.terms import RollbackPolicy
 
 DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
 
@@ -43,9 +44,6 @@ HOLD_LIMIT = 256
 CHECKPOINT_LIMIT = 100_000
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
-
-RollbackPolicy = Literal["never", "spike", "always"]
-"""Whether a node consents to a rollback that another member's user ordered; see going_back.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

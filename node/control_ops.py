@@ -15,8 +15,10 @@ from shoal.node.rounds.authority import Authority
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds
+from shoal.protocol.amending import Wanted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
+from shoal.protocol.messages import Target
 
 
 def handlers(parts: Parts, user: UserOrders, status: Callable[[], Mapping[str, JsonValue]]) -> Mapping[str, Handler]:
@@ -53,24 +55,23 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         """To a round, or, without one, not any more."""
         engine = _certifying(parts, rounds)
         if not arguments:
-            await engine.going_back.withdraw()
+            await engine.withdraw(Target)
             return {}
         round = _round(arguments[0])
-        await engine.obey(partial(engine.going_back.order, round))
+        await engine.go_back(round)
         return {"round": round}
 
     async def amend(settings: Sequence[str]) -> Mapping[str, JsonValue]:
         """To these, or, without any, not any more."""
         engine = _certifying(parts, rounds)
         if not settings:
-            await engine.amending.withdraw()
+            await engine.withdraw(Wanted)
             return {}
-        await engine.obey(partial(_amend, engine, settings, by_authority=False))
+        await engine.amend(settings)
         return {}
 
     async def amend_by_authority(settings: Sequence[str]) -> Mapping[str, JsonValue]:
-        engine = _certifying(parts, rounds)
-        await engine.obey(partial(_amend, engine, settings, by_authority=True))
+        await _certifying(parts, rounds).amend(settings, by_authority=True)
         return {}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
@@ -110,10 +111,6 @@ def _certifying(parts: Parts, rounds: Rounds) -> Engine:
         f"with strategy {parts.config.manifest.strategy.name} there is no common state to go back to or to amend, "
         "and no majority to wait for"
     )
-
-
-async def _amend(engine: Engine, settings: Sequence[str], *, by_authority: bool) -> None:
-    await engine.amending.order(settings, by_authority=by_authority)
 
 
 async def _rebase(parts: Parts, engine: Engine, forget: set[PeerId]) -> None:

@@ -69,6 +69,13 @@ class AmendConsent(RoundMessage, frozen=True, kw_only=True):
     authority: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An amendment that is wanted, and the authority's signature on it or nothing."""
+
+    amendment: Amendment
+    authority: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InForce:
     """The settings of a round, and the hash of the value that settled them."""
@@ -189,6 +196,13 @@ def stands_on(amendment: Amendment, in_force: InForce) -> bool:
     except ConfigError:
         return False
     return canonical(made) == canonical(amendment)
+
+
+def is_done(amendment: Amendment, in_force: InForce) -> bool:
+    """Whether the settings in force are those to which it changes them."""
+    tables = msgspec.to_builtins(in_force.manifest)
+    keys = ((*change.key.partition("."), change.value) for change in amendment.changes)
+    return all(tables[section].get(name) == value for section, _, name, value in keys)
 
 
 # -- who wants it --------------------------------------------------------------------------------------------

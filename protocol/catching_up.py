@@ -38,7 +38,9 @@ from shoal.protocol.errands import (
     Errand,
     FetchState,
     FindBegun,
+    FindEarlier,
     Holders,
+    KeepEarlier,
     LookInto,
     LookUp,
     OfHeader,
@@ -46,8 +48,8 @@ from shoal.protocol.errands import (
     Steps,
 )
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import GenesisFetched, OfState, StateSought
-from shoal.protocol.messages import NO_HASH, Value
+from shoal.protocol.inputs import GenesisFetched, OfState, StateHeld, StateSought
+from shoal.protocol.messages import Target, Value
 from shoal.protocol.newcomers import coming
 from shoal.protocol.surroundings import Rules
 
@@ -210,12 +212,12 @@ class CatchingUp:
         self._fetching_genesis = True
         return self._errand(self._fetch_genesis(founder))
 
-    def earlier(self, value: Value, *, initial: bytes = NO_HASH) -> Errand:
-        """Have the state that `value` led to. Comes to None when nobody can help now.
+    def earlier(self, target: Target, digest: bytes) -> Errand:
+        """Have the state that a rollback to `target` takes on disk. Comes to `StateHeld`.
 
-        initial: the digest of S(0), if that is wanted and it is known.
+        digest: what was proposed, NO_HASH if that is not known. Of S(0) there may be another one here.
         """
-        return self._errand(self._fetch_earlier(self._here.chain.back_to(value, initial=initial), value.round))
+        return self._errand(self._have_earlier(target, digest))
 
     def _errand(self, steps: Steps) -> Errand:
         return Errand(steps, self._search.clock)
@@ -301,9 +303,16 @@ class CatchingUp:
         self._retry_at = self._search.clock.now + RETRY_S
         return None if state is None else GenesisFetched(state)
 
-    def _fetch_earlier(self, chain: Chain, round: int) -> Steps:
-        state: OfState | None = yield from self._search.nearer(None, chain, sorted(self._here.linked()))
-        return state if state is not None and state.round == round else None
+    def _have_earlier(self, target: Target, digest: bytes) -> Steps:
+        chain, state = self._here.chain, None
+        if chain.can_go_back_to(target):
+            state = yield FindEarlier(target.round, digest)
+        if state is None and chain.can_go_back_to(target):
+            before = chain.back_to(chain.value(target.round), initial=digest)
+            state = yield from self._search.nearer(None, before, sorted(self._here.linked()))
+        if state is None or state.round != target.round:
+            return StateHeld(target, None)
+        return StateHeld(target, (yield KeepEarlier(state)))
 
 
 def is_state_of(value: Value, state: OfState) -> bool:

@@ -22,7 +22,7 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Term, Value
+from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Target, Term, Value
 from shoal.protocol.terms import check_rebase, is_consented, is_signed
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,10 @@ class Chain:
             return None
         check_certificate(certificate, self._at(self._heights[mine.value.base]))
         return Fork.of(mine, certificate)
+
+    def can_go_back_to(self, target: Target) -> bool:
+        """Whether a rollback can go back there: to a state before the newest, on the branch."""
+        return target.round < self.standing.round and self.value(target.round).hash == target.certificate
 
     def leads_back(self, value: Value) -> bool:
         """Whether a rollback goes back to what was certified on the branch."""

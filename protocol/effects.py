@@ -6,17 +6,18 @@ other, each of which is done, whatever it takes, before the next; what comes of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.errands import Errand
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import OfPlan, OfState
-from shoal.protocol.messages import Certificate, Entry, Held, Message, Plan, RelayedWay, Value
+from shoal.protocol.inputs import OfPlan, OfState, Order
+from shoal.protocol.messages import Amendment, Certificate, Entry, Held, Message, Plan, RelayedWay, Value
 from shoal.protocol.planning import RoundSettings
 
 
@@ -273,6 +274,39 @@ class DrawGenesis:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepOrder:
+    """Have an order of the user's on disk, in place of the one of its kind from before."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class DropOrder:
+    """Have no order of this kind on disk any more."""
+
+    kind: type[Order]
+
+
+@dataclass(frozen=True, slots=True)
+class SignAmendment:
+    """Sign it with the authority's key. Comes to the signature; raises ConfigError where the key is not here."""
+
+    amendment: Amendment
+
+
+@dataclass(frozen=True, slots=True)
+class FindEarlierRounds:
+    """Comes to the rounds before the newest whose state is on disk, or as finals there lead to it, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetEarlier:
+    """Remove what was kept in order to go back to it (`KeepEarlier`), but the states of these rounds."""
+
+    besides: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Blame:
     """What a peer said is amiss, and was not taken."""
 
@@ -325,7 +359,11 @@ MemberEffect = (
     | Seek
     | Adopt
     | DrawGenesis
-    | NeedState
+    | KeepOrder
+    | DropOrder
+    | SignAmendment
+    | FindEarlierRounds
+    | ForgetEarlier
     | NeedEvidence
     | Mismatch
     | Blame
@@ -333,6 +371,9 @@ MemberEffect = (
     | Goodbye
 )
 """All that a driver of members does. One that it does not know is an error."""
+
+Steps = Generator[MemberEffect, Any, None]
+"""Effects, one after the other; each comes to what was done."""
 
 
 def batched(effects: Iterable[Effect]) -> Iterator[Effect | tuple[DurableRecord, ...]]:

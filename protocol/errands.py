@@ -120,13 +120,46 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class FindEarlier:
+    """Look on disk for the state of an earlier round, or for finals that lead to it. Comes to it, None without it.
+
+    initial: the digest that S(0) has to have; NO_HASH if any is right.
+    """
+
+    round: int
+    initial: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEarlier:
+    """Have the state of an earlier round on disk until it is forgotten (`ForgetEarlier`), and serve it.
+
+    Comes to its digest.
+    """
+
+    state: OfState
+
+
+@dataclass(frozen=True, slots=True)
 class LookUp:
     """The state at the head is to be had: look from these peers for what this node's own contribution is settled by."""
 
     peers: tuple[PeerId, ...]
 
 
-Request = AskChain | LookInto | FindBegun | CountLacking | AskHolders | FetchState | Replay | LookUp | Broadcast
+Request = (
+    AskChain
+    | LookInto
+    | FindBegun
+    | CountLacking
+    | AskHolders
+    | FetchState
+    | Replay
+    | FindEarlier
+    | KeepEarlier
+    | LookUp
+    | Broadcast
+)
 """All that a driver of errands does, beside the rounds. One that it does not know is an error."""
 
 Steps = Generator[Request, Any, Any]

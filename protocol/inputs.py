@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from shoal.protocol.amending import Wanted
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
+
+Order = Target | Wanted
+"""What a user wants that no round does by itself, and that stands until it is done."""
 
 
 class OfPlan(Protocol):
@@ -117,8 +122,48 @@ class HeadMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class GoBack:
+    """This node's user wants the swarm to go back to the state of a round."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """This node's user wants these, each SECTION.KEY=VALUE, in force.
+
+    by_authority: signed with the authority's key, which is to be here.
+    """
+
+    settings: tuple[str, ...]
+    by_authority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """This node's user does not want any more what was ordered."""
+
+    kind: type[Order]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The trainer measured the held-out loss of a state."""
+
+    round: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the disk has of chain and state is taken up: this node begins."""
+    """What the disk has of chain and state is taken up: this node begins.
+
+    orders: of its user, which stand from before. losses: held-out ones measured in earlier lives, by round; what a
+    rollback abandoned may be among them.
+    """
+
+    orders: tuple[Order, ...] = ()
+    losses: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +192,10 @@ Input = (
     | Rebased
     | Proven
     | StateHeld
+    | GoBack
+    | Amend
+    | Withdraw
+    | Evaluated
     | HeadMoved
     | Loaded
     | StateSought

@@ -31,10 +31,12 @@ reduction is closed off when all before that is done, and what is decided is car
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.amending import Wanted
+from shoal.protocol.amendment_orders import Amending
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.chain import Position, next_position
@@ -72,6 +74,7 @@ from shoal.protocol.effects import (
     SettleWork,
     StandOnHead,
     StartReduce,
+    Steps,
     StopReduction,
     TakePart,
     Tell,
@@ -83,10 +86,14 @@ from shoal.protocol.effects import (
     batched,
 )
 from shoal.protocol.errands import Errand
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.going_back import GoingBack
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
+    Amend,
+    Evaluated,
     GenesisFetched,
+    GoBack,
     HeadMoved,
     Input,
     Linked,
@@ -101,6 +108,7 @@ from shoal.protocol.inputs import (
     Tick,
     Trained,
     TrainerRestarted,
+    Withdraw,
 )
 from shoal.protocol.messages import Certificate, Leave, Ready, Rebase, Report, RoundMessage, Value
 from shoal.protocol.newcomers import Newcomers
@@ -117,14 +125,11 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
-from shoal.protocol.surroundings import Rules, Surroundings, Wishes
+from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 
 ANSWER_PERIOD_S = 1.0
 """Between two answers to one peer that is behind."""
 ANSWERED_LIMIT_PEERS = 1024
-
-Steps = Generator[MemberEffect, Any, None]
-"""Effects, one after the other; each comes to what was done."""
 
 
 class Standing(enum.Enum):
@@ -147,16 +152,15 @@ class Member:
         *,
         identity: Identity,
         surroundings: Surroundings,
-        wishes: Wishes,
         deal: Deal,
         scores: DonorScores,
+        policies: Policies = USUAL,
         rounds: int | None = None,
         make: Callable[..., RoundMachine] = RoundMachine,
     ) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self._here = surroundings
-        self._wishes = wishes
         self._deal = deal
         self._make = make
         self._said: list[str] = []
@@ -174,12 +178,17 @@ class Member:
         self._steps: Steps | None = None
         self.newcomers = Newcomers()
         self.catching_up = CatchingUp(self._me, surroundings, scores)
+        self._going_back = GoingBack(self._me, surroundings, self.catching_up, policies.rollback)
+        self._amending = Amending(self._me, surroundings, follows=policies.amendments)
         self.machine: RoundMachine | None = None
 
     # -- for drivers -----------------------------------------------------------------------------------------
 
     def take(self, event: Input, now: float) -> MemberEffect | None:
-        """An input; the first effect that it has, None if it has none. Raises RemoteError for a `Rebased` amiss."""
+        """An input; the first effect that it has, None if it has none.
+
+        Raises ConfigError for an order of the user's that cannot be, RemoteError for a `Rebased` amiss.
+        """
         if self._steps is not None:
             raise LocalError(f"{type(event).__name__} came before the last effect was done")
         self._now = now
@@ -191,7 +200,7 @@ class Member:
         self._now = now
         return self._next(result)
 
-    def failed(self, error: RemoteError, now: float) -> MemberEffect | None:
+    def failed(self, error: RemoteError | ConfigError, now: float) -> MemberEffect | None:
         """The last effect was refused; the next one, None if there is none. Raises what the member does not take."""
         self._now = now
         return self._next(error)
@@ -202,7 +211,7 @@ class Member:
             raise LocalError("no effect is under way")
         self._steps = None
         try:
-            effect = steps.throw(came) if isinstance(came, RemoteError) else steps.send(came)
+            effect = steps.throw(came) if isinstance(came, RemoteError | ConfigError) else steps.send(came)
         except StopIteration:
             return None
         self._steps = steps
@@ -369,9 +378,10 @@ class Member:
         yield from self._carry_out(machine.peers_alive(here.alive(), self._now, suspected=here.suspected()))
         if self._goes_on(machine):
             yield from self._look_after_reduction(machine)
-            yield from self._carry_out(self._wishes.advise_going_back(machine, self._now))
+            yield from self._carry_out(self._going_back.advise(machine, self._now))
+            yield from self._seek(self._going_back.due(machine, self._now))
         if self._goes_on(machine):
-            yield from self._carry_out(self._wishes.advise_amending(machine, self._now))
+            yield from self._carry_out(self._amending.advise(machine, self._now))
         if self._goes_on(machine):
             yield from self._keep_busy(machine)
             yield from self._try_leave(machine)
@@ -443,7 +453,25 @@ class Member:
 
     def _state_held(self, event: StateHeld) -> Steps:
         yield from self._look_around()
-        yield from self._carry_out(self._wishes.held(event, self.machine))
+        yield from self._carry_out(self._going_back.held(event, self.machine, self._now))
+
+    def _evaluated(self, event: Evaluated) -> Steps:
+        self._going_back.evaluated(event)
+        yield from ()
+
+    def _go_back(self, event: GoBack) -> Steps:
+        yield from self._going_back.order(event.round)
+
+    def _amend(self, event: Amend) -> Steps:
+        yield from self._amending.order(event.settings, by_authority=event.by_authority)
+
+    def _withdraw(self, event: Withdraw) -> Steps:
+        yield from (self._amending if event.kind is Wanted else self._going_back).withdraw()
+
+    def _refuse(self, event: Input) -> Steps:
+        """An order of the user's that takes a round."""
+        yield from ()
+        raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
 
     def _head_moved(self, event: HeadMoved) -> Steps:
         yield from self._look_around()
@@ -453,6 +481,8 @@ class Member:
 
     def _loaded(self, event: Loaded) -> Steps:
         """Begin; as a founder on S(0), which it draws, unless the swarm went back to another one."""
+        self._going_back.loaded(event)
+        self._amending.loaded(event)
         origin = self._here.chain.standing
         if origin.round == 0 and self._me in origin.members and not self._here.current:
             yield DrawGenesis(self._here.chain.digest(0))
@@ -509,6 +539,7 @@ class Member:
     def _carry_out(self, effects: Iterable[Effect]) -> Steps:
         decided: Certificate | None = None
         closing: list[CloseOff] = []
+        needed: list[Value] = []
         for effect in batched(effects):
             if isinstance(effect, tuple):
                 yield Write(effect)
@@ -517,9 +548,11 @@ class Member:
             elif isinstance(effect, NeedFinals):
                 if effect.value.plan not in self._reports:  # it was not reduced here: from those who did
                     yield FetchFinals(effect.value)
+            elif isinstance(effect, NeedState):
+                needed.append(effect.value)
             elif isinstance(effect, Decided):
                 decided = effect.certificate
-            elif isinstance(effect, Broadcast | StartReduce | Repair | Evicted | NeedState | NeedEvidence | Mismatch):
+            elif isinstance(effect, Broadcast | StartReduce | Repair | Evicted | NeedEvidence | Mismatch):
                 yield effect
             else:
                 raise LocalError(f"no member carries out {type(effect).__name__}")
@@ -527,6 +560,9 @@ class Member:
             chunks = yield asked
             if self.machine is not None:
                 yield from self._carry_out(self.machine.closed_off(asked, chunks, self._now))
+        for value in needed:
+            if self.machine is not None:
+                yield from self._carry_out(self._going_back.need(value, self.machine, self._now))
         if decided is not None:
             yield from self._decided(decided)
 
@@ -574,6 +610,8 @@ class Member:
         self._departure.begin_round()
         self._no_quorum.begin_round(self._now)
         accused: Mapping[bytes, PeerId] = yield BeginRound(head, rules.settings)
+        yield from self._going_back.begin_round()
+        yield from self._amending.begin_round()
         role = self._role()
         yield TakePart(head, role)
         alive = machine.peers_alive(here.alive(), self._now, suspected=here.suspected())
@@ -764,6 +802,11 @@ def _everywhere(step: Transition) -> dict[Standing, Transition]:
     }
 
 
+def _in_a_round(step: Transition) -> dict[Standing, Transition]:
+    """An order of the user's that takes a round."""
+    return {standing: step if standing is Standing.IN_ROUND else Member._refuse for standing in Standing}
+
+
 TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     Received: _everywhere(Member._hear),
     Tick: _everywhere(Member._tick),
@@ -775,6 +818,10 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     Rebased: {**_everywhere(Member._rebased), Standing.LINGERING: Member._rebased},
     Proven: _everywhere(Member._proven),
     StateHeld: _everywhere(Member._state_held),
+    Evaluated: {**_everywhere(Member._evaluated), Standing.LINGERING: Member._evaluated},
+    GoBack: _in_a_round(Member._go_back),
+    Amend: _in_a_round(Member._amend),
+    Withdraw: {**_everywhere(Member._withdraw), Standing.LINGERING: Member._withdraw},
     HeadMoved: _everywhere(Member._head_moved),
     Loaded: _everywhere(Member._loaded),
     StateSought: {**_everywhere(Member._state_sought), Standing.LINGERING: Member._sought_late},

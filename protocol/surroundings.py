@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.durable import DurableRecord
-from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import OfState, StateHeld
+from shoal.protocol.inputs import OfState
 from shoal.protocol.messages import Value
 from shoal.protocol.planning import RoundSettings
-from shoal.protocol.round import RoundMachine
+from shoal.protocol.terms import RollbackPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +21,20 @@ class Rules:
 
     settings: RoundSettings
     staleness_rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """What this node's user lets others decide.
+
+    rollback: when it follows a user of another node who wants to go back. amendments: whether it follows the authority.
+    """
+
+    rollback: RollbackPolicy = "spike"
+    amendments: bool = True
+
+
+USUAL: Final = Policies()
 
 
 class Surroundings(Protocol):
@@ -107,20 +120,4 @@ class Surroundings(Protocol):
 
     def new_life(self) -> bytes:
         """32 bytes that no machine had before."""
-        ...
-
-
-class Wishes(Protocol):
-    """What users want that no round does by itself: to go back, to amend."""
-
-    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about that in the round under way."""
-        ...
-
-    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about that in the round under way."""
-        ...
-
-    def held(self, event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
-        """A state to go back to is on disk, or was not to be had this time."""
         ...

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from typing import Literal
 
 from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import LocalError, RemoteError
@@ -33,6 +34,9 @@ from shoal.protocol.messages import (
     Value,
     consent_preimage,
 )
+
+RollbackPolicy = Literal["never", "spike", "always"]
+"""When a member consents to a rollback that another member's user ordered; see going_back.py."""
 
 
 def make_consent(identity: Identity, previous: Value, target: Target, *, asked: bool) -> Consent:

@@ -12,7 +12,7 @@ import msgspec
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
-from shoal.lab.box import Box, Doers, NoWishes, Surroundings, do_by, nothing
+from shoal.lab.box import Box, Doers, Surroundings, do_by, nothing
 from shoal.lab.explore.repair_copy import DUE, MOMENT_S, NOW, kept_copy, member_copy, reduction_copy, unhear
 from shoal.lab.explore.repair_judge import (
     Closed,
@@ -302,7 +302,6 @@ class Run:
         member = Member(
             identity=setup.identities[self._position],
             surroundings=self._here,
-            wishes=NoWishes,
             deal=setup.deal,
             scores=DonorScores(),
             make=self._components.machine,

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +27,13 @@ from shoal.node.state.work_file import SavedWork, write_work
 from shoal.protocol.chain import Chain
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Order
 from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Propose, Ready, Value, ViewChange, Vote
 from shoal.protocol.planning import CONTRIBUTOR
 
 MEMORY = Path("/dev/shm")
 AGREEMENT, CHAIN = "agreement.log", "chain.log"
+SAVED_STATES = 4
 
 
 class Disks:
@@ -72,6 +74,8 @@ def unheard() -> Iterator[None]:
 class Disk:
     """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first.
 
+    orders: of the user. saved: the newest states, and kept: those to go back to, by the hash of their value.
+
     tears: the process dies with its next write to a log, of whose batch this share of the bytes is there.
     """
 
@@ -82,6 +86,9 @@ class Disk:
     folder: Path
     blank: bool = False
     finals: dict[bytes, Finals] = field(default_factory=dict)
+    orders: dict[type[Order], Order] = field(default_factory=dict)
+    saved: dict[bytes, F32] = field(default_factory=dict)
+    kept: dict[bytes, F32] = field(default_factory=dict)
     incarnation: int = 0
     tears: float | None = None
     store: Store | None = None
@@ -171,6 +178,23 @@ class Disk:
     def take(self, value: Value, state: F32) -> None:
         """Hold the state that `value` certifies."""
         self.state, self.held, self.blank = state, value.hash, False
+        self.saved[value.hash] = state
+        while len(self.saved) > SAVED_STATES:
+            del self.saved[next(iter(self.saved))]
+
+    def earlier(self, round: int) -> F32 | None:
+        """The state of a round of the chain, if it is here."""
+        hash = self.ledger.value(round).hash
+        return self.saved.get(hash, self.kept.get(hash))
+
+    def earlier_rounds(self) -> list[int]:
+        """The rounds before the newest whose state is here."""
+        return [round for round in range(self.ledger.standing.round) if self.earlier(round) is not None]
+
+    def forget_earlier(self, besides: Collection[int]) -> None:
+        """Nobody goes back any more to what was kept, but to the states of some rounds."""
+        there = {self.ledger.value(round).hash for round in besides}
+        self.kept = {hash: state for hash, state in self.kept.items() if hash in there}
 
 
 def check_written(who: PeerId, disk: Disk, message: Message) -> None:

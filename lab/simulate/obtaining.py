@@ -40,7 +40,9 @@ from shoal.protocol.errands import (
     Errand,
     FetchState,
     FindBegun,
+    FindEarlier,
     Holders,
+    KeepEarlier,
     LookInto,
     LookUp,
     Replay,
@@ -199,6 +201,17 @@ class Obtaining:
 
     def _look_into(self, request: LookInto, then: Then) -> None:
         self._begin_asking(_AskingChain(self, self._numbers([request.peer]), lambda other, grew: 0.0, then))
+
+    def _find_earlier(self, request: FindEarlier, then: Then) -> None:
+        value, values = self._disk.ledger.value(request.round), self._disk.earlier(request.round)
+        then(None if values is None else State(value, values))
+
+    def _keep_earlier(self, request: KeepEarlier, then: Then) -> None:
+        state = request.state
+        assert isinstance(state, State)
+        self._disk.kept[state.value.hash] = state.values
+        self.serve(state)
+        then(state_digest(state.value.base, state.values))
 
     def _begin_asking(self, asking: _AskingChain) -> None:
         self._asking.append(asking)
@@ -421,6 +434,8 @@ PERFORMERS: Mapping[type[Any], Callable[[Obtaining, Any, Then], None]] = {
     CountLacking: Obtaining._count_lacking,
     FetchState: Obtaining._fetch_state,
     FindBegun: Obtaining._find_begun,
+    FindEarlier: Obtaining._find_earlier,
+    KeepEarlier: Obtaining._keep_earlier,
     LookInto: Obtaining._look_into,
     LookUp: Obtaining._look_up,
     Replay: Obtaining._replay,

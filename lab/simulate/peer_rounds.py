@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
-from shoal.lab.box import NoWishes
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -52,13 +51,17 @@ from shoal.protocol.effects import (
     Certified,
     CloseOff,
     Contribute,
+    DropOrder,
     Evicted,
     Examine,
     FetchFinals,
+    FindEarlierRounds,
     FindWork,
     FinishWork,
+    ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepOrder,
     MemberEffect,
     PauseTrainer,
     Rejoin,
@@ -120,7 +123,6 @@ class PeerRounds(Reducing):
         self.member: Member = Member(
             identity=peer.identity,
             surroundings=self,
-            wishes=NoWishes(),
             deal=deal,
             scores=scores,
             make=self._swarm.components.machine,
@@ -223,7 +225,7 @@ class PeerRounds(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._put(Loaded())
+        self._put(Loaded(tuple(self._disk.orders.values())))
 
     def stop(self) -> None:
         """The process ended."""
@@ -488,6 +490,18 @@ class PeerRounds(Reducing):
         assert isinstance(effect.state, State)
         self.obtaining.hold(effect.state)
 
+    def _keep_order(self, effect: KeepOrder) -> None:
+        self._disk.orders[type(effect.order)] = effect.order
+
+    def _drop_order(self, effect: DropOrder) -> None:
+        self._disk.orders.pop(effect.kind, None)
+
+    def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
+        return self._disk.earlier_rounds()
+
+    def _forget_earlier(self, effect: ForgetEarlier) -> None:
+        self._disk.forget_earlier(effect.besides)
+
     def _goodbye(self, effect: Goodbye) -> None:
         if not self.member.overdue(self._now):
             self._swarm.donations.check_copy(self._peer)
@@ -541,13 +555,17 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Certified: PeerRounds._nothing,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
+    DropOrder: PeerRounds._drop_order,
     Evicted: PeerRounds._stop,
     Examine: PeerRounds._nothing,
     FetchFinals: PeerRounds._need_finals,
+    FindEarlierRounds: PeerRounds._find_earlier_rounds,
     FindWork: PeerRounds._find_work,
     FinishWork: PeerRounds._finish_work,
+    ForgetEarlier: PeerRounds._forget_earlier,
     GiveWay: PeerRounds._nothing,
     Goodbye: PeerRounds._goodbye,
+    KeepOrder: PeerRounds._keep_order,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: PeerRounds._nothing,
@@ -566,4 +584,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0), goes back or bans here."""
+"""What does each effect of a member. Nobody draws S(0), signs for the authority or bans here."""

@@ -9,7 +9,8 @@ finals, catching up) runs beside the engine and comes back as an input.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -19,19 +20,22 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState
 from shoal.node.outcome import Notice, PhaseChanged
-from shoal.node.rounds.amendments import Amending
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.rounds.authority import Authority
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.going_back import GoingBack
+from shoal.node.rounds.evaluations import past_losses
 from shoal.node.rounds.inbox import Fetched, Inbox, Ordered, Own, ToHandle
+from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.rounds.orders import obeyed
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.rounds.state_transition import StateTransition
-from shoal.node.rounds.surroundings import NodeSurroundings, NodeWishes
+from shoal.node.rounds.surroundings import NodeSurroundings
 from shoal.node.state.errands import Errands
 from shoal.node.training.trainer import Restarted, TrainerEvent
 from shoal.node.training.trainer_messages import Contribution
-from shoal.protocol.agreement import Broadcast, Mismatch, NeedState
+from shoal.node.training.trainer_messages import Evaluated as Measured
+from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.effects import (
@@ -45,13 +49,17 @@ from shoal.protocol.effects import (
     CloseOff,
     Contribute,
     DrawGenesis,
+    DropOrder,
     Evicted,
     Examine,
     FetchFinals,
+    FindEarlierRounds,
     FindWork,
     FinishWork,
+    ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepOrder,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -59,6 +67,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignAmendment,
     StandOnHead,
     StartReduce,
     StopReduction,
@@ -73,20 +82,26 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    Amend,
+    Evaluated,
+    GoBack,
     HeadMoved,
     Input,
     Linked,
     Loaded,
+    Order,
     Proven,
     Rebased,
     Received,
     Tick,
     Trained,
     TrainerRestarted,
+    Withdraw,
 )
 from shoal.protocol.member import Member
-from shoal.protocol.messages import NO_HASH, ChunkResults, Message, Plan, Ready, Rebase, Report, Value
+from shoal.protocol.messages import NO_HASH, ChunkResults, Message, Plan, Ready, Rebase, Report
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Policies
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
@@ -104,17 +119,17 @@ class Engine:
             parts.state_store, parts.links, put=self.put, look_up=lambda peers: self._part.look_up(peers)
         )
         self._transition = StateTransition(parts)
-        self.going_back = GoingBack(parts, put=self.put, fetch=self._fetch_earlier)
-        self.amending = Amending(parts)
+        self._orders = OrderFiles(parts.store.folder)
+        self._loaded = Loaded(self._orders.read(), past_losses(parts.store.folder / LOG_NAME))
         self.observer = RoundObserver()
         self._here = NodeSurroundings(parts)
         self._part: Participation
         self.member = Member(
             identity=parts.identity,
             surroundings=self._here,
-            wishes=NodeWishes(self.going_back, self.amending),
             deal=deal,
             scores=parts.state_store.scores,
+            policies=Policies(rollback=parts.config.rollback, amendments=parts.config.authority_amendments),
             rounds=parts.config.rounds,
         )
         self.left = trio.Event()
@@ -147,6 +162,18 @@ class Engine:
         What is said to it waits its turn: nothing may be said before it is on disk.
         """
         self.put(Linked(peer, certified))
+
+    async def go_back(self, round: int) -> None:
+        """The user wants to go back to a round. On disk when this returns; raises ConfigError where it cannot be."""
+        await obeyed(self.put, partial(self._feed, GoBack(round)))
+
+    async def amend(self, settings: Sequence[str], *, by_authority: bool = False) -> None:
+        """The user wants these in force. On disk when this returns; raises ConfigError where they cannot be."""
+        await obeyed(self.put, partial(self._feed, Amend(tuple(settings), by_authority)))
+
+    async def withdraw(self, kind: type[Order]) -> None:
+        """The user does not want any more what was ordered."""
+        await obeyed(self.put, partial(self._feed, Withdraw(kind)))
 
     async def obey(self, order: Callable[[], Awaitable[None]], *, standing_still: bool = False) -> None:
         """Carry out an order of the user's between two inputs, as `obeyed` does.
@@ -218,7 +245,7 @@ class Engine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._errands.run)
             await self._state_store.load()
-            await self._feed(Loaded())
+            await self._feed(self._loaded)
             while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
                 await self._handle(await self._inbox.next())
             nursery.cancel_scope.cancel()
@@ -239,14 +266,15 @@ class Engine:
             await self._feed(event)
 
     async def _handle_trainer(self, event: TrainerEvent) -> None:
-        self.going_back.note(event)
         if isinstance(event, Contribution):
             await self._feed(Trained(event.round, event))
         elif isinstance(event, Restarted):
             await self._feed(TrainerRestarted())
+        elif isinstance(event, Measured):
+            await self._feed(Evaluated(event.round, event.value))
 
     async def _feed(self, event: Input) -> None:
-        """Carry out all effects of an input. Raises RemoteError where the member raises it."""
+        """Carry out all effects of an input. Raises RemoteError, ConfigError where the member raises it."""
         effect = self.member.take(event, trio.current_time())
         while effect is not None:
             perform = PERFORMERS.get(type(effect))
@@ -254,7 +282,7 @@ class Engine:
                 raise LocalError(f"nothing here does {type(effect).__name__}")
             try:
                 result = await perform(self, effect)
-            except RemoteError as error:
+            except (RemoteError, ConfigError) as error:
                 effect = self.member.failed(error, trio.current_time())
             else:
                 effect = self.member.done(result, trio.current_time())
@@ -302,8 +330,6 @@ class Engine:
         self.observer.began(effect.base, effect.settings)
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
-        await self.going_back.begin_round()
-        await self.amending.begin_round()
         return self.observer.proven(self._state_store.chain)
 
     async def _take_part(self, effect: TakePart) -> None:
@@ -326,9 +352,6 @@ class Engine:
 
     async def _append(self, effect: Append) -> bool:
         return await self._state_store.append(effect.entry)
-
-    async def _need_state(self, effect: NeedState) -> None:
-        self.going_back.need(effect.value)
 
     async def _need_evidence(self, effect: NeedEvidence) -> None:
         self.observer.need(effect.value)
@@ -406,16 +429,29 @@ class Engine:
         await self._p.holds.at(report.round, "certify")
         return report
 
+    # -- effects: what its user wants ------------------------------------------------------------------------
+
+    async def _keep_order(self, effect: KeepOrder) -> None:
+        await trio.to_thread.run_sync(self._orders.write, effect.order)
+
+    async def _drop_order(self, effect: DropOrder) -> None:
+        await trio.to_thread.run_sync(self._orders.remove, effect.kind)
+
+    async def _sign_amendment(self, effect: SignAmendment) -> bytes:
+        swarm = self._p.config.manifest.swarm
+        authority = Authority(self._p.store.folder, authority=swarm.authority, node=self._p.identity)
+        return await trio.to_thread.run_sync(authority.sign_amendment, self._state_store.head.swarm, effect.amendment)
+
+    async def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
+        return await trio.to_thread.run_sync(self._state_store.earlier.rounds)
+
+    async def _forget_earlier(self, effect: ForgetEarlier) -> None:
+        await self._state_store.earlier.forget(effect.besides)
+
     # -- effects: catching up --------------------------------------------------------------------------------
 
     async def _seek(self, effect: Seek) -> None:
         self._errands.begin(effect.errand)
-
-    async def _fetch_earlier(self, value: Value, initial: bytes) -> CertifiedState | None:
-        state: CertifiedState | None = await self._errands.outcome(
-            self.member.catching_up.earlier(value, initial=initial)
-        )
-        return state
 
     async def _adopt(self, effect: Adopt) -> None:
         assert isinstance(effect.state, CertifiedState)
@@ -451,16 +487,19 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Awaitable[Any]]] = {
     CloseOff: Engine._close_off,
     Contribute: Engine._contribute,
     DrawGenesis: Engine._draw_genesis,
+    DropOrder: Engine._drop_order,
     Evicted: Engine._evicted,
     Examine: Engine._examine,
     FetchFinals: Engine._fetch_finals,
+    FindEarlierRounds: Engine._find_earlier_rounds,
     FindWork: Engine._find_work,
     FinishWork: Engine._finish_work,
+    ForgetEarlier: Engine._forget_earlier,
     GiveWay: Engine._give_way,
     Goodbye: Engine._goodbye,
+    KeepOrder: Engine._keep_order,
     Mismatch: Engine._mismatch,
     NeedEvidence: Engine._need_evidence,
-    NeedState: Engine._need_state,
     PauseTrainer: Engine._pause_trainer,
     Rejoin: Engine._rejoin,
     Repair: Engine._repair,
@@ -468,6 +507,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Awaitable[Any]]] = {
     Seek: Engine._seek,
     Send: Engine._send,
     SettleWork: Engine._settle_work,
+    SignAmendment: Engine._sign_amendment,
     StandOnHead: Engine._stand_on_head,
     StartReduce: Engine._start_reduce,
     StopReduction: Engine._stop_reduction,

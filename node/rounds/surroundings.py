@@ -1,4 +1,4 @@
-"""What a member (`shoal.protocol.member`) looks at before it decides, in the parts of a node, and what users want."""
+"""What a member (`shoal.protocol.member`) looks at before it decides, in the parts of a node."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Collection, Iterable
 
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.going_back import GoingBack
 from shoal.node.rounds.participation import Participation
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.durable import DurableRecord
-from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import StateHeld
 from shoal.protocol.messages import Value
 from shoal.protocol.planning import RoundSettings
-from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.wire import HASH_BYTES
 
@@ -119,23 +114,3 @@ class NodeSurroundings:
     def new_life(self) -> bytes:
         """Drawn anew."""
         return secrets.token_bytes(HASH_BYTES)
-
-
-class NodeWishes:
-    """As `Wishes` says, by what users ordered."""
-
-    def __init__(self, going_back: GoingBack, amending: Amending) -> None:
-        self._going_back = going_back
-        self._amending = amending
-
-    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about going back in the round under way."""
-        return self._going_back.advise(machine, now)
-
-    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
-        """What to say about amending in the round under way."""
-        return self._amending.advise(machine, now)
-
-    def held(self, event: StateHeld, machine: RoundMachine | None) -> Iterable[Effect]:
-        """A state to go back to is on disk, or was not to be had this time."""
-        return self._going_back.held(event, machine)

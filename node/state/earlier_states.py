@@ -54,9 +54,15 @@ class EarlierStates:
                 found.add(round)
         return sorted(found)
 
-    async def find(self, round: int) -> CertifiedState | None:
-        """The state of a certified round on the branch, from disk or as finals lead to it; None if it is not here."""
-        return await trio.to_thread.run_sync(self._find, round)
+    async def find(self, round: int, initial: bytes = NO_HASH) -> CertifiedState | None:
+        """The state of a certified round on the branch, from disk or as finals lead to it; None if it is not here.
+
+        initial: the digest that S(0) has to have; NO_HASH if any is right.
+        """
+        state = await trio.to_thread.run_sync(self._find, round)
+        if state is None or state.round or initial == NO_HASH:
+            return state
+        return state if await trio.to_thread.run_sync(self._cache.digest, state) == initial else None
 
     def _find(self, round: int) -> CertifiedState | None:
         for saved, path in sorted(self._files(), reverse=True):

@@ -48,7 +48,7 @@ from shoal.protocol.bans import named
 from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
 from shoal.protocol.donors import DonorScores
-from shoal.protocol.errands import AskChain, LookInto
+from shoal.protocol.errands import AskChain, FindEarlier, KeepEarlier, LookInto
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Amendment, Entry, Rebase, Value
@@ -148,6 +148,8 @@ class StateStore:
             **self._p.catchup.performers(self.on_chunk),
             AskChain: self.ask_chain,
             LookInto: self.look_into,
+            FindEarlier: self._find_earlier,
+            KeepEarlier: self._keep_earlier,
         }
 
     def expect(self, codec: str, numel: int, chunk_values: int) -> None:
@@ -327,6 +329,13 @@ class StateStore:
         except (NetworkError, RemoteError) as error:
             logger.info("certificates from %s: %s", request.peer, error)
             return False
+
+    async def _find_earlier(self, request: FindEarlier) -> CertifiedState | None:
+        return await self.earlier.find(request.round, request.initial)
+
+    async def _keep_earlier(self, request: KeepEarlier) -> bytes:
+        assert isinstance(request.state, CertifiedState)
+        return await self.earlier.keep(request.state)
 
     async def extend_from(self, peer: PeerId) -> bool:
         """Fetch newer certificates from one peer, those of one answer after the other; whether there were any.

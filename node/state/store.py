@@ -20,7 +20,7 @@
     resume/<term>-<round>.trainer, .work        what this node alone knows, of the last rounds (resumption.py)
     checkpoints/<term>-<round>/ everything of one round (checkpoint_folder.py)
     rollback/<round>.safetensors    a state that this node agreed to go back to (earlier_states.py)
-    rollback.order      that its user wants to go back, as long as that stands (going_back.py)
+    rollback.order, amend.order     what its user wants of the swarm, as long as that stands (order_file.py)
     transfer/<term>-<round>-<digest>/   a state on its way here (transfer_files.py)
     events.jsonl        the event log
     rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied

@@ -56,7 +56,7 @@ class CertifiedRounds(Rounds):
         """See `Rounds`."""
         state_store, standstill = self._p.state_store, self._p.standstill
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        state = (state_store.load_ahead, state_store.run, self._engine.going_back.run, standstill.forks.run)
+        state = (state_store.load_ahead, state_store.run, standstill.forks.run)
         return (*reductions, *state, self._p.resumption.run, self._p.checkpoints.run)
 
     @property

@@ -181,7 +181,6 @@ class Life:
                     self.trainer.run,
                     self.state_store.load_ahead,
                     self.state_store.run,
-                    self.engine.going_back.run,
                     self.standstill.forks.run,
                     self.resumption.run,
                     self.checkpoints.run,

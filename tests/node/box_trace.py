@@ -27,6 +27,7 @@ import trio
 from blake3 import blake3
 
 from shoal.node.outcome import PhaseChanged
+from shoal.protocol.amending import Wanted
 from shoal.protocol.inputs import SetPaused
 from shoal.protocol.messages import Certificate, Message
 from shoal.protocol.terms import make_rebase
@@ -148,17 +149,13 @@ async def goes_back_and_amends(box: Box) -> None:
     box.start_all()
     await box.until_round(3)
     node = box.node(0)
-    await node.engine.obey(lambda: node.engine.going_back.order(1))
+    await node.engine.go_back(1)
     await box.until(lambda: all(life.up and life.chain.head.term.rollbacks == 1 for life in box.lives if life))
     await box.until(lambda: all(life.state_round >= 3 for life in box.lives if life))
     other = box.node(1)
-
-    async def amend() -> None:
-        await other.engine.amending.order(["round.grace_s=1.5"], by_authority=False)
-
-    await other.engine.obey(amend)
-    await other.engine.obey(other.engine.amending.withdraw)
-    await other.engine.obey(amend)
+    await other.engine.amend(["round.grace_s=1.5"])
+    await other.engine.withdraw(Wanted)
+    await other.engine.amend(["round.grace_s=1.5"])
     await box.until_round(node.round + 1)
     for number in (1, 2):
         box.node(number).cut()

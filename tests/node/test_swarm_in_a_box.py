@@ -15,10 +15,11 @@ from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Reduced
-from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
-from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term, Value
+from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
 from shoal.protocol.round import RoundMachine
 from tests.node.box_life import Life
 from tests.node.box_witness import Bound
@@ -52,15 +53,15 @@ def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) ->
         box.start_all()
         await box.until_round(2)
         engine = box.node(0).engine
-        begin_round = engine.going_back.begin_round
+        began = engine.observer.began
 
-        async def watched() -> None:
+        def watched(base: Value, settings: RoundSettings) -> None:
             assert engine.machine is not None
             assert engine.machine.missing(), "it has not heard"
             seen.append(engine.missing())
-            await begin_round()
+            began(base, settings)
 
-        engine.going_back.begin_round = watched  # type: ignore[method-assign]
+        engine.observer.began = watched  # type: ignore[method-assign]
         await box.until_round(5)
 
     box.run(course)
@@ -211,7 +212,11 @@ def test_a_rollback_is_consented_to_by_those_who_have_its_state_on_disk(tmp_path
         await box.until_round(3)
         box.let_out = let_out
         node = box.node(0)
-        await node.engine.obey(lambda: node.engine.going_back.order(2))
+        with pytest.raises(ConfigError, match="--to 99"):
+            await node.engine.go_back(99)
+        with pytest.raises(ConfigError, match="signed with the key of"):
+            await box.node(1).engine.amend(["round.grace_s=1.5"], by_authority=True)
+        await node.engine.go_back(2)
         await box.node(2).over.wait()
         box.let_out = lambda life, message: None
         box.start(2, Survival.SYNCED)

@@ -230,4 +230,52 @@ SHELL: tuple[Bug, ...] = (
         "return self._head.members == (self._me,)",
         "return len(self._head.members) <= 2",
     ),
+    bug(
+        "a consent to go back before the state is on disk",
+        "tests/node/rounds/test_going_back.py::test_order_is_said_in_every_round_once_the_state_is_on_disk",
+        "        return StateHeld(target, (yield KeepEarlier(state)))\n",
+        "        return StateHeld(target, before.digest(target.round))\n",
+    ),
+    bug(
+        "a policy that follows another policy to go back",
+        "tests/node/rounds/test_going_back.py::test_policy_follows_what_a_user_ordered_and_no_other_policy",
+        "for peer, consent in consents if consent.asked and peer != machine.me}",
+        "for peer, consent in consents if peer != machine.me}",
+    ),
+    bug(
+        "any state is shown for the one that is gone back to",
+        "tests/node/rounds/test_going_back.py::test_state_that_is_another_than_was_certified_is_not_shown",
+        "return digest == certified or (target.round == 0 and certified == NO_HASH)",
+        "return True",
+    ),
+    bug(
+        "a state that nobody gave is sought without a pause",
+        "tests/node/rounds/test_going_back.py::test_state_for_a_vote_comes_from_peers_and_is_tried_again",
+        "self._not_before = now + RETRY_S",
+        "pass",
+    ),
+    bug(
+        "an order that was carried out is said again",
+        "tests/node/rounds/test_going_back.py::test_what_was_kept_goes_when_it_can_no_longer_be_gone_back_to",
+        "if self._asked is not None and not self._chain.can_go_back_to(self._asked):",
+        "if False:",
+    ),
+    bug(
+        "an order to amend other settings than those in force stands",
+        "tests/node/rounds/test_amendments.py::test_order_of_other_settings_than_those_in_force_is_over_and_told",
+        "return in_force is not None and stands_on(wanted.amendment, in_force)",
+        "return in_force is not None",
+    ),
+    bug(
+        "an order that is carried out is told as overtaken",
+        "tests/node/rounds/test_amendments.py::test_order_that_is_carried_out_is_over",
+        "return all(tables[section].get(name) == value for section, _, name, value in keys)",
+        "return False",
+    ),
+    bug(
+        "an order of the user's is taken outside of a round",
+        "tests/protocol/test_member.py::test_order_that_takes_a_round_is_refused_outside_of_one_and_a_withdrawal_is_not",
+        "step if standing is Standing.IN_ROUND else Member._refuse",
+        "step",
+    ),
 )

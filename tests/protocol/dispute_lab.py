@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from shoal.lab.box import Box, Doers, NoWishes, Surroundings, do_by, nothing
+from shoal.lab.box import Box, Doers, Surroundings, do_by, nothing
 from shoal.protocol.accusations import pair_of, relays_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
@@ -95,7 +95,7 @@ class Seat(Surroundings):
         self.finals: set[PeerId] = set()
         self.told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
         self.told_at = float("-inf")
-        member = Member(identity=identity, surroundings=self, wishes=NoWishes, deal=deal_evenly, scores=DonorScores())
+        member = Member(identity=identity, surroundings=self, deal=deal_evenly, scores=DonorScores())
         self.box = Box(member, partial(do_by, DOERS, self), lambda: table.now)
 
     @property

@@ -32,7 +32,9 @@ from shoal.protocol.errands import (
     Errand,
     FetchState,
     FindBegun,
+    FindEarlier,
     Holders,
+    KeepEarlier,
     LookInto,
     LookUp,
     Replay,
@@ -40,16 +42,19 @@ from shoal.protocol.errands import (
 )
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    Amend,
+    GoBack,
     HeadMoved,
     Linked,
     OfPlan,
     OfState,
+    Order,
     Received,
     Reduced,
     SetPaused,
-    StateHeld,
     Tick,
     Trained,
+    Withdraw,
 )
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
@@ -59,7 +64,6 @@ from shoal.protocol.messages import (
     Plan,
     Ready,
     Report,
-    Target,
     Value,
     domain_hash,
 )
@@ -272,12 +276,18 @@ class RoundLab:
         """The user of the node wants the accelerator."""
         self.nodes[number].put(SetPaused(True))
 
-    def go_back(self, number: int, round: int) -> Target:
+    def go_back(self, number: int, round: int) -> None:
         """The user of the node wants that, and it is said as long as a round can decide it."""
-        node = self.nodes[number]
-        value = next(value for value in reversed(node.values) if value.round == round and not value.rollback)
-        node.wish = Target(round, value.hash)
-        return node.wish
+        self.nodes[number].put(GoBack(round))
+
+    def amend(self, number: int, wanted: Mapping[str, object]) -> None:
+        """The user of the node wants these settings in force, by section.key."""
+        self.nodes[number].put(Amend(tuple(f"{key}={value}" for key, value in wanted.items())))
+
+    def withdraw(self, number: int, kind: type[Order]) -> None:
+        """The user of the node does not want that any more."""
+        self.nodes[number].orders.pop(kind, None)
+        self.nodes[number].put(Withdraw(kind))
 
     def out_of_turn(self, number: int, effects: Iterable[Effect]) -> None:
         """The node writes and says what its agreement was made to."""
@@ -286,12 +296,6 @@ class RoundLab:
                 self.nodes[number].log.append(effect.record)
             elif isinstance(effect, Broadcast):
                 self.broadcast(number, effect.message)
-
-    def _need_state(self, node: Node, value: Value) -> None:
-        assert value.rollback
-        event = StateHeld(value.rollback.target, value.digest)
-        life = node.life
-        self.after(FETCH_S, lambda: node.put(event) if node.life == life else None)
 
     def _see(self) -> None:
         """Everyone learns who is there; those who meet again are linked again."""
@@ -545,6 +549,8 @@ ANSWERS: Mapping[type[Any], Callable[[RoundLab, Node, Any], Any]] = {
     CountLacking: lambda lab, node, request: sum(plan not in node.finals for plan in request.plans),
     FetchState: RoundLab._fetch_state,
     FindBegun: lambda lab, node, request: [],
+    FindEarlier: lambda lab, node, request: node.chain.value(request.round) if node.has_old_states else None,
+    KeepEarlier: lambda lab, node, request: request.state.digest,
     LookInto: RoundLab._ask_chain,
     LookUp: lambda lab, node, request: None,
     Replay: RoundLab._replay,

@@ -7,13 +7,13 @@ the value that led to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.lab.box import LATER, Box, Doers, Surroundings, do_by, nothing
-from shoal.protocol.agreement import Broadcast, DurableRecord, NeedState
-from shoal.protocol.amending import make_amendment
+from shoal.protocol.agreement import Broadcast, DurableRecord
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.donors import DonorScores
@@ -27,14 +27,17 @@ from shoal.protocol.effects import (
     Certified,
     CloseOff,
     Contribute,
-    Effect,
+    DropOrder,
     Evicted,
     Examine,
     FetchFinals,
+    FindEarlierRounds,
     FindWork,
     FinishWork,
+    ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepOrder,
     MemberEffect,
     PauseTrainer,
     Rejoin,
@@ -61,7 +64,7 @@ from shoal.protocol.inputs import (
     Loaded,
     OfPlan,
     OfState,
-    StateHeld,
+    Order,
 )
 from shoal.protocol.member import Member
 from shoal.protocol.messages import (
@@ -70,12 +73,11 @@ from shoal.protocol.messages import (
     Plan,
     Ready,
     Report,
-    Target,
     Value,
     domain_hash,
 )
 from shoal.protocol.planning import RoundSettings
-from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from tests.protocol.lab import PaperIdentity
 
@@ -146,9 +148,8 @@ class Node(Surroundings):
         self.train_s = train_s
         self.trained_at = 0.0
         self.trains = self.paused = self.wrong_state = False
-        self.wish: Target | None = None
+        self.orders: dict[type[Order], Order] = {}
         self.has_old_states = True
-        self.amends: Mapping[str, object] | None = None
         self.box: Box | None = None
         self.hung = False
         self.life = 0
@@ -202,20 +203,19 @@ class Node(Surroundings):
         return self.machine
 
     def put(self, event: Input) -> None:
-        """Feed the member, unless its process is gone meanwhile."""
+        """Feed the member, unless its process is gone meanwhile. An order that cannot be comes to nothing."""
         if self.box is not None:
-            self.box.put(event)
+            with suppress(ConfigError):
+                self.box.put(event)
 
     def start(self) -> None:
         """Begin with what is on disk."""
         self.life += 1
         self.trains, self.trained_at = False, 0.0
         self.fetching.clear()
-        member = Member(
-            identity=self.identity, surroundings=self, wishes=Wanted(self), deal=deal_evenly, scores=DonorScores()
-        )
+        member = Member(identity=self.identity, surroundings=self, deal=deal_evenly, scores=DonorScores())
         self.box = Box(member, self._do, lambda: self.lab.now)
-        self.put(Loaded())
+        self.put(Loaded(tuple(self.orders.values())))
 
     def stop(self) -> None:
         """The process is gone."""
@@ -341,11 +341,18 @@ class Node(Surroundings):
         if self.awake(life, partial(self._applied, life, value)):
             assert self.box is not None
             self.at = value
-            self.box.done()
+            with suppress(ConfigError):
+                self.box.done()
 
     def _adopt(self, effect: Adopt) -> None:
         assert isinstance(effect.state, Value)
         self.at = effect.state
+
+    def _keep_order(self, effect: KeepOrder) -> None:
+        self.orders[type(effect.order)] = effect.order
+
+    def _drop_order(self, effect: DropOrder) -> None:
+        self.orders.pop(effect.kind, None)
 
     def _goodbye(self, effect: Goodbye) -> None:
         promised = self.machine is not None and self.peer in self.machine.agreement.leaves
@@ -367,15 +374,18 @@ DOERS: Doers = {
     Certified: lambda node, effect: node.lab._certified(node, effect.certificate),
     CloseOff: lambda node, effect: node.lab._close_off(node, effect),
     Contribute: Node._contribute,
+    DropOrder: Node._drop_order,
     Evicted: Node._evicted,
     Examine: lambda node, effect: node.lab._examine(node, effect.peer, effect.message),
     FetchFinals: lambda node, effect: node.lab._need(node, effect.value.plan),
+    FindEarlierRounds: lambda node, effect: range(node.chain.standing.round if node.has_old_states else 0),
     FindWork: lambda node, effect: node.made,
     FinishWork: nothing,
+    ForgetEarlier: nothing,
     GiveWay: nothing,
     Goodbye: Node._goodbye,
+    KeepOrder: Node._keep_order,
     NeedEvidence: lambda node, effect: node.lab._need_evidence(node, effect.value),
-    NeedState: lambda node, effect: node.lab._need_state(node, effect.value),
     PauseTrainer: Node._pause,
     Rejoin: nothing,
     Repair: Node._follow,
@@ -393,43 +403,4 @@ DOERS: Doers = {
     WorkOut: Node._work_out,
     Write: Node._write,
 }
-"""What does each effect of a member. All compute the same here, and nobody draws S(0)."""
-
-
-class Wanted:
-    """What the user of a node wants, said in each round as long as one can decide it (`Wishes`)."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def advise_going_back(self, machine: RoundMachine, now: float) -> list[Effect]:
-        node, target = self._node, self._node.wish
-        if target is None or target.round >= machine.previous.state_round or not node.chain.knows(target.certificate):
-            node.wish = None
-            return []
-        if not node.has_old_states or not machine.agreement.member:
-            return []
-        effects = self._holds(machine, target)
-        decided = machine.phase is Phase.DECIDED
-        return effects if decided else [*effects, *machine.consent(target, asked=True, now=now)]
-
-    def advise_amending(self, machine: RoundMachine, now: float) -> list[Effect]:
-        node, in_force = self._node, self._node.chain.in_force
-        if node.amends is None or in_force is None or not machine.agreement.member:
-            return []
-        try:
-            amendment = make_amendment(in_force, node.amends)
-        except ConfigError:
-            node.amends = None
-            return []
-        return machine.amend(amendment, asked=True, now=now)
-
-    def held(self, event: StateHeld, machine: RoundMachine | None) -> list[Effect]:
-        return [] if machine is None else self._holds(machine, event.target)
-
-    def _holds(self, machine: RoundMachine, target: Target) -> list[Effect]:
-        node = self._node
-        if not node.has_old_states or machine.agreement.digest_of(target) is not None:
-            return []
-        digest = next(value.digest for value in node.values if value.hash == target.certificate)
-        return machine.holds(target, digest, node.lab.now)
+"""What does each effect of a member. All compute the same here, and nobody draws S(0), or signs for the authority."""

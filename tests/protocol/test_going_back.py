@@ -10,7 +10,7 @@ import pytest
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import MemberEffect
-from shoal.protocol.messages import Certificate, Consent, Propose, Term, Vote
+from shoal.protocol.messages import Certificate, Consent, Propose, Target, Term, Vote
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 
@@ -112,7 +112,7 @@ def test_rollback_that_may_be_decided_is_carried_on_by_a_lead_that_did_not_want_
     decided = lab.nodes[third].values[4]
     assert decided.hash == cast.hash  # the dead lead's name included
     assert decided.planner == lab.nodes[lead].peer
-    assert lab.nodes[third].wish is None
+    assert Target not in lab.nodes[third].orders
     certified(lab, 6)
     assert (lab.nodes[third].values[6].term, lab.nodes[third].values[6].round) == (Term(0, 1), 3)
 
@@ -123,7 +123,7 @@ def test_swarm_that_loses_its_power_in_the_vote_decides_it_when_it_is_back(seed:
     (cast,) = {r.value.hash for r in lab.nodes[follower].log if r.kind == "vote" and r.round == 4 and r.value}
     for number in range(3):
         lab.kill(number)
-        lab.nodes[number].wish = None  # what its user ordered is gone with the process
+        lab.nodes[number].orders.clear()  # what its user ordered is not wanted any more
     lab.intercept = lambda number, effect: None
     for number in range(3):
         lab.restart(number)
@@ -158,9 +158,10 @@ def test_result_that_may_be_decided_is_not_given_up_for_a_rollback() -> None:
 def test_rollback_waits_for_a_lead_that_has_the_state_and_nothing_waits_for_it() -> None:
     lab = RoundLab(3, seed=6)
     certified(lab, 3)
+    lab.run_for(0.3)
     for number in range(3):
-        lab.nodes[number].has_old_states = number == 0
         lab.go_back(number, 1)
+        lab.nodes[number].has_old_states = number == 0
     certified(lab, 6)
     assert not any(value.rollback for value in lab.nodes[0].values)
     for node in lab.nodes:
@@ -199,7 +200,7 @@ def test_whatever_happens_all_decide_the_same_and_go_on(seed: int) -> None:
         if rng.random() < 0.6:
             standing = node.values[-1].state_round
             for wishing in rng.sample(range(4), 3):
-                lab.nodes[wishing].wish = None
+                lab.withdraw(wishing, Target)
                 if 1 < standing <= lab.nodes[wishing].values[-1].state_round:
                     lab.go_back(wishing, rng.randrange(1, standing))
         elif node.up:
@@ -208,8 +209,8 @@ def test_whatever_happens_all_decide_the_same_and_go_on(seed: int) -> None:
         lab.run_for(rng.uniform(0.2, 3.0))
     lab.run_for(6.0)
     lab.loss = 0.0
-    for node in lab.nodes:
-        node.wish = None
+    for number in range(4):
+        lab.withdraw(number, Target)
     certified(lab, max(node.height for node in lab.nodes) + 2)
     shortest = min(node.height for node in lab.nodes)
     assert len({tuple(value.hash for value in node.values[: shortest + 1]) for node in lab.nodes}) == 1

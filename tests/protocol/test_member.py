@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from shoal.collectives.partition import deal
-from shoal.lab.box import Box, NoWishes, Surroundings
+from shoal.lab.box import Box, Surroundings
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
+from shoal.protocol.amending import Wanted
 from shoal.protocol.catching_up import RETRY_S
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.departure import LINGER_S
@@ -27,8 +28,11 @@ from shoal.protocol.effects import (
     Certified,
     Contribute,
     DrawGenesis,
+    DropOrder,
+    FindEarlierRounds,
     FinishWork,
     Goodbye,
+    KeepOrder,
     MemberEffect,
     PauseTrainer,
     Seek,
@@ -37,17 +41,20 @@ from shoal.protocol.effects import (
     StandOnHead,
     StopReduction,
     TakePart,
+    Tell,
     Train,
     Watched,
     WatchReduction,
     WorkOut,
     Write,
 )
-from shoal.protocol.errands import LookInto
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errands import FindEarlier, LookInto
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
+    Amend,
     GenesisFetched,
+    GoBack,
     HeadMoved,
     Input,
     Linked,
@@ -60,9 +67,10 @@ from shoal.protocol.inputs import (
     StateSought,
     Tick,
     Trained,
+    Withdraw,
 )
 from shoal.protocol.member import TRANSITIONS, Member, Standing
-from shoal.protocol.messages import NO_HASH, Message, Ready, Rebase, Report, Term, Value
+from shoal.protocol.messages import NO_HASH, Consent, Message, Ready, Rebase, Report, Target, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
@@ -114,9 +122,7 @@ class Paper(Surroundings):
             Write: lambda effect: self.records.extend(effect.records),
             PauseTrainer: lambda effect: setattr(self, "paused", effect.paused),
         }
-        self.member = Member(
-            identity=self.me, surroundings=self, wishes=NoWishes, deal=deal, rounds=self.rounds, scores=DonorScores()
-        )
+        self.member = Member(identity=self.me, surroundings=self, deal=deal, rounds=self.rounds, scores=DonorScores())
         self.box = Box(self.member, self._do, lambda: self.now)
 
     # -- its surroundings ------------------------------------------------------------------------------------
@@ -285,6 +291,42 @@ def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> N
     assert asked[1].records[0].kind == "ready"  # type: ignore[union-attr]
     assert Write not in kinds(here.feed(Trained(head.next_round, "again")))
     assert here.feed(Trained(head.next_round + 1, "of another round")) == []
+
+
+# -- what its user wants ---------------------------------------------------------------------------------------
+
+
+def test_order_that_takes_a_round_is_refused_outside_of_one_and_a_withdrawal_is_not() -> None:
+    here = paper()
+    for order in (GoBack(1), Amend(("round.grace_s=1",))):
+        with pytest.raises(ConfigError, match="this node is joining; try again when it takes part in the rounds"):
+            here.feed(order)
+    for kind in (Target, Wanted):
+        assert here.feed(Withdraw(kind)) == [DropOrder(kind)]
+
+
+def test_order_to_go_back_is_kept_and_the_state_that_it_takes_is_sought() -> None:
+    here = paper()
+    here.results[FindEarlierRounds] = lambda effect: [0, 1]
+    here.begin()
+    with pytest.raises(ConfigError, match="does not have the state of that round"):
+        here.feed(GoBack(2))
+    target = Target(1, here.chain.value(1).hash)
+    assert here.feed(GoBack(1)) == [FindEarlierRounds(), KeepOrder(target)]
+    (errand,) = (effect.errand for effect in here.feed(Tick()) if isinstance(effect, Seek))
+    assert errand.go_on(None, here.now) == FindEarlier(1, NO_HASH)
+    assert here.feed(StateHeld(target, here.chain.digest(1))) == []
+    said = [effect.message for effect in here.feed(Tick()) if isinstance(effect, Broadcast)]
+    assert [message.target for message in said if isinstance(message, Consent)] == [target]
+
+
+def test_order_of_an_earlier_life_stands_and_is_told() -> None:
+    here = paper()
+    target = Target(1, here.chain.value(1).hash)
+    asked = here.feed(Loaded((target,)))
+    assert [effect.text for effect in asked if isinstance(effect, Tell)] == [
+        "still proposing to go back to round 1; `shoal rollback --withdraw` ends that"
+    ]
 
 
 # -- what others say -------------------------------------------------------------------------------------------

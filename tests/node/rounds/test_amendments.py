@@ -18,8 +18,8 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.amendments import NAME, Amending
-from shoal.node.rounds.authority import KEY_NAME
+from shoal.node.rounds.authority import KEY_NAME, Authority
+from shoal.node.rounds.order_file import FILES, OrderFiles
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.rounds.surroundings import NodeSurroundings
@@ -32,10 +32,19 @@ from shoal.node.training.trainer_messages import Assignment, Command, InnerSetti
 from shoal.node.training.training import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.amending import AmendConsent, make_amend_consent, make_amendment, settings_of, sign_amendment
-from shoal.protocol.effects import Effect
+from shoal.protocol.amending import (
+    AmendConsent,
+    Wanted,
+    make_amend_consent,
+    make_amendment,
+    settings_of,
+    sign_amendment,
+)
+from shoal.protocol.amendment_orders import Amending
+from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, Steps, Tell
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Loaded
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
@@ -43,6 +52,7 @@ from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
 from tests.node.state_store_lab import run
 
+NAME = FILES[Wanted][0]
 FEWER = ["sync.inner_steps=60", "sync.codec=bf16"]
 FEWER_SETTINGS: dict[str, Any] = {"sync.codec": "bf16", "sync.inner_steps": 60}
 OTHER_OUTER: dict[str, Any] = {"sync.outer_lr": 0.5, "sync.codec": "fp32"}
@@ -75,18 +85,16 @@ class Bench:
         self.me, self.other, self.third = self.ledger.founders
         self.folder = folder
         self.notices: list[str] = []
-        self._parts = SimpleNamespace(
-            state_store=SimpleNamespace(chain=self.ledger.chain),
-            config=SimpleNamespace(manifest=agreed, authority_amendments=follows),
-            identity=self.me,
-            store=SimpleNamespace(folder=folder),
-            on_progress=lambda progress: self.notices.append(progress.text),
-        )
+        self.follows = follows
+        self.orders = OrderFiles(folder)
+        self.authority = Authority(folder, authority=agreed.swarm.authority, node=self.me)
         self.restart()
 
     def restart(self) -> None:
         """Be a new process over the same folder, in the round after the head."""
-        self.amending = Amending(self._parts)  # type: ignore[arg-type]
+        here: Any = SimpleNamespace(chain=self.ledger.chain)
+        self.amending = Amending(self.me.peer_id, here, follows=self.follows)
+        self.amending.loaded(Loaded(self.orders.read()))
         self.begin()
 
     def begin(self) -> None:
@@ -100,10 +108,33 @@ class Bench:
             deal=deal,
             in_force=self.ledger.chain.in_force,
         )
-        trio.run(self.amending.begin_round)
+        self._do(self.amending.begin_round())
 
     def order(self, *settings: str, by_authority: bool = False) -> None:
-        trio.run(partial(self.amending.order, settings, by_authority=by_authority))
+        self._do(self.amending.order(settings, by_authority=by_authority))
+
+    def withdraw(self) -> None:
+        self._do(self.amending.withdraw())
+
+    def _do(self, steps: Steps) -> None:
+        """All effects, in order. Raises ConfigError for an order that cannot be."""
+        came: Any = None
+        while True:
+            try:
+                effect = steps.send(came)
+            except StopIteration:
+                return
+            match effect:
+                case KeepOrder(order):
+                    came = self.orders.write(order)
+                case DropOrder(kind):
+                    came = self.orders.remove(kind)
+                case SignAmendment(amendment):
+                    came = self.authority.sign_amendment(self.ledger.chain.head.swarm, amendment)
+                case Tell(text):
+                    came = self.notices.append(text)
+                case _:
+                    raise AssertionError(effect)
 
     def says(self) -> list[tuple[dict[str, Any], bool]]:
         effects: Sequence[Effect] = self.amending.advise(self.machine, 0.0)
@@ -135,7 +166,7 @@ def test_order_is_said_in_every_round_and_outlives_a_restart(tmp_path: Path) -> 
     assert bench.notices == [
         'still proposing to amend sync.codec = "bf16", sync.inner_steps = 60; `shoal amend --withdraw` ends that'
     ]
-    trio.run(bench.amending.withdraw)
+    bench.withdraw()
     assert not (tmp_path / NAME).exists()
     bench.restart()
     assert bench.says() == []
@@ -173,7 +204,8 @@ def test_order_that_cannot_be_is_refused_and_nothing_is_on_disk(tmp_path: Path) 
     with pytest.raises(ConfigError, match="signed with the key of"):
         bench.order(*FEWER, by_authority=True)
     assert not (tmp_path / NAME).exists()
-    bench._parts.identity = identity(50)
+    bench.me = identity(50)
+    bench.restart()
     with pytest.raises(ConfigError, match="no member"):
         bench.order(*FEWER)
 

@@ -1,0 +1,122 @@
+"""Amendments as one member sees them: what its user ordered, and what the swarm's authority asks of all members.
+
+    its user ordered it (`shoal amend --set …`)              ─► AmendConsent, anew in each round
+    another member says that the authority signed it, and    ─► AmendConsent, for as long as it can be decided
+    this node's user lets that be enough
+
+An order is on disk until it is carried out, withdrawn, or overtaken: it was for the settings that were in force, and
+others are. A consent that follows the authority passes its signature on, so that all members hear of it; of two that
+the authority signed for the same settings all follow the one of lower hash. Whatever a manifest would refuse is refused
+before anybody consents to it (amending.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.protocol.amending import (
+    InForce,
+    Wanted,
+    is_done,
+    is_the_authoritys,
+    make_amendment,
+    parse_settings,
+    settings_text,
+    stands_on,
+)
+from shoal.protocol.catching_up import Here
+from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, Steps, Tell
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Loaded
+from shoal.protocol.round import RoundMachine
+
+
+class Amending:
+    """What a member does about amendments, in whose hands it is. follows: the authority, too."""
+
+    def __init__(self, me: PeerId, here: Here, *, follows: bool) -> None:
+        self._me = me
+        self._here = here
+        self._follows = follows
+        self._asked: Wanted | None = None
+        self._signed: Wanted | None = None  # by the authority, as others said
+        self._begun = False
+
+    @property
+    def _in_force(self) -> InForce | None:
+        return self._here.chain.in_force
+
+    def loaded(self, event: Loaded) -> None:
+        """Take up what was ordered in earlier lives."""
+        self._asked = next((order for order in event.orders if isinstance(order, Wanted)), None)
+
+    # -- the user's order ------------------------------------------------------------------------------------
+
+    def order(self, settings: Sequence[str], *, by_authority: bool) -> Steps:
+        """Its user wants these, each SECTION.KEY=VALUE, in force. On disk when this is over.
+
+        Raises ConfigError where they cannot be, or this node has not the authority's key.
+        """
+        in_force = self._in_force
+        if in_force is None or self._me not in self._here.chain.head.members:
+            raise ConfigError("this node is no member of the next round; only members amend: wait until it has joined")
+        amendment = make_amendment(in_force, parse_settings(settings))
+        signature: bytes = (yield SignAmendment(amendment)) if by_authority else b""
+        wanted = Wanted(amendment=amendment, authority=signature)
+        yield KeepOrder(wanted)
+        self._asked = wanted
+
+    def withdraw(self) -> Steps:
+        """Its user does not want that any more; what was said in this round stays said."""
+        self._asked = None
+        yield DropOrder(Wanted)
+
+    # -- the round -------------------------------------------------------------------------------------------
+
+    def begin_round(self) -> Steps:
+        """Another round begins: forget what cannot be decided any more."""
+        if self._signed is not None and not self._can_be(self._signed):
+            self._signed = None
+        asked, first = self._asked, not self._begun
+        self._begun = True
+        if asked is None:
+            return
+        text = settings_text(asked.amendment)
+        if self._can_be(asked):
+            if first:
+                yield Tell(f"still proposing to amend {text}; `shoal amend --withdraw` ends that")
+            return
+        yield from self.withdraw()
+        if self._in_force is None or not is_done(asked.amendment, self._in_force):
+            yield Tell(f"other settings are in force than when it was ordered to amend {text}; order it again")
+
+    def _can_be(self, wanted: Wanted) -> bool:
+        in_force = self._in_force
+        return in_force is not None and stands_on(wanted.amendment, in_force)
+
+    def advise(self, machine: RoundMachine, now: float) -> Sequence[Effect]:
+        """What this node has to say about amendments in this round."""
+        if not machine.agreement.member:
+            return ()
+        wanted = self._asked
+        if wanted is None and self._follows:
+            wanted = self._signed = self._heard(machine)
+        if wanted is None:
+            return ()
+        return machine.amend(wanted.amendment, asked=wanted is self._asked, authority=wanted.authority, now=now)
+
+    def _heard(self, machine: RoundMachine) -> Wanted | None:
+        """What the authority wants, as far as members said so."""
+        in_force = self._in_force
+        if in_force is None:
+            return None
+        authority = in_force.manifest.swarm.authority
+        signed = {
+            Wanted(amendment=consent.amendment, authority=consent.authority)
+            for consent in machine.amend_consents().values()
+            if is_the_authoritys(consent.amendment, consent.authority, authority, machine.previous.swarm)
+        }
+        if self._signed is not None:
+            signed.add(self._signed)
+        return min(signed, key=lambda wanted: wanted.amendment.hash, default=None)
