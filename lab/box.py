@@ -51,6 +51,8 @@ class Box:
 
     def put(self, event: Input) -> None:
         """Feed the member, after what it is being fed."""
+        if self._stopped:
+            return
         self._inputs.append(event)
         if not self._under_way:
             self._take_all()
@@ -63,7 +65,7 @@ class Box:
 
     def stop(self) -> None:
         """The process ends: no effect after the one under way is done, and nothing is taken any more."""
-        self._stopped = self._under_way = True
+        self._stopped = True
         self._inputs.clear()
 
     def _take_all(self) -> None:
@@ -71,17 +73,21 @@ class Box:
             self._go_on(self.member.take(self._inputs.popleft(), self._clock()))
 
     def _go_on(self, effect: MemberEffect | None) -> None:
-        self._under_way = True
-        while effect is not None:
-            try:
-                result = self._do(effect)
-            except RemoteError as error:
-                effect = self.member.failed(error, self._clock())
-                continue
-            if result is LATER or self._stopped:
-                return
-            effect = self.member.done(result, self._clock())
-        self._under_way = False
+        self._under_way, result = True, None
+        try:
+            while effect is not None and result is not LATER and not self._stopped:
+                effect, result = self._step(effect)
+        finally:
+            self._under_way = result is LATER
+
+    def _step(self, effect: MemberEffect) -> tuple[MemberEffect | None, Any]:
+        """Do an effect; the next one, and what this one came to."""
+        try:
+            result = self._do(effect)
+        except RemoteError as error:
+            return self.member.failed(error, self._clock()), None
+        over = result is LATER or self._stopped
+        return (effect if over else self.member.done(result, self._clock())), result
 
 
 class Surroundings:

@@ -6,7 +6,7 @@ said, recomputes the chunks that it draws, verifies what others found, and tells
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,14 +20,13 @@ from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.proofs import is_unsound, is_wrong, verify_evidence
 from shoal.collectives.reduce import Reduction
-from shoal.protocol.agreement import Broadcast
 from shoal.protocol.auditing import beacon, drawn, ticket
-from shoal.protocol.bans import NeedEvidence, named
-from shoal.protocol.commitments import check_commitment, seal_of
-from shoal.protocol.effects import Effect
+from shoal.protocol.bans import named
+from shoal.protocol.commitments import seal_of
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import Evidence, Verdict, WrongSum, pack
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Proven
 from shoal.protocol.messages import (
     VOTE_DOMAIN,
     Certificate,
@@ -35,17 +34,17 @@ from shoal.protocol.messages import (
     Plan,
     Ready,
     Report,
+    Value,
     Vote,
     domain_hash,
     step_preimage,
 )
-from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.witness import Witness
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import crafted
 from tests.collectives.swarm_lab import GRID, Bench, SwarmLab
 from tests.protocol.lab import SWARM
-from tests.protocol.round_lab import SETTINGS
+from tests.protocol.round_node import SETTINGS, Node
 
 Lie = Literal["sums", "nan", "copies", "squares", "votes", "results"]
 
@@ -86,10 +85,9 @@ class LiarsLab(SwarmLab):
 
     # -- lying -------------------------------------------------------------------------------------------
 
-    def _contribute(self, number: int) -> None:
-        node = self.nodes[number]
-        machine, lie = node.running(), self.lies.get(number)
-        drawn_in = [number, machine.round, node.life]  # who was killed makes another contribution
+    def _contribution(self, node: Node) -> Ready:
+        number, lie, head = node.number, self.lies.get(node.number), node.chain.head
+        drawn_in = [number, head.next_round, node.life]  # who was killed makes another contribution
         values = np.random.default_rng(drawn_in).standard_normal(GRID.numel).astype(np.float32)
         encoded = EncodedContribution.encode(values, GRID, SETTINGS.codec)
         if lie == "nan":
@@ -98,24 +96,11 @@ class LiarsLab(SwarmLab):
             encoded = replace(encoded, squares=tuple(square / 100 for square in encoded.squares))
         seal = seal_of(encoded.top, node.peer)
         victim = self.nodes[0].contribution
-        if lie == "copies" and victim is not None and victim.base == machine.previous.hash:
+        if lie == "copies" and victim is not None and victim.base == head.hash:
             encoded, seal = self.contributions[victim.root], victim.seal
         self.contributions[encoded.root] = encoded
-        node.contribution = Ready(
-            term=machine.previous.next_term,
-            round=machine.round,
-            base=machine.previous.hash,
-            role=CONTRIBUTOR,
-            state=machine.previous.digest,
-            root=encoded.root,
-            seal=seal,
-            squares=encoded.squares,
-            tokens=100 + number,
-            upload=1000,
-            download=1000,
-            reaches=(),
-        )
-        self._carry_out(number, machine.ready(node.contribution, self.now))
+        ready = super()._contribution(node)
+        return msgspec.structs.replace(ready, root=encoded.root, seal=seal, squares=encoded.squares)
 
     def _open(self, number: int, plan: Plan, contribution: EncodedContribution | None) -> Bench:
         bench = super()._open(number, plan, contribution)
@@ -153,14 +138,10 @@ class LiarsLab(SwarmLab):
         included = bitmap_indices(final.bitmap, len(final_format.plan.participants))
         return final_format.sign(self.nodes[number].identity, chunk, mean, included).payload.data
 
-    def _carry_out(self, number: int, effects: Iterable[Effect]) -> None:
-        effects = list(effects)
-        super()._carry_out(number, effects)
-        for effect in effects:
-            if isinstance(effect, NeedEvidence) and number in self.watches:
-                self.after(HEARSAY_S, lambda value=effect.value: self._find(number, [b.evidence for b in named(value)]))  # type: ignore[misc]
-            if isinstance(effect, Broadcast) and isinstance(effect.message, Vote) and self.lies.get(number) == "votes":
-                self._vote_again(number, effect.message)
+    def broadcast(self, number: int, message: Message, only: Collection[int] | None = None) -> None:
+        super().broadcast(number, message, only)
+        if isinstance(message, Vote) and self.lies.get(number) == "votes":
+            self._vote_again(number, message)
 
     def _vote_again(self, number: int, vote: Vote) -> None:
         """Vote for another value in the same view as well, and propose it, so that everybody knows it."""
@@ -177,26 +158,26 @@ class LiarsLab(SwarmLab):
 
     # -- watching ----------------------------------------------------------------------------------------
 
-    def _enter(self, number: int) -> None:
-        super()._enter(number)
-        node, watch = self.nodes[number], self.watches.get(number)
-        if watch is None or node.machine is None:
-            return
-        watch.witness.begin(node.machine.previous, SETTINGS)
-        for verdict in watch.verdicts.values():
-            if verdict.accused not in self.banned(node):
-                self._carry_out(number, node.running().proven(verdict.digest, verdict.accused, self.now))
+    def _evidence(self, node: Node) -> Mapping[bytes, PeerId]:
+        watch = self.watches.get(node.number)
+        if watch is None:
+            return {}
+        watch.witness.begin(node.chain.head, SETTINGS)
+        accused = {verdict.digest: verdict.accused for verdict in watch.verdicts.values()}
+        return {digest: peer for digest, peer in accused.items() if peer not in node.chain.banned}
 
-    def _receive(self, number: int, peer: PeerId, message: Message) -> None:
-        watch = self.watches.get(number)
-        if isinstance(message, Ready):
-            check_commitment(peer, message, SETTINGS)
-        if watch is not None:
-            for evidence in watch.witness.hear(peer, message):
-                self._found(number, evidence, b"")
-            if isinstance(message, Report):
-                self._compare(number, peer, message)
-        super()._receive(number, peer, message)
+    def _need_evidence(self, node: Node, value: Value) -> None:
+        if node.number in self.watches:
+            self.after(HEARSAY_S, lambda: self._find(node.number, [ban.evidence for ban in named(value)]))
+
+    def _examine(self, node: Node, peer: PeerId, message: Message) -> None:
+        watch = self.watches.get(node.number)
+        if watch is None:
+            return
+        for evidence in watch.witness.hear(peer, message):
+            self._found(node.number, evidence, b"")
+        if isinstance(message, Report):
+            self._compare(node.number, peer, message)
 
     def _compare(self, number: int, peer: PeerId, report: Report) -> None:
         """Who came to something else from the same plan shows what the owners signed."""
@@ -215,10 +196,9 @@ class LiarsLab(SwarmLab):
         if charge is not None and payload:
             self._found(number, charge, payload)
 
-    def _decided(self, number: int, certificate: Certificate) -> None:
-        super()._decided(number, certificate)
-        if number in self.watches:
-            self.after(AUDIT_S, lambda: self._audit(number, certificate))
+    def _certified(self, node: Node, certificate: Certificate) -> None:
+        if node.number in self.watches:
+            self.after(AUDIT_S, lambda: self._audit(node.number, certificate))
 
     def _audit(self, number: int, certificate: Certificate) -> None:
         """As a node does, but that everybody shows everything at once."""
@@ -268,8 +248,8 @@ class LiarsLab(SwarmLab):
         if verdict.digest in watch.verdicts or (known and not named):
             return
         watch.verdicts[verdict.digest], watch.held[verdict.digest] = verdict, data
-        if node.machine is not None and verdict.accused not in self.banned(node):
-            self._carry_out(number, node.running().proven(verdict.digest, verdict.accused, self.now))
+        if verdict.accused not in node.chain.banned:
+            node.put(Proven(verdict.digest, verdict.accused))
         for other in self.watches:
             if other != number and other not in self.deaf:
                 self.after(self.rng.uniform(0, HEARSAY_S), lambda other=other: self._take(other, data))  # type: ignore[misc]
@@ -288,5 +268,5 @@ class LiarsLab(SwarmLab):
 
     def bans(self) -> dict[int, int]:
         """By number of the banned, the round that decided it."""
-        chain = max((node.chain for node in self.nodes), key=len)
+        chain = max((node.values for node in self.nodes), key=len)
         return {self.number(ban.peer): value.round for value in chain for ban in named(value)}

@@ -1,4 +1,4 @@
-"""Round machines and real reductions in one virtual swarm: everything of a certified round but sockets and disks.
+"""Members and real reductions in one virtual swarm: everything of a certified round but sockets and disks.
 
 `RoundLab` with its stand-in for the reduction replaced by `Reduction`s whose payloads travel with delay, in any order,
 to nodes that may be dead, hung, cut off or not there yet. `check` then recomputes every decided round.
@@ -21,11 +21,12 @@ from shoal.collectives.reference import reference
 from shoal.protocol import messages
 from shoal.protocol.effects import CloseOff, Repair, StartReduce
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import OfPlan
 from shoal.protocol.messages import ChunkResults, Plan, Report, domain_hash
-from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
 from tests.protocol.lab import paper_signature
-from tests.protocol.round_lab import SETTINGS, Node, RoundLab
+from tests.protocol.round_lab import RoundLab
+from tests.protocol.round_node import SETTINGS, Node
 
 GRID = Grid(SETTINGS.numel, SETTINGS.chunk_values)
 LATE_S = 1.0
@@ -64,7 +65,7 @@ class SwarmLab(RoundLab):
 
     # -- contributions and reductions --------------------------------------------------------------------
 
-    def _root(self, number: int, machine: RoundMachine) -> bytes:
+    def _root(self, node: Node) -> bytes:
         values = np.random.default_rng(len(self.contributions)).standard_normal(GRID.numel).astype(np.float32)
         encoded = EncodedContribution.encode(values, GRID, SETTINGS.codec)
         self.contributions[encoded.root] = encoded
@@ -105,8 +106,8 @@ class SwarmLab(RoundLab):
         bench = self.benches[number] = Bench(reduction, life, since=self.now)
         return bench
 
-    def _held(self, node: Node, asked: CloseOff) -> tuple[ChunkResults, ...]:
-        bench = self.benches.get(self.number(node.peer))
+    def _close_off(self, node: Node, asked: CloseOff) -> tuple[ChunkResults, ...]:
+        bench = self.benches.get(node.number)
         if bench is None or bench.life != node.life or bench.reduction.lineage != asked.lineage:
             return ()
         return bench.reduction.close_off(asked.evicted)
@@ -127,8 +128,7 @@ class SwarmLab(RoundLab):
         if (sender.life == life and sender.hung and self.rng.random() < 0.5) or not self.reach(number, to):
             self.after(FRAME_RETRY_S, lambda: self._frame(number, life, to, frame, sent_at))
             return
-        if node.hung:
-            node.asleep.append(lambda: self._frame(number, life, to, frame, sent_at))
+        if not node.awake(node.life, lambda: self._frame(number, life, to, frame, sent_at)):
             return
         bench = self.benches.get(to)
         lineage, plan_order, kind, chunk, payload = frame
@@ -154,32 +154,16 @@ class SwarmLab(RoundLab):
 
     def _complete(self, number: int, life: int, reduction: Reduction) -> None:
         node = self.nodes[number]
-        if node.hung:
-            node.asleep.append(lambda: self._complete(number, life, reduction))
-        if node.life != life or not node.up or node.hung or reduction.final_chunks != reduction.plan.chunks:
-            return
-        finals = reduction.result()
-        self.results[number, finals.plan.hash] = finals
-        self.plans[finals.plan.hash] = finals.plan
-        node.finals[finals.plan.hash] = report = self.report_of(finals)
-        if node.reducing is not None and node.reducing.hash == finals.plan.hash:
-            node.reducing = None
-        if node.machine is not None and node.machine.previous.hash == finals.plan.base:
-            self._carry_out(number, node.machine.reduced(report, self.now))
-
-    def _reduced(self, number: int, life: int, plan_hash: bytes) -> None:
-        """Finals were fetched."""
-        node = self.nodes[number]
-        if node.hung:
-            node.asleep.append(lambda: self._reduced(number, life, plan_hash))
-        if node.life != life or not node.up or node.hung or node.machine is None:
-            return
-        report = node.finals[plan_hash]
-        if node.machine.previous.hash == report.base:
-            self._carry_out(number, node.machine.reduced(report, self.now))
+        awake = node.awake(life, lambda: self._complete(number, life, reduction))
+        if awake and reduction.final_chunks == reduction.plan.chunks:
+            finals = reduction.result()
+            self.results[number, finals.plan.hash] = finals
+            self.plans[finals.plan.hash] = finals.plan
+            self._reduced(node, life, finals)
 
     @staticmethod
-    def report_of(finals: Finals) -> Report:
+    def report_of(finals: OfPlan) -> Report:
+        assert isinstance(finals, Finals)
         plan = finals.plan
         return Report(
             term=plan.term,
@@ -191,19 +175,18 @@ class SwarmLab(RoundLab):
             tokens=finals.tokens,
         )
 
-    def _accuse(self, number: int, machine: RoundMachine) -> None:
-        node, bench = self.nodes[number], self.benches.get(number)
+    def _stalled(self, node: Node) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
+        bench = self.benches.get(node.number)
         if node.reducing is None or bench is None or bench.life != node.life:
-            return
+            return None
         waiting = bench.reduction.waiting_for()
 
-        def silent(peers: Collection[PeerId], limit_s: float) -> list[PeerId]:
-            return [p for p in peers if self.now - max(bench.heard_at.get(p, 0.0), bench.since) >= limit_s]
+        def silent(peers: Collection[PeerId], limit_s: float) -> frozenset[PeerId]:
+            return frozenset(p for p in peers if self.now - max(bench.heard_at.get(p, 0.0), bench.since) >= limit_s)
 
         limit_s = self._stall_s * 2 ** min(bench.reduction.plan.attempt, 3)
         direct, late = silent(waiting.contributions, limit_s), silent(waiting.finals, limit_s + LATE_S)
-        if direct or late:
-            self._carry_out(number, machine.stalled(direct, late, self.now))
+        return (direct, late) if direct or late else None
 
     # -- checks ------------------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.timeouts import doubled
 from tests.protocol.lab import SWARM, paper_identities
-from tests.protocol.round_lab import SETTINGS, deal_evenly, report_on
 from tests.protocol.round_machines import contribution
+from tests.protocol.round_node import SETTINGS, Whole, deal_evenly, report_on
 
 STEP_S = 0.2
 STALL_S, STALL_LIMIT_S, LATE_S = 2.0, 16.0, 1.0
@@ -75,13 +75,6 @@ class Lies:
     keeps: frozenset[PeerId] = NOBODY
     drops: bool = False
     claims: Callable[[list[RelayedWay]], list[RelayedWay]] = lambda ways: ways
-
-
-@dataclass(frozen=True)
-class Whole:
-    """All finals of a plan."""
-
-    plan: Plan
 
 
 class Seat(Surroundings):

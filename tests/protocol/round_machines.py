@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.effects import Effect, StartReduce
+from shoal.protocol.effects import Effect, MemberEffect, StartReduce
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import (
     Message,
@@ -16,12 +16,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import Phase, RoundMachine
-from tests.protocol.round_lab import (
-    BREAK_SEEN_S,
-    LATENCY_S,
-    TICK_S,
-    RoundLab,
-)
+from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 
 TRAIN_S = 1.2
 REDUCE_S = 1.0
@@ -31,7 +26,7 @@ REPLAN_S = BREAK_SEEN_S + REPLAN_SETTLE_S + 2 * TICK_S + 3 * LATENCY_S[1]
 """What a death adds at most, besides reducing again."""
 
 
-def sends(effect: Effect, kind: type[Message]) -> bool:
+def sends(effect: Effect | MemberEffect, kind: type[Message]) -> bool:
     return isinstance(effect, Broadcast) and isinstance(effect.message, kind)
 
 

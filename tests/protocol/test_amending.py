@@ -15,6 +15,7 @@ from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.amending import (
     AMENDABLE,
     InForce,
+    Wanted,
     amended_settings,
     is_the_authoritys,
     make_amend_consent,
@@ -407,12 +408,12 @@ def reach(lab: RoundLab, height: int) -> None:
 
 def amendments(lab: RoundLab) -> list[dict[str, Any]]:
     """What was decided, in order, in the longest chain; every other is a part of it, and every one holds."""
-    longest = max((node.chain for node in lab.nodes), key=len)
+    longest = max((node.values for node in lab.nodes), key=len)
     for node in lab.nodes:
-        assert [value.hash for value in node.chain] == [value.hash for value in longest[: len(node.chain)]]
+        assert [value.hash for value in node.values] == [value.hash for value in longest[: len(node.values)]]
     chain = Chain(longest[0], manifest=MANIFEST)
-    for value in longest[1:]:
-        chain.extend(next(n.certificates[value.base] for n in lab.nodes if value.base in n.certificates))
+    for entry in max((node.chain for node in lab.nodes), key=lambda chain: chain.height).entries:
+        chain.extend(entry)
     return [settings_of(value.amended.amendment) for value in longest if value.amended]
 
 
@@ -421,14 +422,14 @@ def test_quorum_amends_and_no_round_is_spent_on_it() -> None:
     lab, plain = lab_of(3, 1), lab_of(3, 1)
     reach(lab, 2)
     for number in (0, 1):
-        lab.nodes[number].amends = FEWER
+        lab.amend(number, FEWER)
     assert lab.run_until(lab.height_of_all(7), 60) - 5 * 3.0 < 5
     reach(plain, 7)
     assert amendments(lab) == [FEWER]
-    amended = next(value for value in lab.nodes[2].chain if value.amended)
+    amended = next(value for value in lab.nodes[2].values if value.amended)
     assert amended.plan != NO_HASH
     assert lab.contributors(amended.round) == {0, 1, 2}
-    settings = lab.in_force(lab.nodes[2])
+    settings = lab.nodes[2].chain.in_force
     assert settings is not None
     assert settings.manifest.sync.inner_steps == 60
     assert not any(node.blamed for node in lab.nodes)
@@ -439,7 +440,7 @@ def test_who_would_amend_alone_keeps_nobody_waiting() -> None:
     lab, plain = lab_of(3, 2), lab_of(3, 2)
     for one in (lab, plain):
         reach(one, 3)
-    lab.nodes[1].amends = FEWER
+    lab.amend(1, FEWER)
     took = [one.run_until(one.height_of_all(8), 60) for one in (lab, plain)]
     assert took[0] == pytest.approx(took[1], abs=1)
     assert amendments(lab) == []
@@ -451,14 +452,14 @@ def test_of_two_that_halve_the_swarm_the_last_planners_is_taken() -> None:
     lab = lab_of(4, 3)
     reach(lab, 3)
     for number, wanted in ((0, FEWER), (1, FEWER), (2, SLOWER), (3, SLOWER)):
-        lab.nodes[number].amends = wanted
+        lab.amend(number, wanted)
     reach(lab, 8)
     taken = amendments(lab)
     assert taken in ([FEWER], [SLOWER], [FEWER, SLOWER], [SLOWER, FEWER])
-    for at, value in enumerate(lab.nodes[0].chain):
+    for at, value in enumerate(lab.nodes[0].values):
         if value.amended:
             assert len(value.amended.consenting) == 2
-            assert lab.nodes[0].chain[at - 1].planner in value.amended.consenting
+            assert lab.nodes[0].values[at - 1].planner in value.amended.consenting
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -475,17 +476,17 @@ def test_amendment_that_may_be_decided_is_carried_on_by_a_lead_that_wanted_anoth
 
     lab.intercept = mute
     for number in (lead, follower):
-        lab.nodes[number].amends = FEWER
+        lab.amend(number, FEWER)
     lab.run_until(lambda: any(r.kind == "vote" and r.round == 4 for r in lab.nodes[follower].log), 10)
     (cast,) = (r.value for r in lab.nodes[follower].log if r.kind == "vote" and r.round == 4)
     assert cast is not None
     assert cast.amended
     lab.kill(lead)
     lab.intercept = lambda number, effect: None
-    lab.nodes[follower].amends = None
-    lab.nodes[third].amends = SLOWER
+    lab.withdraw(follower, Wanted)
+    lab.amend(third, SLOWER)
     reach(lab, 4)
-    assert lab.nodes[third].chain[4].hash == cast.hash
+    assert lab.nodes[third].values[4].hash == cast.hash
     reach(lab, 6)
     assert amendments(lab) == [FEWER]
 
@@ -499,9 +500,9 @@ def test_kills_and_losses_leave_one_value_a_round_whoever_would_amend_what(seed:
     reach(lab, 1)
     for _ in range(6):
         number = rng.randrange(4)
-        lab.nodes[number].amends = {"sync.inner_steps": rng.choice((20, 40, 60, 80))}
-        lab.nodes[(number + 1) % 4].amends = lab.nodes[rng.randrange(4)].amends
-        lab.nodes[(number + 2) % 4].amends = lab.nodes[number].amends
+        some, other = ({"sync.inner_steps": steps} for steps in rng.choices((20, 40, 60, 80), k=2))
+        for after, wanted in enumerate((some, other, some)):
+            lab.amend((number + after) % 4, wanted)
         lab.run_for(rng.uniform(0.5, 4))
         victim = rng.randrange(4)
         lab.kill(victim)

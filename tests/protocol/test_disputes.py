@@ -13,7 +13,7 @@ from shoal.protocol.leading import RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, RelayedWay
 from tests.protocol.dispute_lab import NOBODY, STALL_S, Lies, Table
 from tests.protocol.lab import paper_signatures
-from tests.protocol.round_lab import SETTINGS
+from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]

@@ -11,7 +11,8 @@ from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.messages import Value, ViewChange
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
-from tests.protocol.round_lab import SETTINGS, RoundLab, deal_evenly
+from tests.protocol.round_lab import RoundLab
+from tests.protocol.round_node import SETTINGS, deal_evenly
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]
@@ -116,7 +117,7 @@ def test_lead_that_never_comes_costs_the_start_that_moment_and_no_more() -> None
     lab = RoundLab(MEMBERS, train_s=0.5)
     leader = lab.lead()
     for number, node in enumerate(lab.nodes):
-        node.alive = {peer: life for peer, life in node.alive.items() if peer != lab.nodes[leader].peer}
+        node.present = {peer: life for peer, life in node.present.items() if peer != lab.nodes[leader].peer}
         node.log.clear()
         if number != leader:
             lab.restart(number, seen=False)

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.effects import Effect
-from shoal.protocol.messages import Certificate, Consent, Propose, Term, Vote
+from shoal.protocol.effects import MemberEffect
+from shoal.protocol.messages import Certificate, Consent, Propose, Target, Term, Vote
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 
@@ -32,9 +32,9 @@ def test_quorum_goes_back_at_once_and_all_go_on_in_the_next_term() -> None:
     for number in range(2):
         lab.go_back(number, 2)
     assert lab.run_until(lab.height_of_all(5), 10) < SOON_S + ROUND_S  # the lead may be who does not want to
-    while not lab.nodes[0].chain[-1].rollback:
+    while not lab.nodes[0].values[-1].rollback:
         certified(lab, lab.nodes[0].height + 1)
-    back = lab.nodes[0].chain[-1]
+    back = lab.nodes[0].values[-1]
     assert back.rollback
     assert back.rollback.target.certificate == lab.value(2).hash
     assert (back.digest, back.members) == (lab.value(2).digest, lab.value(4).members)
@@ -44,7 +44,7 @@ def test_quorum_goes_back_at_once_and_all_go_on_in_the_next_term() -> None:
     assert (after.term, after.round, after.base) == (Term(0, 1), 3, back.hash)
     assert lab.contributors(height + 1) == {0, 1, 2}
     certified(lab, height + 2)
-    assert len({tuple(value.hash for value in node.chain[: height + 3]) for node in lab.nodes}) == 1
+    assert len({tuple(value.hash for value in node.values[: height + 3]) for node in lab.nodes}) == 1
     assert not any(node.blamed for node in lab.nodes)
 
 
@@ -54,7 +54,7 @@ def test_whoever_wants_to_go_back_alone_keeps_nobody_waiting() -> None:
         certified(one, 3)
     lab.go_back(1, 1)
     assert lab.run_until(lab.height_of_all(8), 30) == pytest.approx(plain.run_until(plain.height_of_all(8), 30), abs=1)
-    assert not any(value.rollback for node in lab.nodes for value in node.chain)
+    assert not any(value.rollback for node in lab.nodes for value in node.values)
     assert all(machine.consents().keys() == {lab.nodes[1].peer} for n in lab.nodes for machine in [n.running()])
 
 
@@ -64,7 +64,7 @@ def test_of_two_targets_that_halve_the_swarm_the_last_planners_is_taken() -> Non
     for number, round in ((0, 1), (1, 1), (2, 2), (3, 2)):
         lab.go_back(number, round)
     certified(lab, 7)
-    chain = lab.nodes[0].chain
+    chain = lab.nodes[0].values
     at, back = next((i, value) for i, value in enumerate(chain) if value.rollback)
     assert back.rollback
     assert len(back.rollback.consenting) == 2
@@ -74,7 +74,7 @@ def test_of_two_targets_that_halve_the_swarm_the_last_planners_is_taken() -> Non
 def only_to(lab: RoundLab, receivers: Collection[int], kinds: tuple[type, ...]) -> None:
     """From now on messages of these kinds reach nobody else."""
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         return receivers if isinstance(effect, Broadcast) and isinstance(effect.message, kinds) else None
 
     lab.intercept = intercept
@@ -90,7 +90,7 @@ def pending_rollback(seed: int) -> tuple[RoundLab, int, int, int]:
     only_to(lab, (follower,), (Propose,))
     heard = lab.intercept
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         mute = isinstance(effect, Broadcast) and isinstance(effect.message, Vote | Certificate)
         return () if mute else heard(number, effect)
 
@@ -109,12 +109,12 @@ def test_rollback_that_may_be_decided_is_carried_on_by_a_lead_that_did_not_want_
     (cast,) = (r.value for r in lab.nodes[follower].log if r.kind == "vote" and r.round == 4)
     assert cast is not None
     certified(lab, 4)
-    decided = lab.nodes[third].chain[4]
+    decided = lab.nodes[third].values[4]
     assert decided.hash == cast.hash  # the dead lead's name included
     assert decided.planner == lab.nodes[lead].peer
-    assert lab.nodes[third].wish is None
+    assert Target not in lab.nodes[third].orders
     certified(lab, 6)
-    assert (lab.nodes[third].chain[6].term, lab.nodes[third].chain[6].round) == (Term(0, 1), 3)
+    assert (lab.nodes[third].values[6].term, lab.nodes[third].values[6].round) == (Term(0, 1), 3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -123,14 +123,14 @@ def test_swarm_that_loses_its_power_in_the_vote_decides_it_when_it_is_back(seed:
     (cast,) = {r.value.hash for r in lab.nodes[follower].log if r.kind == "vote" and r.round == 4 and r.value}
     for number in range(3):
         lab.kill(number)
-        lab.nodes[number].wish = None  # what its user ordered is gone with the process
+        lab.nodes[number].orders.clear()  # what its user ordered is not wanted any more
     lab.intercept = lambda number, effect: None
     for number in range(3):
         lab.restart(number)
     certified(lab, 4)
-    assert {node.chain[4].hash for node in lab.nodes} == {cast}
+    assert {node.values[4].hash for node in lab.nodes} == {cast}
     certified(lab, 6)
-    assert {node.chain[6].term for node in lab.nodes} == {Term(0, 1)}
+    assert {node.values[6].term for node in lab.nodes} == {Term(0, 1)}
 
 
 def test_result_that_may_be_decided_is_not_given_up_for_a_rollback() -> None:
@@ -140,7 +140,7 @@ def test_result_that_may_be_decided_is_not_given_up_for_a_rollback() -> None:
     lead = lab.lead()
     follower, third = (number for number in range(3) if number != lead)
 
-    def mute(number: int, effect: Effect) -> Collection[int] | None:
+    def mute(number: int, effect: MemberEffect) -> Collection[int] | None:
         return () if isinstance(effect, Broadcast) and isinstance(effect.message, Vote | Certificate) else None
 
     lab.intercept = mute
@@ -150,23 +150,24 @@ def test_result_that_may_be_decided_is_not_given_up_for_a_rollback() -> None:
     for number in (follower, third):
         lab.go_back(number, 1)
     certified(lab, 4)
-    assert not lab.nodes[follower].chain[4].rollback
+    assert not lab.nodes[follower].values[4].rollback
     certified(lab, 5)  # but the next round can decide it
-    assert lab.nodes[follower].chain[5].rollback
+    assert lab.nodes[follower].values[5].rollback
 
 
 def test_rollback_waits_for_a_lead_that_has_the_state_and_nothing_waits_for_it() -> None:
     lab = RoundLab(3, seed=6)
     certified(lab, 3)
+    lab.run_for(0.3)
     for number in range(3):
-        lab.nodes[number].has_old_states = number == 0
         lab.go_back(number, 1)
+        lab.nodes[number].has_old_states = number == 0
     certified(lab, 6)
-    assert not any(value.rollback for value in lab.nodes[0].chain)
+    assert not any(value.rollback for value in lab.nodes[0].values)
     for node in lab.nodes:
         node.has_old_states = True
     certified(lab, lab.nodes[0].height + 1)
-    assert any(value.rollback for value in lab.nodes[0].chain)
+    assert any(value.rollback for value in lab.nodes[0].values)
 
 
 def test_consent_that_somebody_else_signed_is_blamed_on_who_brought_it() -> None:
@@ -174,7 +175,7 @@ def test_consent_that_somebody_else_signed_is_blamed_on_who_brought_it() -> None
     certified(lab, 3)
     sent: list[Consent] = []
 
-    def forge(number: int, effect: Effect) -> Collection[int] | None:
+    def forge(number: int, effect: MemberEffect) -> Collection[int] | None:
         if isinstance(effect, Broadcast) and isinstance(effect.message, Consent):
             sent.append(effect.message)
         return None
@@ -197,10 +198,10 @@ def test_whatever_happens_all_decide_the_same_and_go_on(seed: int) -> None:
         number = rng.randrange(4)
         node = lab.nodes[number]
         if rng.random() < 0.6:
-            standing = node.chain[-1].state_round
+            standing = node.values[-1].state_round
             for wishing in rng.sample(range(4), 3):
-                lab.nodes[wishing].wish = None
-                if 1 < standing <= lab.nodes[wishing].chain[-1].state_round:
+                lab.withdraw(wishing, Target)
+                if 1 < standing <= lab.nodes[wishing].values[-1].state_round:
                     lab.go_back(wishing, rng.randrange(1, standing))
         elif node.up:
             lab.kill(number)
@@ -208,12 +209,12 @@ def test_whatever_happens_all_decide_the_same_and_go_on(seed: int) -> None:
         lab.run_for(rng.uniform(0.2, 3.0))
     lab.run_for(6.0)
     lab.loss = 0.0
-    for node in lab.nodes:
-        node.wish = None
+    for number in range(4):
+        lab.withdraw(number, Target)
     certified(lab, max(node.height for node in lab.nodes) + 2)
     shortest = min(node.height for node in lab.nodes)
-    assert len({tuple(value.hash for value in node.chain[: shortest + 1]) for node in lab.nodes}) == 1
-    chain = lab.nodes[0].chain
+    assert len({tuple(value.hash for value in node.values[: shortest + 1]) for node in lab.nodes}) == 1
+    chain = lab.nodes[0].values
     assert sum(bool(value.rollback) for value in chain) >= 1
     for before, after in pairwise(chain):
         assert (after.term, after.round, after.base) == (before.next_term, before.next_round, before.hash)

@@ -10,7 +10,7 @@ from shoal.protocol.messages import NO_HASH, Ready, Value, domain_hash
 from shoal.protocol.planning import JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import PaperIdentity, paper_identities, paper_signatures
-from tests.protocol.round_lab import SETTINGS, deal_evenly
+from tests.protocol.round_node import SETTINGS, deal_evenly
 from tests.protocol.test_view_sync import swarm
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")

@@ -34,4 +34,4 @@ def test_ten_joiners_are_weightless_once_and_all_count_in_the_next_round(apart_s
         assert lab.contributors(height) == lab.members(height - 1)
     lab.run_until(lab.height_of_all(arrived + 2), 4 * ROUND_S)
     assert lab.contributors(arrived + 1) == lab.contributors(arrived + 2) == ALL
-    assert len({lab.nodes[number].chain[arrived + 2].hash for number in ALL}) == 1
+    assert len({lab.nodes[number].values[arrived + 2].hash for number in ALL}) == 1

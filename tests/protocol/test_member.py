@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from shoal.collectives.partition import deal
+from shoal.lab.box import Box, Surroundings
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.amending import Wanted
@@ -96,7 +97,7 @@ class Somewhere:
 
 
 @dataclass
-class Paper:
+class Paper(Surroundings):
     """A member whose surroundings are plain fields; what it asks for is noted, and comes to what `results` says."""
 
     ledger: Ledger
@@ -105,14 +106,10 @@ class Paper:
     current: bool = True
     made: bool = False
     paused: bool = False
-    resting: bool = True
-    waits_alone: bool = False
     still: str | None = None
     digest: bytes = NO_HASH
     peers: frozenset[PeerId] = frozenset()
     held: Any = None
-    replayed_rounds: int = 0
-    donors: frozenset[PeerId] = frozenset()
     records: list[DurableRecord] = field(default_factory=list)
     asked: list[MemberEffect] = field(default_factory=list)
     now: float = 0.0
@@ -126,6 +123,7 @@ class Paper:
             PauseTrainer: lambda effect: setattr(self, "paused", effect.paused),
         }
         self.member = Member(identity=self.me, surroundings=self, deal=deal, rounds=self.rounds, scores=DonorScores())
+        self.box = Box(self.member, self._do, lambda: self.now)
 
     # -- its surroundings ------------------------------------------------------------------------------------
 
@@ -139,14 +137,8 @@ class Paper:
     def alive(self) -> frozenset[PeerId]:
         return self.peers
 
-    def suspected(self) -> frozenset[PeerId]:
-        return frozenset()
-
     def linked(self) -> frozenset[PeerId]:
         return self.peers
-
-    def may_join(self, peer: PeerId) -> bool:
-        return True
 
     def stands_still(self, head: Value) -> str | None:
         return self.still
@@ -161,18 +153,13 @@ class Paper:
 
     def feed(self, event: Input) -> list[MemberEffect]:
         """All that it asks for, in order."""
-        asked: list[MemberEffect] = []
-        effect = self.member.take(event, self.now)
-        while effect is not None:
-            asked.append(effect)
-            try:
-                result = self.results.get(type(effect), lambda _: None)(effect)
-            except RemoteError as error:
-                effect = self.member.failed(error, self.now)
-            else:
-                effect = self.member.done(result, self.now)
-        self.asked += asked
-        return asked
+        before = len(self.asked)
+        self.box.put(event)
+        return self.asked[before:]
+
+    def _do(self, effect: MemberEffect) -> Any:
+        self.asked.append(effect)
+        return self.results.get(type(effect), lambda _: None)(effect)
 
     def hear(self, peer: PeerId, message: Message) -> list[MemberEffect]:
         return self.feed(Received(peer, message))

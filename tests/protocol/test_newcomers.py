@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -11,13 +11,16 @@ from random import Random
 import msgspec
 import pytest
 
+from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
+from shoal.protocol.effects import Adopt, MemberEffect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Value
+from shoal.protocol.messages import NO_HASH, Ready, Value
 from shoal.protocol.newcomers import LAPSE_LIMIT_S, NEWCOMERS_LIMIT, REST, SAVED_LIMIT_S, Newcomers, coming
 from shoal.protocol.planning import JOINER, OBSERVER, absent_ready
 from tests.protocol.lab import SWARM, paper_identities, paper_signatures
-from tests.protocol.round_lab import FETCH_S, SETTINGS, RoundLab
+from tests.protocol.round_lab import FETCH_S, RoundLab
+from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]
@@ -25,74 +28,61 @@ __all__ = ["paper_signatures"]
 GRACE_S = SETTINGS.grace_s
 
 
-def appear(lab: RoundLab) -> None:
-    """The last node is there, and is heard, but has nothing of the swarm yet."""
-    node = lab.nodes[-1]
-    node.up, node.chain = True, [genesis(SWARM, [node.peer])]
+def appear(lab: RoundLab, *, dumb: bool = False) -> None:
+    """The last node is there, and has nothing of the swarm yet. dumb: nor will it do anything about that."""
+    lab.restart(len(lab.nodes) - 1)
+    if dumb:
+        assert lab.nodes[-1].box is not None
+        lab.nodes[-1].box.stop()
     lab._see()
 
 
 def short_rounds(founders: int = 2) -> RoundLab:
     """A swarm one of whose rounds takes less than FETCH_S, and a newcomer that is about to start."""
     lab = RoundLab(founders + 1, founders=founders, train_s=0.01, reduce_s=0.01)
-    appear(lab)
     lab.run_until(lab.height_of(range(founders), 5), 10)
     took_s = lab.run_until(lab.height_of(range(founders), 25), 20)
     assert took_s / 20 < FETCH_S
     return lab
 
 
-class Chase:
-    """The newcomer fetches the newest state, time and again, and takes part once it has the one at the head."""
+def newest(lab: RoundLab) -> int:
+    return max(node.height for node in lab.nodes)
 
-    def __init__(self, lab: RoundLab, *, says_so: bool) -> None:
-        self.lab = lab
-        self.number = len(lab.nodes) - 1
-        self.says_so = says_so
-        self.fetched = 0
-        self.fetch()
 
-    def newest(self) -> int:
-        return max(node.height for node in self.lab.nodes[: self.number])
-
-    def fetch(self) -> None:
-        height = self.newest()
-        if self.says_so:
-            value = self.lab.value(height)
-            self.lab._broadcast(self.number, coming(value), None)
-        self.lab.after(FETCH_S, lambda: self.arrive(height))
-
-    def arrive(self, height: int) -> None:
-        self.fetched += 1
-        if height != self.newest():
-            self.fetch()
-            return
-        node, best = self.lab.nodes[-1], max(self.lab.nodes[:-1], key=lambda node: node.height)
-        node.chain, node.certificates, node.finals = list(best.chain), dict(best.certificates), dict(best.finals)
-        self.lab._enter(self.number)
-        self.lab._tick(self.number, node.life)
-
-    def is_member(self) -> bool:
-        return self.number in self.lab.members(self.newest())
+def in_it(lab: RoundLab) -> bool:
+    """Whether the newcomer is a member."""
+    return len(lab.nodes) - 1 in lab.members(newest(lab))
 
 
 def test_newcomer_that_says_that_it_comes_is_waited_for_and_becomes_a_member() -> None:
     lab = short_rounds()
-    chase = Chase(lab, says_so=True)
-    before = chase.newest()
-    lab.run_until(chase.is_member, 0.8 * GRACE_S)
-    joined = chase.newest()
-    assert chase.fetched <= 3
-    assert joined - before <= 6
+    adopted: list[float] = []
+
+    def note(number: int, effect: MemberEffect) -> None:
+        if isinstance(effect, Adopt):
+            adopted.append(lab.now)
+
+    lab.intercept = note
+    appear(lab)
+    lab.run_until(lambda: in_it(lab), GRACE_S)
+    assert len(adopted) <= 3
+    joined = newest(lab)
     lab.run_until(lab.height_of(range(3), joined + 5), 10)
     assert lab.contributors(joined + 3) == {0, 1, 2}
 
 
 def test_newcomer_that_says_nothing_stays_behind() -> None:
     lab = short_rounds()
-    chase = Chase(lab, says_so=False)
-    lab.run_until(lab.height_of(range(2), chase.newest() + 20), 30)
-    assert not chase.is_member()
+
+    def silent(number: int, effect: MemberEffect) -> Collection[int] | None:
+        said = effect.message if isinstance(effect, Broadcast) else None
+        return () if isinstance(said, Ready) and said.role == JOINER and said.state == NO_HASH else None
+
+    lab.intercept = silent
+    appear(lab)
+    lab.run_until(lab.height_of(range(2), newest(lab) + 20), 30)
+    assert not in_it(lab)
 
 
 def gaps(lab: RoundLab) -> list[float]:
@@ -108,9 +98,9 @@ def repeat(lab: RoundLab, what: Callable[[], None], period_s: float) -> None:
 
 def test_who_always_says_that_it_comes_costs_a_bounded_share_of_the_time() -> None:
     lab = RoundLab(3, founders=2, train_s=2.0, reduce_s=0.1)
-    appear(lab)
+    appear(lab, dumb=True)
     lab.run_until(lab.height_of((0, 1), 2), 10)
-    repeat(lab, lambda: lab._broadcast(2, coming(lab.value(max(lab.decided_at))), None), GRACE_S / 4)
+    repeat(lab, lambda: lab.broadcast(2, coming(lab.value(max(lab.decided_at)))), GRACE_S / 4)
     span_s = 400.0
     lab.run_for(span_s)
     waits = [gap - 2.9 for gap in gaps(lab) if gap > 3.5]  # a round alone takes 2.0 to 2.9
@@ -184,7 +174,7 @@ def test_who_is_not_there_is_not_waited_for() -> None:
     lab = RoundLab(3, founders=2, train_s=0.5, reduce_s=0.1)
     lab.run_until(lab.height_of(range(2), 2), 10)
     for node in lab.nodes[:2]:
-        node.newcomers.heard(lab.nodes[2].peer, coming(node.chain[-1]), lab.now)
+        node.member.newcomers.heard(lab.nodes[2].peer, coming(node.values[-1]), lab.now)
     lab.run_for(3 * GRACE_S)
     assert max(gaps(lab)) < GRACE_S / 2
 
@@ -192,13 +182,13 @@ def test_who_is_not_there_is_not_waited_for() -> None:
 @pytest.mark.parametrize(("who", "awaited"), [("a member", False), ("banned", False), ("a newcomer", True)])
 def test_members_are_no_newcomers_and_nobody_who_is_banned_is_one(who: str, awaited: bool) -> None:
     lab = RoundLab(3, founders=2)
-    appear(lab)
+    appear(lab, dumb=True)
     node, peer = lab.nodes[1], lab.nodes[0 if who == "a member" else 2].peer
     facts = node.running()._facts
     facts.banned = frozenset([peer] if who == "banned" else [])
     assert peer in facts.alive
     assert peer not in facts.candidates()
-    node.newcomers.heard(peer, coming(lab.start), lab.now)
+    node.member.newcomers.heard(peer, coming(lab.start), lab.now)
     assert facts.waits_for_newcomers(lab.now) is awaited
 
 

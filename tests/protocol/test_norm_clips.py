@@ -29,9 +29,9 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.wire import canonical, decode
-from tests.protocol import round_lab
-from tests.protocol.round_lab import deal_evenly
+from tests.protocol import round_node
 from tests.protocol.round_machines import contribution, machines_of
+from tests.protocol.round_node import deal_evenly
 from tests.protocol.test_planning import GOOD, LEAD, PEERS, SETTINGS, START, ready
 
 CLIPPING = replace(SETTINGS, norm_clip=True)
@@ -179,7 +179,7 @@ def test_clips_where_norms_are_not_clipped_are_refused() -> None:
 
 def planned_with_clips(monkeypatch: pytest.MonkeyPatch) -> tuple[list[RoundMachine], Plan]:
     """Three machines that heard all announcements, each of twice the norm before, and the plan of their lead."""
-    monkeypatch.setattr(round_lab, "SETTINGS", replace(round_lab.SETTINGS, norm_clip=True))
+    monkeypatch.setattr(round_node, "SETTINGS", replace(round_node.SETTINGS, norm_clip=True))
     _, machines = machines_of(3)
     readies = [contribution(machine, squares=(4.0**number,) * 10) for number, machine in enumerate(machines)]
     effects = []

@@ -417,7 +417,7 @@ def test_one_of_three_does_not_lead_the_others_from_view_to_view() -> None:
     honest = set(range(3)) - {liar}
     lab.run_until(lab.height_of(honest, 1), 30)
     assert moves == []
-    assert {lab.nodes[number].certificates[lab.start.hash].view for number in honest} == {0}
+    assert {lab.nodes[number].certificate(lab.start).view for number in honest} == {0}
 
 
 # -- two steps -----------------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
 from tests.protocol.lab import PaperIdentity, paper_signatures
-from tests.protocol.round_lab import SETTINGS, RoundLab
+from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
+from tests.protocol.round_node import SETTINGS, report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]
@@ -130,7 +131,7 @@ def test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_no
         ),
     )
     member.weigh(alone)
-    report = lab.report(alone)
+    report = report_on(alone)
     member.reduced(report, 1.3, participants=[machine.me for machine in machines])
     value = Value(
         swarm=member.previous.swarm,

@@ -37,7 +37,7 @@ from shoal.protocol.planning import (
     separated,
 )
 from tests.protocol.lab import SWARM, paper_identities
-from tests.protocol.round_lab import deal_evenly
+from tests.protocol.round_node import deal_evenly
 
 PEERS = [identity.peer_id for identity in paper_identities(5)]
 START = genesis(SWARM, PEERS[:4])

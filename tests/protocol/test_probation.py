@@ -74,7 +74,7 @@ def lab_without(count: int, *numbers: int) -> RoundLab:
     lab = RoundLab(count, seed=count)
     losers = {lab.nodes[number].peer for number in numbers}
     for node in lab.nodes:
-        node.probation.lost(losers, lab.start, led=False)
+        node.member._probation.lost(losers, lab.start, led=False)
     return lab
 
 
@@ -99,8 +99,7 @@ def test_nobody_is_left_out_where_the_rest_are_no_quorum() -> None:
 def test_only_one_who_trains_is_not_left_out() -> None:
     lab = lab_without(4, 3)
     for number in range(3):
-        lab.nodes[number].paused = True
-        lab.restart(number)
+        lab.pause(number)
     lab.run_until(lab.height_of_all(2), ROUNDS_LIMIT_S)
     assert lab.contributors(1) == lab.contributors(2) == {3}
 

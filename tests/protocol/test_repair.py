@@ -14,7 +14,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, OwnedRange, Participant, Plan, Relay, Term, domain_hash
 from shoal.protocol.planning import Deal, Eviction, PlanOrder, RoundSettings, check_plan, reroute_plan, revise_plan
 from tests.protocol.lab import SWARM, paper_identities
-from tests.protocol.round_lab import deal_evenly
+from tests.protocol.round_node import deal_evenly
 
 PEERS = [identity.peer_id for identity in paper_identities(5)]
 START = genesis(SWARM, PEERS)

@@ -11,8 +11,7 @@ from functools import partial
 
 import pytest
 
-from shoal.protocol.agreement import Decided, Persist
-from shoal.protocol.effects import Effect, Repair, StartReduce
+from shoal.protocol.effects import Append, MemberEffect, Repair, StartReduce, Write
 from shoal.protocol.messages import (
     Message,
     Plan,
@@ -23,28 +22,26 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.round import RESEND_S, Phase
 from tests.protocol.lab import paper_signatures
-from tests.protocol.round_lab import (
-    Intercept,
-    RoundLab,
-)
+from tests.protocol.round_lab import Intercept, RoundLab
 from tests.protocol.round_machines import REDUCE_S, REPLAN_S, ROUND_S, sends
+from tests.protocol.round_node import report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 __all__ = ["paper_signatures"]
 
 
-def writes(effect: Effect, kind: str) -> bool:
-    return isinstance(effect, Persist) and effect.record.kind == kind
+def writes(effect: MemberEffect, kind: str) -> bool:
+    return isinstance(effect, Write) and any(record.kind == kind for record in effect.records)
 
 
 def kill_before(lab: RoundLab, kind: type[Message] | str, *, round: int = 1) -> Intercept:
     """Kill whoever is about to send a message of this kind (or to write such a record) first."""
     struck: list[int] = []
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         hit = writes(effect, kind) if isinstance(kind, str) else sends(effect, kind)
-        hit = hit or (kind in ("vote", Vote) and isinstance(effect, Decided))  # others' votes were here first
+        hit = hit or (kind in ("vote", Vote) and isinstance(effect, Append))  # others' votes were here first
         if hit and not struck and lab.nodes[number].height == round - 1:
             struck.append(number)
             lab.kill(number)
@@ -63,14 +60,14 @@ def test_undisturbed_rounds_certify_everyone_in_time(nodes: int) -> None:
         assert lab.run_until(lab.height_of_all(height), 10) < ROUND_S
         assert lab.members(height) == lab.contributors(height) == set(range(nodes))
     for node in lab.nodes:
-        assert node.chain == lab.nodes[0].chain
+        assert node.values == lab.nodes[0].values
         assert not node.blamed
         assert not node.evictions
         assert node.running().agreement.view == 0
     plan = lab.plans[lab.value(1).plan]
     assert (plan.view, plan.attempt, plan.evicted) == (0, 0, ())
     assert lab.value(1).tokens == sum(100 + n for n in range(nodes))
-    assert lab.value(1).digest == lab.report(plan).digest
+    assert lab.value(1).digest == report_on(plan).digest
 
 
 def test_many_seeds_of_undisturbed_rounds_never_blame_or_change_view() -> None:
@@ -143,7 +140,7 @@ def test_participant_that_dies_after_its_report_costs_nothing() -> None:
     leader = lab.lead()
     victim = (leader + 1) % 4
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         if number == leader and sends(effect, Propose) and lab.nodes[victim].up:
             lab.kill(victim)
         return None
@@ -189,7 +186,7 @@ def test_lead_killed_after_its_proposal_reached_only_some(told: int) -> None:
         others = [n for n in range(4) if n != leader]
 
         def intercept(
-            number: int, effect: Effect, lab: RoundLab = lab, leader: int = leader, others: Sequence[int] = others
+            number: int, effect: MemberEffect, lab: RoundLab = lab, leader: int = leader, others: Sequence[int] = others
         ) -> Collection[int] | None:
             if number == leader and sends(effect, Propose):
                 lab.after(0.0, lambda: lab.kill(leader))
@@ -203,7 +200,7 @@ def test_lead_killed_after_its_proposal_reached_only_some(told: int) -> None:
         lab.intercept = lambda number, effect: None
         lab.restart(leader)
         lab.run_until(lab.height_of_all(4), 20)
-        assert len({node.chain[1].hash for node in lab.nodes}) == 1
+        assert len({node.values[1].hash for node in lab.nodes}) == 1
         assert lab.members(4) == set(range(4))
 
 
@@ -215,7 +212,7 @@ def test_lead_restarted_after_it_wrote_its_proposal_stands_by_it() -> None:
         lab.run_until(lab.down(leader), 10)
         lab.after(0.05, partial(lab.restart, leader))
         lab.run_until(lab.height_of_all(2), 30)
-        assert next(r.kind for r in lab.nodes[leader].log if r.round == 1) == "propose"
+        assert next(r.kind for r in lab.nodes[leader].log if r.round == 1 and r.kind != "ready") == "propose"
 
 
 def test_everyone_killed_and_restarted_goes_on() -> None:
@@ -254,7 +251,7 @@ def test_node_that_is_back_at_once_reduces_under_plans_of_its_present_life_only(
         followed: list[bool] = []
 
         def intercept(
-            number: int, effect: Effect, lab: RoundLab = lab, followed: list[bool] = followed
+            number: int, effect: MemberEffect, lab: RoundLab = lab, followed: list[bool] = followed
         ) -> Collection[int] | None:
             if isinstance(effect, StartReduce | Repair):
                 machine = lab.nodes[number].running()

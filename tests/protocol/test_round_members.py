@@ -7,18 +7,16 @@ from collections.abc import Collection
 import pytest
 
 from shoal.protocol.agreement import Standing
-from shoal.protocol.effects import Effect
+from shoal.protocol.effects import MemberEffect
 from shoal.protocol.messages import (
     NO_HASH,
     Vote,
 )
 from shoal.protocol.round import RESEND_S
 from tests.protocol.lab import paper_signatures
-from tests.protocol.round_lab import (
-    SETTINGS,
-    RoundLab,
-)
+from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import REDUCE_S, ROUND_S, sends
+from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
@@ -158,7 +156,7 @@ def test_returner_counts_at_once() -> None:
 
 def test_paused_member_votes_and_stays_without_weight() -> None:
     lab = RoundLab(3, seed=4)
-    lab.nodes[1].paused = True
+    lab.pause(1)
     lab.run_until(lab.height_of_all(4), 5 * ROUND_S)
     for height in (2, 3, 4):
         assert lab.contributors(height) == {0, 2}
@@ -166,50 +164,65 @@ def test_paused_member_votes_and_stays_without_weight() -> None:
     assert {record.kind for record in lab.nodes[1].log} >= {"vote"}
 
 
-def test_leaver_is_counted_out_and_gone() -> None:
+def test_leaver_without_whom_the_others_can_go_on_just_goes() -> None:
     for seed in range(6):
         lab = RoundLab(3, seed=seed)
         lab.run_until(lab.height_of_all(1), 10)
         lab.run_for(0.3)
         lab.leave(2)
-        assert lab.nodes[2].running().agreement.standing is Standing.LEFT
+        assert not lab.nodes[2].up
         lab.run_until(lab.height_of([0, 1], 2), ROUND_S + 1)
-        assert lab.value(2).leaves == (lab.nodes[2].peer,)
+        assert lab.value(2).leaves == ()
         assert lab.members(2) == {0, 1}
         lab.run_until(lab.height_of([0, 1], 4), 3 * ROUND_S)
+
+
+def test_leaver_without_whom_the_other_could_not_go_on_is_counted_out_and_gone() -> None:
+    for seed in range(6):
+        lab = RoundLab(2, seed=seed)
+        lab.run_until(lab.height_of_all(1), 10)
+        lab.run_for(0.3)
+        leaver = lab.number(lab.value(1).planner)
+        lab.leave(leaver)
+        assert lab.nodes[leaver].running().agreement.standing is Standing.LEFT
+        lab.run_until(lab.height_of([1 - leaver], 2), ROUND_S + 1)
+        assert lab.value(2).leaves == (lab.nodes[leaver].peer,)
+        assert lab.members(2) == {1 - leaver}
+        lab.run_until(lab.height_of([1 - leaver], 4), 3 * ROUND_S)
         assert lab.value(3).leaves == ()
-        assert not lab.nodes[2].up
+        assert not lab.nodes[leaver].up
 
 
 def test_leave_after_voting_waits_for_the_next_round() -> None:
     lab = RoundLab(3, seed=5)
-    leaver = lab.lead()  # it votes first, and what follows takes the others some milliseconds
+    leaver = lab.lead()  # it votes first, and what follows takes the other some milliseconds
+    dead, other = (number for number in range(3) if number != leaver)
+    lab.kill(dead)
     said: list[str] = []
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         if number == leaver and sends(effect, Vote) and not said:
             said.append("leave")
             lab.after(0.0, lambda: lab.leave(leaver))
         return None
 
     lab.intercept = intercept
-    lab.run_until(lambda: lab.nodes[leaver].leaving, 10)
+    lab.run_until(lambda: lab.nodes[leaver].member.leaving, 10)
     assert lab.nodes[leaver].height == 0
     assert lab.nodes[leaver].running().agreement.standing is Standing.OPEN
-    rest = [n for n in range(3) if n != leaver]
-    lab.run_until(lambda: all(lab.nodes[n].height >= 2 for n in rest), 10)
+    lab.run_until(lab.height_of([other], 2), 10)
     assert lab.value(1).leaves == ()
     assert lab.value(2).leaves == (lab.nodes[leaver].peer,)
 
 
-def test_leave_of_two_of_three_leaves_one_that_goes_on() -> None:
+def test_two_of_three_that_leave_one_after_the_other_leave_one_that_goes_on() -> None:
     lab = RoundLab(3, seed=6)
-    lab.run_until(lab.height_of_all(1), 10)
-    lab.run_for(0.3)
-    lab.leave(1)
-    lab.leave(2)
-    lab.run_until(lambda: lab.nodes[0].height >= 3, 10)
-    assert lab.members(2) == {0}
+    for leaver in (1, 2):
+        lab.run_until(lab.height_of_all(leaver), 10)
+        lab.run_for(0.3)
+        lab.leave(leaver)
+    lab.run_until(lab.height_of([0], 4), 10)
+    assert lab.members(3) == {0}
 
 
 def test_node_on_another_state_is_not_planned() -> None:

@@ -7,12 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
-from shoal.protocol.effects import Effect
+from shoal.protocol.effects import MemberEffect
 from tests.protocol.lab import paper_signatures
-from tests.protocol.round_lab import (
-    Intercept,
-    RoundLab,
-)
+from tests.protocol.round_lab import Intercept, RoundLab
 from tests.protocol.round_machines import ROUND_S
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -49,7 +46,7 @@ def disturb(lab: RoundLab, rng: random.Random, faults: int, spread_s: float) -> 
 def crash_between_effects(lab: RoundLab, rng: random.Random) -> Intercept:
     """Once in a while a node dies between two effects of one step, and comes back some seconds later."""
 
-    def intercept(number: int, effect: Effect) -> Collection[int] | None:
+    def intercept(number: int, effect: MemberEffect) -> Collection[int] | None:
         if rng.random() < 0.004:
             lab.kill(number)
             lab.after(rng.uniform(0.2, 5.0), lambda: None if lab.nodes[number].up else lab.restart(number))
@@ -85,5 +82,5 @@ def test_after_faults_cease_a_round_is_certified_in_bounded_time(nodes: int) -> 
         settled = max(node.height for node in lab.nodes) + 2
         assert lab.run_until(lab.height_of_all(settled), RECOVERY_S) < 3 * ROUND_S
         assert lab.members(settled) == set(range(nodes))
-        assert len({node.chain[height].hash for node in lab.nodes}) == 1
+        assert len({node.values[height].hash for node in lab.nodes}) == 1
         assert not any(node.blamed for node in lab.nodes)

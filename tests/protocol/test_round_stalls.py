@@ -19,11 +19,7 @@ from shoal.protocol.planning import check_plan
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, SILENCE_S
 from tests.protocol.lab import paper_signatures
-from tests.protocol.round_lab import (
-    HANG_SEEN_S,
-    SETTINGS,
-    RoundLab,
-)
+from tests.protocol.round_lab import HANG_SEEN_S, RoundLab
 from tests.protocol.round_machines import (
     REDUCE_S,
     REPLAN_S,
@@ -32,6 +28,7 @@ from tests.protocol.round_machines import (
     planned,
     sends,
 )
+from tests.protocol.round_node import SETTINGS, report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
@@ -68,7 +65,7 @@ def test_hung_lead_is_replaced_when_others_accuse_it() -> None:
     assert lab.plans[lab.value(1).plan].view > 0
     lab.resume(leader)
     lab.run_until(lab.height_of_all(3), 30)
-    assert len({node.chain[1].hash for node in lab.nodes}) == 1
+    assert len({node.values[1].hash for node in lab.nodes}) == 1
 
 
 def test_lead_hung_while_training_is_replaced_once_the_detector_sees_it() -> None:
@@ -92,7 +89,7 @@ def test_lead_that_lives_but_never_proposes_is_passed_over() -> None:
 def all_but_the_lead_report(lab: RoundLab, machines: list[RoundMachine], leader: int, plan: Plan, now: float) -> None:
     for number, machine in enumerate(machines):
         if number != leader:
-            machine.reduced(lab.report(plan), now)
+            machine.reduced(report_on(plan), now)
             for other in machines:
                 if other is not machine and other is not machines[leader]:
                     other.receive(machine.me, lab.signed_report(plan, machine), now)
@@ -149,11 +146,11 @@ def test_lead_that_waits_for_a_report_is_not_silent() -> None:
 
 
 def test_lead_whom_the_detector_suspects_is_not_waited_for() -> None:
-    lab, machines, leader, plan = planned(4)
+    _, machines, leader, plan = planned(4)
     members, suspect = [machine.me for machine in machines], machines[leader].me
     member = next(machine for number, machine in enumerate(machines) if number != leader)
     assert not moves(member.peers_alive(members, 1.2, suspected=[suspect])), "in a reduction others have to say so too"
-    assert moves(member.reduced(lab.report(plan), 1.3))
+    assert moves(member.reduced(report_on(plan), 1.3))
 
 
 def test_lone_accuser_is_not_believed() -> None:

@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.signed import vote_of
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
-from shoal.protocol.effects import Effect
+from shoal.protocol.effects import MemberEffect
 from shoal.protocol.following import APART_S, common_view
 from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
@@ -79,7 +79,7 @@ def moved_ahead(lab: RoundLab, view: int, *, others: int) -> tuple[int, list[int
     leads = {lab.lead(0), lab.lead(view)}
     lab.run_until(lab.reducing(lab.lead(0)), 10)
     ahead, *rest = (number for number in range(len(lab.nodes)) if number not in leads)
-    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(view)])
+    lab.out_of_turn(ahead, lab.nodes[ahead].running().agreement.move_to(view))
     return ahead, rest[:others]
 
 
@@ -102,7 +102,7 @@ def test_member_that_moved_ahead_is_left_alone_where_the_others_are_enough() -> 
     ahead, (gone,) = moved_ahead(lab, 2, others=1)
     moves: list[int] = []
 
-    def note(number: int, effect: Effect) -> None:
+    def note(number: int, effect: MemberEffect) -> None:
         if isinstance(effect, Broadcast) and isinstance(effect.message, ViewChange) and lab.nodes[number].height == 0:
             moves.append(number)
 
@@ -110,13 +110,13 @@ def test_member_that_moved_ahead_is_left_alone_where_the_others_are_enough() -> 
     lab.kill(gone)
     lab.run_until(lab.height_of_all(1), 30)
     assert not set(moves) - {ahead}
-    assert {node.certificates[lab.start.hash].view for node in lab.running()} == {0}
+    assert {node.certificate(lab.start).view for node in lab.running()} == {0}
 
 
 def test_plan_is_made_without_who_moved_ahead_and_its_work_counts_in_the_next_round() -> None:
     lab = RoundLab(5)
     ahead = next(number for number in range(5) if number not in (lab.lead(0), lab.lead(2)))
-    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    lab.out_of_turn(ahead, lab.nodes[ahead].running().agreement.move_to(2))
     took_s = lab.run_until(lab.height_of_all(1), 30)
     assert lab.contributors(1) == set(range(5)) - {ahead}
     assert took_s < 1.2 + REDUCE_S + 1.0  # nobody waits for its part of a plan that it does not follow
@@ -128,7 +128,7 @@ def test_lead_does_not_wait_for_training_of_who_moved_ahead() -> None:
     lab = RoundLab(5)
     ahead = next(number for number in range(5) if number not in (lab.lead(0), lab.lead(2)))
     lab.nodes[ahead].trained_at = 100.0
-    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    lab.out_of_turn(ahead, lab.nodes[ahead].running().agreement.move_to(2))
     assert lab.run_until(lab.height_of(set(range(5)) - {ahead}, 1), 30) < 1.2 + REDUCE_S + 1.0
 
 
@@ -139,7 +139,7 @@ def test_one_accuser_is_enough_against_who_moved_ahead_before_it_heard_of_the_pl
     ahead = next(number for number in range(5) if number not in (leader, lab.lead(2)))
     planned: list[Plan] = []
 
-    def hide(number: int, effect: Effect) -> set[int] | None:
+    def hide(number: int, effect: MemberEffect) -> set[int] | None:
         message = effect.message if isinstance(effect, Broadcast) else None
         if isinstance(message, Stalled) and number != leader:
             return set()
@@ -150,7 +150,7 @@ def test_one_accuser_is_enough_against_who_moved_ahead_before_it_heard_of_the_pl
 
     lab.intercept = hide
     lab.run_until(lambda: bool(planned), 10)
-    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    lab.out_of_turn(ahead, lab.nodes[ahead].running().agreement.move_to(2))
     lab.run_until(lab.height_of_all(1), 30)
     assert lab.contributors(1) == set(range(5)) - {ahead}
     assert not any(plan.relays for plan in planned)
@@ -167,7 +167,7 @@ def test_view_that_lacks_votes_for_a_moment_is_kept() -> None:
     for number in gone:
         lab.restart(number)
     lab.run_until(lab.height_of_all(1), 60)
-    assert {node.certificates[lab.start.hash].view for node in lab.nodes} == {0}
+    assert {node.certificate(lab.start).view for node in lab.nodes} == {0}
     lab.run_until(lab.height_of_all(2), 30)
 
 

@@ -20,7 +20,7 @@ from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, RoundSettings, make_
 from shoal.protocol.view_change import moved
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import plan_hash, value_of
-from tests.protocol.round_lab import deal_evenly
+from tests.protocol.round_node import deal_evenly
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)
 LIAR, LEAD = IDENTITIES[0], IDENTITIES[1].peer_id
