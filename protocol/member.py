@@ -72,6 +72,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignRebase,
     StandOnHead,
     StartReduce,
     Steps,
@@ -94,12 +95,12 @@ from shoal.protocol.inputs import (
     Evaluated,
     GenesisFetched,
     GoBack,
+    GoOnWithout,
     HeadMoved,
     Input,
     Linked,
     Loaded,
     Proven,
-    Rebased,
     Received,
     Reduced,
     SetPaused,
@@ -187,7 +188,7 @@ class Member:
     def take(self, event: Input, now: float) -> MemberEffect | None:
         """An input; the first effect that it has, None if it has none.
 
-        Raises ConfigError for an order of the user's that cannot be, RemoteError for a `Rebased` amiss.
+        Raises ConfigError for an order of the user's that cannot be.
         """
         if self._steps is not None:
             raise LocalError(f"{type(event).__name__} came before the last effect was done")
@@ -733,8 +734,12 @@ class Member:
             yield Blame(peer, str(error))
             self.catching_up.claimed(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
-    def _rebased(self, event: Rebased) -> Steps:
-        yield from self._rebase(event.rebase)
+    def _go_on_without(self, event: GoOnWithout) -> Steps:
+        """The authority goes on from here, also where a fork or its key in use elsewhere keeps this node still."""
+        if self.machine is None and not self.stands_still:
+            yield from self._refuse(event)
+        rebase: Rebase = yield SignRebase(event.forget)
+        yield from self._rebase(rebase)
 
     def _rebase(self, rebase: Rebase) -> Steps:
         """Go on in the term that the authority opened. Raises RemoteError if it cannot have."""
@@ -815,7 +820,7 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     TrainerRestarted: _everywhere(Member._trainer_restarted),
     Reduced: _everywhere(Member._reduced),
     SetPaused: _everywhere(Member._set_paused),
-    Rebased: {**_everywhere(Member._rebased), Standing.LINGERING: Member._rebased},
+    GoOnWithout: {**_in_a_round(Member._go_on_without), Standing.OUTSIDE: Member._go_on_without},
     Proven: _everywhere(Member._proven),
     StateHeld: _everywhere(Member._state_held),
     Evaluated: {**_everywhere(Member._evaluated), Standing.LINGERING: Member._evaluated},

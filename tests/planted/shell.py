@@ -234,7 +234,7 @@ SHELL: tuple[Bug, ...] = (
         "a consent to go back before the state is on disk",
         "tests/node/rounds/test_going_back.py::test_order_is_said_in_every_round_once_the_state_is_on_disk",
         "        return StateHeld(target, (yield KeepEarlier(state)))\n",
-        "        return StateHeld(target, before.digest(target.round))\n",
+        "        return StateHeld(target, chain.digest(target.round))\n",
     ),
     bug(
         "a policy that follows another policy to go back",
