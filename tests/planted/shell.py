@@ -255,8 +255,8 @@ SHELL: tuple[Bug, ...] = (
         "pass",
     ),
     bug(
-        "an order that was carried out is said again",
-        "tests/node/rounds/test_going_back.py::test_what_was_kept_goes_when_it_can_no_longer_be_gone_back_to",
+        "an order that was carried out stays on disk",
+        "tests/node/rounds/test_going_back.py::test_order_outlives_a_restart_until_it_is_carried_out",
         "if self._asked is not None and not self._chain.can_go_back_to(self._asked):",
         "if False:",
     ),
