@@ -282,6 +282,16 @@ class Member:
         alive = self._here.alive()
         return () if self.machine is None else tuple(p for p in self.machine.missing() if p not in alive)
 
+    def check(self, order: Input) -> None:
+        """Raises ConfigError for an order of the user's that takes a round, where this member takes part in none.
+
+        The authority goes on from here, also where a fork or its key in use elsewhere keeps this node still.
+        """
+        if isinstance(order, Withdraw) or (isinstance(order, GoOnWithout) and self.stands_still):
+            return
+        if self.standing is not Standing.IN_ROUND:
+            raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
+
     def ask_to_leave(self, now: float) -> None:
         """Leave as soon as the round allows: looked at with the next tick."""
         self._departure.ask(now)
@@ -461,18 +471,15 @@ class Member:
         yield from ()
 
     def _go_back(self, event: GoBack) -> Steps:
+        self.check(event)
         yield from self._going_back.order(event.round)
 
     def _amend(self, event: Amend) -> Steps:
+        self.check(event)
         yield from self._amending.order(event.settings, by_authority=event.by_authority)
 
     def _withdraw(self, event: Withdraw) -> Steps:
         yield from (self._amending if event.kind is Wanted else self._going_back).withdraw()
-
-    def _refuse(self, event: Input) -> Steps:
-        """An order of the user's that takes a round."""
-        yield from ()
-        raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
 
     def _head_moved(self, event: HeadMoved) -> Steps:
         yield from self._look_around()
@@ -735,9 +742,7 @@ class Member:
             self.catching_up.claimed(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
     def _go_on_without(self, event: GoOnWithout) -> Steps:
-        """The authority goes on from here, also where a fork or its key in use elsewhere keeps this node still."""
-        if self.machine is None and not self.stands_still:
-            yield from self._refuse(event)
+        self.check(event)
         rebase: Rebase = yield SignRebase(event.forget)
         yield from self._rebase(rebase)
 
@@ -807,9 +812,9 @@ def _everywhere(step: Transition) -> dict[Standing, Transition]:
     }
 
 
-def _in_a_round(step: Transition) -> dict[Standing, Transition]:
-    """An order of the user's that takes a round."""
-    return {standing: step if standing is Standing.IN_ROUND else Member._refuse for standing in Standing}
+def _order(step: Transition) -> dict[Standing, Transition]:
+    """An order of the user's: carried out, or refused to who gave it."""
+    return dict.fromkeys(Standing, step)
 
 
 TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
@@ -820,12 +825,12 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     TrainerRestarted: _everywhere(Member._trainer_restarted),
     Reduced: _everywhere(Member._reduced),
     SetPaused: _everywhere(Member._set_paused),
-    GoOnWithout: {**_in_a_round(Member._go_on_without), Standing.OUTSIDE: Member._go_on_without},
+    GoOnWithout: _order(Member._go_on_without),
     Proven: _everywhere(Member._proven),
     StateHeld: _everywhere(Member._state_held),
     Evaluated: {**_everywhere(Member._evaluated), Standing.LINGERING: Member._evaluated},
-    GoBack: _in_a_round(Member._go_back),
-    Amend: _in_a_round(Member._amend),
+    GoBack: _order(Member._go_back),
+    Amend: _order(Member._amend),
     Withdraw: {**_everywhere(Member._withdraw), Standing.LINGERING: Member._withdraw},
     HeadMoved: _everywhere(Member._head_moved),
     Loaded: _everywhere(Member._loaded),

@@ -111,6 +111,7 @@ class Engine:
 
         Cancellation: it may be carried out all the same.
         """
+        self.member.check(order)
         await in_turn(self.put, partial(self._feed, order))
 
     def ask_to_leave(self) -> None:
@@ -175,8 +176,9 @@ class Engine:
             if told is not None:
                 await self._feed(told)
         else:
-            if isinstance(event, Tick):
-                self._show_phase()
+            if isinstance(event, Tick) and self.phase != self._shown_phase:
+                self._shown_phase = self.phase
+                self._p.on_progress(PhaseChanged(phase=self.phase, round=self._state_store.head.next_round))
             await self._feed(event)
 
     async def _feed(self, event: Input) -> None:
@@ -194,11 +196,6 @@ class Engine:
                 effect = self.member.failed(error, trio.current_time())
             else:
                 effect = self.member.done(result, trio.current_time())
-
-    def _show_phase(self) -> None:
-        if self.phase != self._shown_phase:
-            self._shown_phase = self.phase
-            self._p.on_progress(PhaseChanged(phase=self.phase, round=self._state_store.head.next_round))
 
     # -- effects of several steps ------------------------------------------------------------------------------
 
