@@ -47,6 +47,7 @@ from shoal.protocol.commitments import Commitment, seal_of
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, pack, unpack
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Proven
 from shoal.protocol.messages import Certificate, Message, Plan, Report, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.suspicion import FALSE_EVIDENCE, MISCOMMITTED, UNANSWERED, USELESS, Suspicion
@@ -260,7 +261,7 @@ class Auditing(RoundObserver):
         self._p.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
         logger.warning("%s is proven to have lied in round %d: %s", verdict.accused, round, what)
         if verdict.accused != self._me and not self._p.chain.bans.covers(verdict.accused, verdict.done):
-            self._engine.prove(verdict.digest, verdict.accused)
+            self._engine.put(Proven(verdict.digest, verdict.accused))
 
     async def _exchange(self, peer: PeerId) -> None:
         """Tell a peer what is here, and fetch what it has and this node has not."""

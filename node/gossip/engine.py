@@ -30,7 +30,7 @@ from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.outcome import PhaseChanged, RoundStepped
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.inbox import Inbox, Ordered, Own, ToHandle
+from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.training.layouts import Layouts
 from shoal.node.training.trainer import Restarted
@@ -219,8 +219,8 @@ class GossipEngine:
         assert machine is not None
         if isinstance(event, Received):
             await TAKERS[type(event.message)](self, event.peer, event.message)
-        elif isinstance(event, Ordered):
-            await event.carry_out()
+        elif isinstance(event, Turn):
+            await event.take()
         elif isinstance(event, SetPaused):
             await self._set_paused(event.paused)
         elif isinstance(event, Contribution):
@@ -361,7 +361,7 @@ class GossipEngine:
                     outcome = partial(self._not_fetched, wanted, str(error))
                 except trio.TooSlowError:
                     outcome = partial(self._not_fetched, wanted, f"did not bring its vector in {deadline_s:g} s")
-                self.put(Ordered(outcome))
+                self.put(Turn(outcome))
 
     async def _hold_at(self, done: int, total: int) -> None:
         assert self.machine is not None

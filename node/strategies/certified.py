@@ -97,9 +97,9 @@ class CertifiedRounds(Rounds):
             round=head.state_round,
             members=head.members,
             digest=None if state is None else self._p.cache.header(state).digest.hex(),
-            missing=self._engine.missing(),
+            missing=self._engine.member.missing(),
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),
-            abstains=self._engine.abstains,
+            abstains=self._engine.member.abstains,
         )

@@ -21,6 +21,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.authority import KEY_NAME, Authority
 from shoal.node.rounds.order_file import FILES, OrderFiles
 from shoal.node.rounds.participation import Participation
+from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.rounds.surroundings import NodeSurroundings
 from shoal.node.state.contributions import Contributions
@@ -349,7 +350,7 @@ class Part:
             training_client=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
-        self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
+        self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.orders.append(f"stand on {state.round}")
