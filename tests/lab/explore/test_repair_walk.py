@@ -17,10 +17,11 @@ from tests.lab.explore.test_repair import ChangesContribution, DividesByThePlan,
 FOUR = RepairScope(members=4, chunks=4, views=3, crashes=2, attempts=3)
 
 
-def test_walks_of_four_members_keep_every_promise_and_repair() -> None:
-    exploration = walk_repair(FOUR, 3000, seed=1)
+@pytest.mark.parametrize("states", [1000, pytest.param(3000, marks=pytest.mark.long)])
+def test_walks_of_four_members_keep_every_promise_and_repair(states: int) -> None:
+    exploration = walk_repair(FOUR, states, seed=1)
     assert exploration.violations == ()
-    assert exploration.states == 3000
+    assert exploration.states == states
     assert not exploration.complete
     assert exploration.revisions >= 2
     assert exploration.repaired >= 1
