@@ -97,7 +97,7 @@ OF_ITS_OWN = {
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
-    "node.sapo.hf_policy:CausalLMPolicy.decode",
+    "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.learner:Learner._judge",
     "node.sapo.warm_up:measure_reward",
 }
