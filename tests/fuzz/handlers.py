@@ -38,6 +38,7 @@ from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.requests import LaneRequests
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
@@ -54,7 +55,6 @@ from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.rollouts import RolloutExchange
-from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream, RawStream
 from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
@@ -288,7 +288,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         "dial back": (dial_back_probes._serve, AskDialBack),
         "sighting": (observed_addresses._serve, AddressRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
-        "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
+        "shared memory": (LaneRequests(host, pool, lambda: {PEER})._serve_memory, SharedOffer),
         "straightening": (DirectUpgrade(host, puncher, list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():

@@ -46,7 +46,7 @@ COVERS = {
     "layout request": ("node.node:Node.layouts.serve",),
     "fetch": ("node.node:Node._answer_fetch",),
     "audit request": ("node.audits.auditing:Auditing._server.serve",),
-    "lane handshake": ("node.node:Node._answer_lane",),
+    "lane handshake": ("swarm.lanes.requests:LaneRequests._serve_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),
     "rollout catch up": ("swarm.rollouts:CatchUp._answer",),
     "kademlia": ("swarm.rendezvous.kademlia:Kademlia._serve",),
@@ -60,7 +60,7 @@ COVERS = {
     "dial back": ("swarm.reaching.dial_back:DialBackServer._serve",),
     "sighting": ("swarm.reaching.observed_addresses:ObservedAddressServer._serve",),
     "let go": ("node.rounds.relay_room:RelayRoom._serve",),
-    "shared memory": ("swarm.shared_memory:SharedMemory._serve",),
+    "shared memory": ("swarm.lanes.requests:LaneRequests._serve_memory",),
     "straightening": ("swarm.reaching.direct_upgrade:DirectUpgrade._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "event": ("node.reporting.event_log:parse_event",),
@@ -97,7 +97,7 @@ OF_ITS_OWN = {
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
-    "node.sapo.hf_policy:CausalLMPolicy.decode",
+    "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.learner:Learner._judge",
     "node.sapo.warm_up:measure_reward",
 }

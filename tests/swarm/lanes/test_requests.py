@@ -18,8 +18,8 @@ from shoal.swarm.host import Host
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.requests import SHARE_PROTOCOL, LaneRequests, SharedAnswer
 from shoal.swarm.lanes.shared import SHARED_LEAST_BYTES, SharedOut
-from shoal.swarm.shared_memory import SHARE_PROTOCOL, SharedAnswer, SharedMemory
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_ends import FAR, WAIT_S, RecordingSink
 from tests.swarm.lane_net import until
@@ -75,8 +75,8 @@ async def two(*, knows: bool = True, linked: bool = True) -> AsyncIterator[tuple
             await nursery.start(node.host.run)
             await nursery.start(node.lanes.run)
             if knows or node is near:
-                memory = SharedMemory(node.host, node.lanes, node.host.connected if linked else frozenset)
-                nursery.start_soon(memory.run)
+                requests = LaneRequests(node.host, node.lanes, node.host.connected if linked else frozenset)
+                nursery.start_soon(requests.run)
         await near.host.dial(far.host.addresses[0], deadline_s=WAIT_S)
         await near.lanes.ensure(far.host.peer_id, deadline_s=WAIT_S)
         await until(lambda: bool(far.lanes.lanes_of(near.host.peer_id)))

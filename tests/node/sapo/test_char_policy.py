@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.node.sapo.char_model import END, SPECIAL, CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import END, SPECIAL, CharModelSettings, CharPolicy
 from shoal.node.sapo.policy import Rollout, Sample
 from shoal.protocol.errors import ConfigError
 

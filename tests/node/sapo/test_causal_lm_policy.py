@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.node.sapo.hf_policy import CausalLMPolicy, CausalLMSettings
+from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
 from shoal.node.sapo.policy import Rollout, Sample
 from shoal.node.sapo.updates import UpdateSettings

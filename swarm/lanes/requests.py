@@ -1,9 +1,12 @@
-"""How the two ends of a lane on one machine come to share memory: over the control connection, by a name of its own.
+"""What is asked about lanes over the control connection: for a lane, and to share memory on one machine.
+
+    LanePool ─► LaneOffer, LaneSummons ──/shoal/lane/1──► the peer's pool: keys, addresses
+                LaneAnswer ◄────────────────
 
     a lane's sending thread ─► SharedOffer ──/shoal/share/1──► the peer's lane of that id: takes it, or does not
                                SharedAnswer ◄────────────────
 
-A node that does not know the name refuses the stream, and the lane goes on over its connection.
+A node that does not know the second name refuses the stream, and the lane goes on over its connection.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ from shoal.swarm.host import Host
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.shared import SharedOffer
-from shoal.swarm.questions import answer, ask, hear
+from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
+LANE_PROTOCOL: Final = "/shoal/lane/1"
+REQUEST_LIMIT_BYTES: Final = 64 << 10
+"""Of what is asked for a lane, and of the answer."""
 SHARE_PROTOCOL: Final = "/shoal/share/1"
 MESSAGE_LIMIT_BYTES: Final = 256
 WAITING_LIMIT: Final = 256
@@ -37,8 +43,15 @@ class SharedAnswer(Message, frozen=True, kw_only=True):
     taken: bool
 
 
-class SharedMemory:
-    """Both ends of it, for the lanes of one node; `run` it. linked: who may ask."""
+async def request_lane(host: Host, peer: PeerId, request: bytes) -> bytes:
+    """The answer of the pool of `peer` to what this node's asks. Raises NetworkError."""
+    return await host.request(
+        peer, LANE_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=REQUEST_LIMIT_BYTES
+    )
+
+
+class LaneRequests:
+    """Both ends of what lanes ask, but that a pool asks by itself; `run` it. linked: who may ask."""
 
     def __init__(self, host: Host, lanes: LanePool, linked: Callable[[], Collection[PeerId]]) -> None:
         self._host = host
@@ -47,7 +60,8 @@ class SharedMemory:
         self._waiting, self._to_send = trio.open_memory_channel[tuple[Lane, SharedOffer]](WAITING_LIMIT)
         self._trio: trio.lowlevel.TrioToken | None = None
         lanes.share = self._share
-        host.serve(SHARE_PROTOCOL, self._serve)
+        host.serve(LANE_PROTOCOL, self._serve_lane)
+        host.serve(SHARE_PROTOCOL, self._serve_memory)
 
     async def run(self) -> None:
         """Tell peers of what lanes offer, until cancelled."""
@@ -84,7 +98,15 @@ class SharedMemory:
         finally:
             lane.answered(taken)
 
-    async def _serve(self, stream: MessageStream) -> None:
+    async def _serve_lane(self, stream: MessageStream) -> None:
+        """Answer one request. Raises RemoteError for a peer that may not ask, and as `LanePool.answer` does."""
+        if stream.peer not in self._linked():
+            raise RemoteError("wants something without having been admitted", peer=stream.peer)
+        request = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        await stream.send(await self._lanes.answer(stream.peer, request), deadline_s=REQUEST_DEADLINE_S)
+        await stream.aclose()
+
+    async def _serve_memory(self, stream: MessageStream) -> None:
         offer: SharedOffer = await hear(stream, SharedOffer, limit_bytes=MESSAGE_LIMIT_BYTES)
         await answer(stream, SharedAnswer(taken=stream.peer in self._linked() and self._take(stream.peer, offer)))
 
