@@ -38,6 +38,7 @@ from shoal.lab.simulate.talk import (
 )
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
+from shoal.protocol.amending import sign_amendment
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.departure import LEAVE_TIMEOUT_S, LINGER_S
 from shoal.protocol.donors import DonorScores
@@ -70,6 +71,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignAmendment,
     StandOnHead,
     StartReduce,
     StopReduction,
@@ -84,6 +86,7 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    Amend,
     GoBack,
     Linked,
     Loaded,
@@ -201,6 +204,11 @@ class PeerRounds(Reducing, Surroundings):
         """The same in all rounds, but for the fragment that they are of."""
         swarm = self._swarm
         settings = replace(swarm.settings, numel=swarm.fragments.of_round(round).numel)
+        amended = self.chain.amended(round)
+        if amended is not None:
+            in_force = amended.round
+            settings = replace(settings, grace_s=in_force.grace_s, weight_cap=in_force.weight_cap)
+            settings = replace(settings, reduce_deadline_s=in_force.reduce_deadline_s)
         return Rules(settings=settings, staleness_rounds=swarm.staleness_rounds)
 
     def new_life(self) -> bytes:
@@ -233,6 +241,14 @@ class PeerRounds(Reducing, Surroundings):
         if not there or not possible or self.member.standing is not Standing.IN_ROUND:
             return False
         self._box.put(GoBack(there[0]))
+        return True
+
+    def amend(self, setting: str) -> bool:
+        """The user, who has the authority's key, wants this in force; whether that can be asked for."""
+        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        if not possible or self.member.standing is not Standing.IN_ROUND:
+            return False
+        self._box.put(Amend((setting,), by_authority=True))
         return True
 
     def rebase(self, members: Collection[PeerId]) -> None:
@@ -502,6 +518,9 @@ class PeerRounds(Reducing, Surroundings):
     def _drop_order(self, effect: DropOrder) -> None:
         self._disk.orders.pop(effect.kind, None)
 
+    def _sign_amendment(self, effect: SignAmendment) -> bytes:
+        return sign_amendment(self._swarm.authority, self.chain.head.swarm, effect.amendment)
+
     def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
         return self._disk.earlier_rounds()
 
@@ -579,6 +598,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
+    SignAmendment: PeerRounds._sign_amendment,
     SettleWork: PeerRounds._settle_work,
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
@@ -590,4 +610,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0), signs for the authority or bans here."""
+"""What does each effect of a member. Nobody draws S(0) or bans here."""

@@ -158,6 +158,21 @@ def test_swarm_goes_back_where_a_user_wants_it_and_on_from_there(back: int, phas
     assert outcome.met["calm rounds"] >= 3
 
 
+def test_settings_are_amended_and_plans_are_made_by_them() -> None:
+    ordered = Fault(kind="amend", peer=1, at_s=5.0, setting="round.weight_cap=1")
+    simulation = Simulation(scenario(ordered))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["amendment ordered"]) == ("", "", 1)
+    chain = simulation.peers[0].disk.ledger
+    (settled,) = (value for value in simulation.peers[0].disk.chain if value.amended)
+    assert chain.in_force is not None
+    assert chain.in_force.manifest.round.weight_cap == 1
+    plans = [simulation.judge.plan_of(value)[0] for value in simulation.peers[0].disk.chain[1:]]
+    uneven = [plan.round for plan in plans if len({p.weight for p in plan.participants if p.weight}) > 2]
+    assert uneven
+    assert max(uneven) <= settled.round
+
+
 def test_authority_has_those_go_on_who_are_left() -> None:
     gone = tuple(Fault(kind="kill", peer=peer, at_s=9.0) for peer in (1, 2, 3))
     left = msgspec.structs.replace(scenario(*gone), rounds=8, rebases=True)

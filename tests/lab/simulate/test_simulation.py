@@ -30,7 +30,7 @@ from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.certificate import lead
-from shoal.protocol.effects import DrawGenesis, MemberEffect, SignAmendment
+from shoal.protocol.effects import DrawGenesis, MemberEffect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from tests.lab.simulate.seeded_bugs import (
@@ -102,7 +102,7 @@ def test_every_kind_of_fault_and_lie_was_met_within_a_hundred_seeds() -> None:
     faults = [fault for seed in range(100) for fault in random_scenario(seed).fault]
     assert {f.kind for f in faults} == {
         "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
-        "outage",
+        "outage", "rollback", "amend",
     }  # fmt: skip
     assert {f.lie for f in faults if f.lie} == set(get_args(Lie))
     assert any(f.one_way for f in faults)
@@ -344,6 +344,6 @@ def test_many_seeds_are_told_with_their_faults() -> None:
 
 def test_every_effect_of_a_member_is_done_or_cannot_come_about_here() -> None:
     """Everybody draws the same S(0); nobody has the authority's key or shows evidence."""
-    never = {DrawGenesis, SignAmendment, NeedEvidence}
+    never = {DrawGenesis, NeedEvidence}
     assert DOERS.keys() | never == set(MemberEffect.__args__)
     assert DOERS.keys().isdisjoint(never)
