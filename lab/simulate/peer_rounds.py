@@ -274,6 +274,11 @@ class PeerRounds(Reducing, Surroundings):
         self._box.put(TrainerRestarted())
 
     @property
+    def goes(self) -> bool:
+        """Whether it is to go."""
+        return self.member.leaving or self.member.finished
+
+    @property
     def phases(self) -> set[str]:
         """Where it is in its round, and what its user wants of it."""
         found = {"joining" if self.machine is None else self.machine.phase.value}
@@ -300,17 +305,17 @@ class PeerRounds(Reducing, Surroundings):
 
     def _check_rest(self, now: float) -> None:
         """Raises Violation if it says that it trains and does not, or stays long after it was to go."""
-        machine, member = self.machine, self.member
+        machine = self.machine
         mine = None if machine is None else machine._gathering.get(self._peer.id)
         trains = self.work.made is not None or self._trained_at is not None
         if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
-        takes_part = machine is not None or not self.current or member.leaving or member.finished
+        takes_part = machine is not None or not self.current or self.goes
         self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
         if now - self._apart_since > APART_S:
             raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
         self._going_since = now if self._going_since is None else self._going_since
-        if not (member.leaving or member.finished):
+        if not self.goes:
             self._going_since = None
         elif now - max(self._going_since, self._peer.disturbed_at) > LEAVE_TIMEOUT_S + LINGER_S + 1.0:
             raise Violation("a leave", f"peer {self._peer.number} was to go {now - self._going_since:.1f} s ago")

@@ -567,7 +567,8 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        if self._best < rounds or self.calm.awaited():
+        going = any(peer.running and peer.peer_rounds.goes for peer in self.peers)
+        if self._best < rounds or self.calm.awaited() or going:
             return False
         return all(self._has(peer, rounds) for peer in self.peers if peer.running)
 

@@ -13,6 +13,7 @@ from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
 from shoal.protocol.departure import Departure, LeaveStep
 from shoal.protocol.facts import Gathering
+from shoal.protocol.going_back import GoingBack
 from shoal.protocol.leading import Lead
 from shoal.protocol.member import Member
 from shoal.protocol.planning import JOINER, TRAINING
@@ -182,6 +183,12 @@ def test_authority_has_those_go_on_who_are_left() -> None:
     head = simulation.peers[0].disk.ledger.head
     assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
     assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GoingBack, "_agrees", lambda *_: False)
+    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase="train")))
+    assert outcome.violation == "orders"
 
 
 def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
