@@ -17,7 +17,7 @@ Times are seconds of virtual time since the start. A duration that is left out l
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -63,6 +63,8 @@ Kind = Literal[
 OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend")
 """What befalls only peers that make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
+BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
+"""The faults that bring a peer into a phase which it does not come to by itself."""
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
 """Those that are told of rollouts."""
@@ -319,7 +321,7 @@ def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[
         peer = rng.choice([*range(peers), *joins, *joins])
         at_s, lasts = round(joins.get(peer, rng.uniform(0.0, 14.0)), 2), round(rng.uniform(0.5, 8.0), 2)
         into_s = rng.choice((0.0, 0.0, round(rng.uniform(0.0, 1.0), 3)))
-        before: Kind | None = {"paused": "pause", "leaving": "leave"}.get(phase)
+        before = BROUGHT_BY.get(phase)
         if before is not None:
             faults.append(Fault(kind=before, at_s=at_s, peer=peer, duration_s=None if before == "leave" else 10.0))
         ends = None if kind in ("leave", "trainer") else lasts
