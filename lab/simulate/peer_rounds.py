@@ -501,6 +501,8 @@ class PeerRounds(Reducing, Surroundings):
         if self._disk.tears is not None:
             self._swarm.dies_writing(self._peer, entry)
             return True
+        if isinstance(entry, Certificate):  # before it is refused: of its own no member may think otherwise
+            self._swarm.judge.decided(entry)
         if not self.obtaining.extend(entry):
             return False
         self._swarm.decided(self._peer, entry.value)
