@@ -54,7 +54,7 @@ class Calm:
         now, there = self._swarm.timeline.now, self._in_round(value)
         took_s, self._decided_at = now - self._decided_at, now
         before, self._there = self._there, there
-        if not self._is_calm(now):
+        if not self._swarm.scenario.calm_rounds or not self._is_calm(now):
             self.rounds = 0
             return
         self.rounds += 1

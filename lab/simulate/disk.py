@@ -199,6 +199,12 @@ class Disk:
         """The values that led to the state at the head, from genesis on."""
         return [self.ledger.value(round) for round in range(self.ledger.standing.round + 1)]
 
+    @property
+    def newest(self) -> Certificate | None:
+        """The certificate that ended the last round; None if none has ended, or by a rebase."""
+        entry = next(iter(self.ledger.after(self.height - 1, 1)), None)
+        return entry if isinstance(entry, Certificate) else None
+
     def entries_after(self, height: int, rebases: int) -> tuple[Entry, ...]:
         """Those after the first `height`, for who knows so many rebases."""
         return self.ledger.after(height, self.height, rebases)
