@@ -3,6 +3,7 @@
     quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
     everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
                        out or on probation, its contribution counts
+    orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two
 
 The first rounds of a calm are for those who are coming back. Where messages are lost or somebody lies there is none.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.judge import Violation
+from shoal.protocol.inputs import Order
 from shoal.protocol.membership import State
 from shoal.protocol.messages import Value
 
@@ -32,7 +34,14 @@ class Calm:
         self._swarm = swarm
         self._there: set[SimulatedPeer] = set()
         self._decided_at = 0.0
+        self._orders: list[tuple[int, Order]] = []
         self.rounds = 0
+
+    def _ordered(self) -> list[tuple[int, Order]]:
+        """What users of members that run want to have done."""
+        members = ((peer, peer.peer_rounds.member) for peer in self._there if peer.running)
+        staying = (peer for peer, member in members if not (member.leaving or member.finished))
+        return [(peer.number, order) for peer in staying for order in peer.disk.orders.values()]
 
     def awaited(self) -> bool:
         """Whether more of them are to come before a run is over."""
@@ -45,10 +54,14 @@ class Calm:
         now, there = self._swarm.timeline.now, self._in_round(value)
         took_s, self._decided_at = now - self._decided_at, now
         before, self._there = self._there, there
-        if not self._is_calm(now):
+        if not self._swarm.scenario.calm_rounds or not self._is_calm(now):
             self.rounds = 0
             return
         self.rounds += 1
+        if self.rounds <= SETTLING_ROUNDS:
+            self._orders = self._ordered()
+        elif self.rounds > SETTLING_ROUNDS + 1 and any(order in self._ordered() for order in self._orders):
+            raise Violation("orders", f"{self._orders} are not carried out by round {value.round}")
         if self.rounds > SETTLING_ROUNDS:
             took_s -= 1.1 * max(peer.train_s for peer in there)
             alone = all(peer in before for peer in self._swarm.peers if peer.running)  # nobody comes who is waited for

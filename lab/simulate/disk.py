@@ -28,6 +28,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Order
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     Certificate,
     Entry,
@@ -56,10 +57,18 @@ class Disks:
         self._disks: list[Disk] = []
         self.clear = weakref.finalize(self, _clear, self._folder, self._disks)
 
-    def add(self, first: Value, state: F32, authority: PeerId) -> Disk:
+    def add(self, first: Value, state: F32, authority: PeerId, manifest: Manifest | None = None) -> Disk:
         """A new one, whose node knows `first` and the state that it certifies."""
         folder = self._folder / str(len(self._disks))
-        disk = Disk(genesis=first, state=state, known=set(), held=first.hash, folder=folder, authority=authority)
+        disk = Disk(
+            genesis=first,
+            state=state,
+            known=set(),
+            held=first.hash,
+            folder=folder,
+            authority=authority,
+            manifest=manifest,
+        )
         self._disks.append(disk)
         return disk
 
@@ -97,6 +106,7 @@ class Disk:
     held: bytes
     folder: Path
     authority: PeerId
+    manifest: Manifest | None = None
     blank: bool = False
     finals: dict[bytes, Finals] = field(default_factory=dict)
     orders: dict[type[Order], Order] = field(default_factory=dict)
@@ -108,14 +118,14 @@ class Disk:
 
     def __post_init__(self) -> None:
         self.held_value = self.genesis
-        self.ledger = Chain(self.genesis, self.authority)
+        self.ledger = Chain(self.genesis, self.authority, manifest=self.manifest)
 
     # -- the logs ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """A process starts on it: read the logs."""
         self.store = Store(self.folder)
-        self.ledger = Chain(self.genesis, self.authority)
+        self.ledger = Chain(self.genesis, self.authority, manifest=self.manifest)
         for entry in self.store.certificates():
             self.ledger.extend(entry, trusted=True)
 
@@ -188,6 +198,12 @@ class Disk:
     def chain(self) -> list[Value]:
         """The values that led to the state at the head, from genesis on."""
         return [self.ledger.value(round) for round in range(self.ledger.standing.round + 1)]
+
+    @property
+    def newest(self) -> Certificate | None:
+        """The certificate that ended the last round; None if none has ended, or by a rebase."""
+        entry = next(iter(self.ledger.after(self.height - 1, 1)), None)
+        return entry if isinstance(entry, Certificate) else None
 
     def entries_after(self, height: int, rebases: int) -> tuple[Entry, ...]:
         """Those after the first `height`, for who knows so many rebases."""

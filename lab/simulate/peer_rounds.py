@@ -38,6 +38,7 @@ from shoal.lab.simulate.talk import (
 )
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
+from shoal.protocol.amending import sign_amendment
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.departure import LEAVE_TIMEOUT_S, LINGER_S
 from shoal.protocol.donors import DonorScores
@@ -70,6 +71,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignAmendment,
     StandOnHead,
     StartReduce,
     StopReduction,
@@ -84,6 +86,7 @@ from shoal.protocol.effects import (
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    Amend,
     GoBack,
     Linked,
     Loaded,
@@ -201,6 +204,11 @@ class PeerRounds(Reducing, Surroundings):
         """The same in all rounds, but for the fragment that they are of."""
         swarm = self._swarm
         settings = replace(swarm.settings, numel=swarm.fragments.of_round(round).numel)
+        amended = self.chain.amended(round)
+        if amended is not None:
+            in_force = amended.round
+            settings = replace(settings, grace_s=in_force.grace_s, weight_cap=in_force.weight_cap)
+            settings = replace(settings, reduce_deadline_s=in_force.reduce_deadline_s)
         return Rules(settings=settings, staleness_rounds=swarm.staleness_rounds)
 
     def new_life(self) -> bytes:
@@ -235,6 +243,14 @@ class PeerRounds(Reducing, Surroundings):
         self._box.put(GoBack(there[0]))
         return True
 
+    def amend(self, setting: str) -> bool:
+        """The user, who has the authority's key, wants this in force; whether that can be asked for."""
+        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        if not possible or self.member.standing is not Standing.IN_ROUND:
+            return False
+        self._box.put(Amend((setting,), by_authority=True))
+        return True
+
     def rebase(self, members: Collection[PeerId]) -> None:
         """The authority, which is here, has the chain go on with these."""
         self._box.put(Rebased(make_rebase(self._swarm.authority, self.chain.head, members)))
@@ -256,6 +272,11 @@ class PeerRounds(Reducing, Surroundings):
         """The trainer begins anew, and knows nothing of what it was told."""
         self._trained_at = None
         self._box.put(TrainerRestarted())
+
+    @property
+    def goes(self) -> bool:
+        """Whether it is to go."""
+        return self.member.leaving or self.member.finished
 
     @property
     def phases(self) -> set[str]:
@@ -284,17 +305,17 @@ class PeerRounds(Reducing, Surroundings):
 
     def _check_rest(self, now: float) -> None:
         """Raises Violation if it says that it trains and does not, or stays long after it was to go."""
-        machine, member = self.machine, self.member
+        machine = self.machine
         mine = None if machine is None else machine._gathering.get(self._peer.id)
         trains = self.work.made is not None or self._trained_at is not None
         if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
-        takes_part = machine is not None or not self.current or member.leaving or member.finished
+        takes_part = machine is not None or not self.current or self.goes
         self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
         if now - self._apart_since > APART_S:
             raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
         self._going_since = now if self._going_since is None else self._going_since
-        if not (member.leaving or member.finished):
+        if not self.goes:
             self._going_since = None
         elif now - max(self._going_since, self._peer.disturbed_at) > LEAVE_TIMEOUT_S + LINGER_S + 1.0:
             raise Violation("a leave", f"peer {self._peer.number} was to go {now - self._going_since:.1f} s ago")
@@ -480,6 +501,8 @@ class PeerRounds(Reducing, Surroundings):
         if self._disk.tears is not None:
             self._swarm.dies_writing(self._peer, entry)
             return True
+        if isinstance(entry, Certificate):  # before it is refused: of its own no member may think otherwise
+            self._swarm.judge.decided(entry)
         if not self.obtaining.extend(entry):
             return False
         self._swarm.decided(self._peer, entry.value)
@@ -501,6 +524,9 @@ class PeerRounds(Reducing, Surroundings):
 
     def _drop_order(self, effect: DropOrder) -> None:
         self._disk.orders.pop(effect.kind, None)
+
+    def _sign_amendment(self, effect: SignAmendment) -> bytes:
+        return sign_amendment(self._swarm.authority, self.chain.head.swarm, effect.amendment)
 
     def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
         return self._disk.earlier_rounds()
@@ -579,6 +605,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
+    SignAmendment: PeerRounds._sign_amendment,
     SettleWork: PeerRounds._settle_work,
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
@@ -590,4 +617,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0), signs for the authority or bans here."""
+"""What does each effect of a member. Nobody draws S(0) or bans here."""

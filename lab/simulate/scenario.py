@@ -17,7 +17,7 @@ Times are seconds of virtual time since the start. A duration that is left out l
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -49,6 +49,8 @@ OUTAGE_SHARE = 0.25
 """Of the random scenarios, those in which all crash at once."""
 ROLLBACK_SHARE = 0.25
 """Of the random scenarios, those in which a user wants to go back."""
+AMEND_SHARE = 0.2
+"""Of the random scenarios, those in which the authority amends the settings."""
 FINISH_SHARE = 0.2
 """Of the random scenarios, those in which some peer is to take part in a few rounds only."""
 PHASE_LIMIT_S = 8.0
@@ -56,11 +58,13 @@ PHASE_LIMIT_S = 8.0
 
 Kind = Literal[
     "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
-    "outage", "rollback",
+    "outage", "rollback", "amend",
 ]  # fmt: skip
-OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback")
+OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend")
 """What befalls only peers that make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
+BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
+"""The faults that bring a peer into a phase which it does not come to by itself."""
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
 """Those that are told of rollouts."""
@@ -82,8 +86,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rollouts it serves what it does not have, or other bytes, or announces other rewards.
     leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
     anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
-    outage: all crash at once; `peer` is the one whose phase counts. rollback: its
-    user wants to go back `back` rounds. These five are not where rollouts are shared.
+    outage: all crash at once; `peer` is the one whose phase counts. rollback: its user wants to go back `back` rounds.
+    amend: its user, who has the authority's key, wants `setting` in force. These six, from pause on, are not where
+    rollouts are shared.
 
     phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
@@ -101,6 +106,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     groups: tuple[tuple[Index, ...], ...] = ()
     one_way: bool = False
     lie: Lie | None = None
+    setting: str = ""
     back: Annotated[int, Meta(ge=1, le=8)] = 1
     round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] | None = None
 
@@ -113,6 +119,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"a {self.kind} strikes in no phase of a peer")
         if (self.kind == "finish") != (self.round is not None):
             raise ValueError("a finish needs its round, and nothing else has one")
+        if (self.kind == "amend") != bool(self.setting):
+            raise ValueError("an amend needs its setting, SECTION.KEY=VALUE, and nothing else has one")
         if self.kind == "outage" and self.duration_s is None:
             raise ValueError("an outage ends; give its duration_s")
         if self.torn is not None and self.kind not in ("kill", "crash"):
@@ -313,8 +321,7 @@ def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[
         peer = rng.choice([*range(peers), *joins, *joins])
         at_s, lasts = round(joins.get(peer, rng.uniform(0.0, 14.0)), 2), round(rng.uniform(0.5, 8.0), 2)
         into_s = rng.choice((0.0, 0.0, round(rng.uniform(0.0, 1.0), 3)))
-        befores: dict[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
-        before = befores.get(phase)
+        before = BROUGHT_BY.get(phase)
         if before is not None:
             faults.append(Fault(kind=before, at_s=at_s, peer=peer, duration_s=None if before == "leave" else 10.0))
         ends = None if kind in ("leave", "trainer") else lasts
@@ -331,6 +338,10 @@ def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[
         faults.append(Fault(kind="rollback", at_s=at_s, phase=phase, peer=rng.randrange(peers), back=rng.randint(1, 3)))
     if rng.random() < FINISH_SHARE:
         faults.append(Fault(kind="finish", at_s=0.0, peer=rng.randrange(peers), round=rng.randint(1, 4)))
+    if rng.random() < AMEND_SHARE:
+        setting = rng.choice(("round.grace_s=2.5", "round.grace_s=3.5", "round.weight_cap=2", "round.weight_cap=1"))
+        at_s = round(rng.uniform(2.0, 14.0), 2)
+        faults.append(Fault(kind="amend", at_s=at_s, peer=rng.randrange(peers), setting=setting))
     return faults
 
 

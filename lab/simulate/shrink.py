@@ -70,6 +70,8 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
         yield {"fragments": 1}
+    if scenario.calm_rounds:
+        yield {"calm_rounds": 0}
     if scenario.rebases:
         yield {"rebases": False}
     if scenario.sparse:
@@ -115,6 +117,8 @@ def _easier(fault: Fault) -> Iterator[Fault]:
         yield msgspec.structs.replace(fault, duration_s=round(fault.duration_s / 2, 2))
     if fault.at_s >= 1.0:
         yield msgspec.structs.replace(fault, at_s=float(int(fault.at_s / 2)))
+    if fault.phase is not None:
+        yield msgspec.structs.replace(fault, phase=None, into_s=0.0)
     if fault.forgets:
         yield msgspec.structs.replace(fault, forgets=False)
     if fault.torn is not None:
@@ -160,4 +164,14 @@ def _told(fault: Fault) -> str:
     return f"Fault({said})"
 
 
-_DEFAULTS = {"forgets": False, "torn": None, "factor": 1.0, "share": 0.0, "groups": (), "one_way": False}
+_DEFAULTS = {
+    "into_s": 0.0,
+    "setting": "",
+    "back": 1,
+    "forgets": False,
+    "torn": None,
+    "factor": 1.0,
+    "share": 0.0,
+    "groups": (),
+    "one_way": False,
+}

@@ -9,8 +9,8 @@ the reduction and its pace. What is modelled is around them: links and their los
 a write is done, catching up. A scenario and its seed give the same events in the same order, and so the same
 `trace_digest`; no clock is read but for `wall_s`.
 
-Not simulated: amendments (the exhaustive explorer walks those), and forwarding through a third
-peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
+Not simulated: bans, and forwarding through a third peer. Peers that share rollouts have no common rounds; `rollouts`
+simulates those.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
@@ -129,6 +130,7 @@ class Simulation:
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
         self.authority = self.keys.identity(AUTHORITY)
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
+        self.manifest = self._manifest(founders[0].peer_id)
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
         self.judge = self.components.judge(
@@ -146,12 +148,23 @@ class Simulation:
         for peer in self.peers:
             peer.disk.known |= set(range(scenario.peers)) - {peer.number}
 
+    def _manifest(self, founder: PeerId) -> Manifest:
+        """What may be amended, as far as rounds are run by it: `settings`."""
+        names = ("grace_s", "weight_cap", "reduce_deadline_s")
+        tables: dict[str, object] = {
+            "swarm": {"name": "simulated", "founders": [founder], "authority": self.authority.peer_id},
+            "workload": {"name": "regression"},
+            "sync": {"inner_steps": 1},
+            "round": {name: getattr(self.settings, name) for name in names},
+        }
+        return validate_manifest(tables, source="the simulation")
+
     # -- peers -------------------------------------------------------------------------------------------------
 
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
-        disk = self.disks.add(self.genesis, self.zero, self.authority.peer_id)
+        disk = self.disks.add(self.genesis, self.zero, self.authority.peer_id, self.manifest)
         train_s = rng.uniform(*self.components.work.train_s)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, train_s)
         self.peers.append(peer)
@@ -306,6 +319,7 @@ class Simulation:
     def decided(self, peer: SimulatedPeer, value: Value) -> None:
         """A peer extended its chain to `value`."""
         height = peer.disk.height
+        self.met["amended"] += bool(value.amended)
         if height > self._best:
             self.calm.decided(value)
         self._best = max(self._best, height)
@@ -422,6 +436,10 @@ class Simulation:
         elif fault.kind == "trainer":
             if peer.running:
                 peer.peer_rounds.trainer_restarted()
+            return
+        elif fault.kind == "amend":
+            if peer.running and peer.peer_rounds.amend(fault.setting):
+                self.met["amendment ordered"] += 1
             return
         elif fault.kind == "rollback":
             if peer.running and peer.peer_rounds.go_back(fault.back):
@@ -549,7 +567,8 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        if self._best < rounds or self.calm.awaited():
+        going = any(peer.running and peer.peer_rounds.goes for peer in self.peers)
+        if self._best < rounds or self.calm.awaited() or going:
             return False
         return all(self._has(peer, rounds) for peer in self.peers if peer.running)
 

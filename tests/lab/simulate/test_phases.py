@@ -13,6 +13,7 @@ from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
 from shoal.protocol.departure import Departure, LeaveStep
 from shoal.protocol.facts import Gathering
+from shoal.protocol.going_back import GoingBack
 from shoal.protocol.leading import Lead
 from shoal.protocol.member import Member
 from shoal.protocol.planning import JOINER, TRAINING
@@ -158,6 +159,21 @@ def test_swarm_goes_back_where_a_user_wants_it_and_on_from_there(back: int, phas
     assert outcome.met["calm rounds"] >= 3
 
 
+def test_settings_are_amended_and_plans_are_made_by_them() -> None:
+    ordered = Fault(kind="amend", peer=1, at_s=5.0, setting="round.weight_cap=1")
+    simulation = Simulation(scenario(ordered))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["amendment ordered"]) == ("", "", 1)
+    chain = simulation.peers[0].disk.ledger
+    (settled,) = (value for value in simulation.peers[0].disk.chain if value.amended)
+    assert chain.in_force is not None
+    assert chain.in_force.manifest.round.weight_cap == 1
+    plans = [simulation.judge.plan_of(value)[0] for value in simulation.peers[0].disk.chain[1:]]
+    uneven = [plan.round for plan in plans if len({p.weight for p in plan.participants if p.weight}) > 2]
+    assert uneven
+    assert max(uneven) <= settled.round
+
+
 def test_authority_has_those_go_on_who_are_left() -> None:
     gone = tuple(Fault(kind="kill", peer=peer, at_s=9.0) for peer in (1, 2, 3))
     left = msgspec.structs.replace(scenario(*gone), rounds=8, rebases=True)
@@ -167,6 +183,12 @@ def test_authority_has_those_go_on_who_are_left() -> None:
     head = simulation.peers[0].disk.ledger.head
     assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
     assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GoingBack, "_agrees", lambda *_: False)
+    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase="train")))
+    assert outcome.violation == "orders"
 
 
 def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

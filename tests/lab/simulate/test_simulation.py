@@ -102,7 +102,7 @@ def test_every_kind_of_fault_and_lie_was_met_within_a_hundred_seeds() -> None:
     faults = [fault for seed in range(100) for fault in random_scenario(seed).fault]
     assert {f.kind for f in faults} == {
         "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
-        "outage",
+        "outage", "rollback", "amend",
     }  # fmt: skip
     assert {f.lie for f in faults if f.lie} == set(get_args(Lie))
     assert any(f.one_way for f in faults)
