@@ -104,6 +104,7 @@ class Obtaining:
         self._asking: list[_AskingChain] = []
         self._polls: list[_Poll] = []
         self._waiting: dict[bytes, list[GotFinals]] = {}
+        self._sought: dict[bytes, list[Then]] = {}
         self._unfinished: tuple[Value, Header, dict[int, bytes]] | None = None
         self.cache = Cache()
         self.transfers: dict[bytes, Fetching] = {}
@@ -145,6 +146,7 @@ class Obtaining:
         for fetching in self.transfers.values():
             fetching.stop()
         self._waiting.clear()
+        self._sought.clear()
         self._asking.clear()
         self._polls.clear()
 
@@ -325,6 +327,10 @@ class Obtaining:
     def _fetch_state(self, request: FetchState, then: Then) -> None:
         value, header = request.value, request.header
         assert isinstance(header, Header)
+        if header.digest in self._sought:  # to go back to it, and to catch up: who wants the same waits for it
+            self._sought[header.digest].append(then)
+            return
+        self._sought[header.digest] = [then]
         came: dict[int, bytes] = {}
         if self._unfinished is not None and self._unfinished[1] == header:
             came = self._unfinished[2]
@@ -344,7 +350,7 @@ class Obtaining:
                 agrees=partial(self._agrees, value),
                 known=frozenset(self._numbers(sorted(request.holders))),
                 accept=accept,
-                ended=partial(self._fetched_state, value, header, came, then),
+                ended=partial(self._fetched_state, value, header, came),
             ),
             self._numbers(request.peers),
         )
@@ -352,15 +358,18 @@ class Obtaining:
     def _agrees(self, value: Value, donor: int, answer: Answer) -> None:
         self.header(donor, value, answer)
 
-    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], then: Then, done: bool) -> None:
+    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], done: bool) -> None:
+        waiting = self._sought.pop(header.digest, [])
         if not done:
-            then(None)
+            for then in waiting:
+                then(None)
             return
         self._unfinished = None
         state = State(value, header.assembled(came[chunk] for chunk in range(len(header.hashes))))
         self._swarm.donations.obtained += 1
         self.serve(state)
-        then(state)
+        for then in waiting:
+            then(state)
 
     # -- finals ------------------------------------------------------------------------------------------------
 
