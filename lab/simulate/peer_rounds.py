@@ -72,6 +72,7 @@ from shoal.protocol.effects import (
     Send,
     SettleWork,
     SignAmendment,
+    SignRebase,
     StandOnHead,
     StartReduce,
     StopReduction,
@@ -88,9 +89,9 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     Amend,
     GoBack,
+    GoOnWithout,
     Linked,
     Loaded,
-    Rebased,
     Received,
     Reduced,
     SetPaused,
@@ -253,7 +254,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def rebase(self, members: Collection[PeerId]) -> None:
         """The authority, which is here, has the chain go on with these."""
-        self._box.put(Rebased(make_rebase(self._swarm.authority, self.chain.head, members)))
+        self._box.put(GoOnWithout(frozenset(self.chain.head.members) - set(members)))
 
     def ask_to_leave(self) -> None:
         """The user wants the peer to go."""
@@ -528,6 +529,10 @@ class PeerRounds(Reducing, Surroundings):
     def _sign_amendment(self, effect: SignAmendment) -> bytes:
         return sign_amendment(self._swarm.authority, self.chain.head.swarm, effect.amendment)
 
+    def _sign_rebase(self, effect: SignRebase) -> Rebase:
+        members = set(self.chain.head.members) - effect.forget
+        return make_rebase(self._swarm.authority, self.chain.head, members)
+
     def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
         return self._disk.earlier_rounds()
 
@@ -606,6 +611,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
     SignAmendment: PeerRounds._sign_amendment,
+    SignRebase: PeerRounds._sign_rebase,
     SettleWork: PeerRounds._settle_work,
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
