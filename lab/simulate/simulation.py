@@ -49,7 +49,7 @@ from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
-from shoal.protocol.messages import Certificate, Message, Ready, Report, Value, domain_hash
+from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 
@@ -462,7 +462,7 @@ class Simulation:
         for other in () if silently else links:
             self.hang_up(peer.number, life, other)
 
-    def dies_writing(self, peer: SimulatedPeer, entry: Certificate | tuple[DurableRecord, ...]) -> None:
+    def dies_writing(self, peer: SimulatedPeer, entry: Entry | tuple[DurableRecord, ...]) -> None:
         """The power fails at `peer` in the middle of a write to one of its logs."""
         self.met["torn log"] += 1
         peer.disk.tear(entry)
