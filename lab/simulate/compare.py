@@ -134,7 +134,7 @@ def _of_rounds(
     decided = [simulation.decided_at[round] for round in sorted(simulation.decided_at)]
     gaps = [later - earlier for earlier, later in pairwise(decided)]
     rounds = max(1, outcome.rounds_certified)
-    certificates = [one for peer in simulation.peers for one in peer.disk.certificates_after(0)]
+    certificates = [one for peer in simulation.peers if (one := peer.disk.newest) is not None]
     newest = max(certificates, key=lambda one: one.value.round, default=None)
     return Compared(
         way=way,
