@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Without it every process of a test that starts, and there are hundreds, would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types layers pytest ordeals docs clean
 
 $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
@@ -30,16 +33,18 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest tests -n 3 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
 
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
 ordeals: $(STAMP)
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m long
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m long
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --quiet
 
-test: lint types layers pytest
+# The types are checked beside the tests, which often wait.
+test: lint layers
+	$(MAKE) --jobs=2 types pytest
 
 clean:
 	rm -rf .venv runs build dist *.egg-info

@@ -1,4 +1,4 @@
-"""How many arenas the C library keeps for the memory of a node's threads."""
+"""Number of arenas that the C library keeps for the memory of a node's threads."""
 
 from __future__ import annotations
 

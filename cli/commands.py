@@ -1,4 +1,4 @@
-"""Which commands there are, and what `shoal` does where none is named.
+"""Commands of `shoal`, and what it does where none is named.
 
 What a command needs beyond the standard library and the protocol, it imports itself: `shoal --help` starts at once.
 """

@@ -25,7 +25,7 @@ TRIAL_RANGE_S = (1.0, 3600.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the user asked `shoal doctor` for."""
+    """Options of `shoal doctor`."""
 
     manifest: Annotated[
         Path | None,
@@ -114,7 +114,7 @@ def print_check(check: Check) -> None:
 
 
 def to_json(checks: list[Check]) -> str:
-    """One document."""
+    """Report as one JSON document."""
     import msgspec
 
     return msgspec.json.encode({"ok": all(check.ok for check in checks), "checks": checks}).decode()

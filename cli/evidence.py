@@ -26,7 +26,7 @@ SwarmManifest = Annotated[Path, Option("--manifest", help="Of the swarm that it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceOptions:
-    """What the user asked `shoal evidence` for."""
+    """Options of `shoal evidence`."""
 
     files: Files
     manifest: SwarmManifest = Path("swarm.toml")

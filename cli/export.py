@@ -18,7 +18,7 @@ from shoal.protocol.manifest_workload import check_workload_allowed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What the user asked `shoal export` for."""
+    """Options of `shoal export`."""
 
     checkpoint: CheckpointDir
     out: Annotated[Path, Option("--out", help="The folder to write model.safetensors into.", metavar="DIR")]

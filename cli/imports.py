@@ -1,4 +1,4 @@
-"""Importing much at once, as the commands do that bring up a whole node."""
+"""Imports of much at once, as the commands make that bring up a whole node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collect no garbage meanwhile: what importing makes stays, and to look through it over and over takes a tenth."""
+    """Import without collecting garbage: what importing makes stays, and looking through it again takes a tenth."""
     gc.disable()
     try:
         yield

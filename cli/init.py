@@ -27,7 +27,7 @@ DEFAULT_WORKLOAD = "text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitOptions:
-    """What the user asked `shoal init` for."""
+    """Options of `shoal init`."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
     name: Annotated[str, Option("--name", help="A name for people.")] = "shoal"
@@ -112,7 +112,7 @@ def _check_workload(name: str) -> None:
 
 
 def _next_command(options: InitOptions, *, kept: bool) -> str:
-    """What to type next. kept: whether it is known here from now on that its user wants that workload."""
+    """Return the command to type next. kept: whether this node remembers that its user allows that workload."""
     words = ["shoal", "run", str(options.output)]
     if options.data_dir != DEFAULT_DATA_DIR:
         words += ["--data-dir", str(options.data_dir)]

@@ -44,7 +44,7 @@ class LinkReply(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteOptions:
-    """What the user asked `shoal invite` for."""
+    """Options of `shoal invite`."""
 
     manifest: Annotated[Path, typer.Argument(help="The swarm's manifest.", metavar="MANIFEST")]
     holder: Annotated[
@@ -125,7 +125,7 @@ def take_back(
 
 
 def _say_of_code(workload: str) -> None:
-    """What a link leaves to say where the swarm trains code that is installed nowhere by itself."""
+    """Tell the user which code a link's receivers need, where the workload is not an installed one."""
     if ":" in workload:
         typer.echo(
             f"note: this swarm trains {in_one_line(workload)}; whoever joins needs that code, "

@@ -34,14 +34,14 @@ class _Share(ProgressColumn):
 
 
 class LiveLine:
-    """What `live_line` yields: call it with what goes on."""
+    """Line that `live_line` yields: call it with the text to show."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
 
     def __call__(self, text: str, share: float | None = None) -> None:
-        """Say `text`; share: how much of it is done, in 0..1, None where that is not known. From any thread."""
+        """Show `text`; share: how much of it is done, in 0..1, None where that is not known. From any thread."""
         if share is None:
             self._progress.tasks[0].total = None
             self._progress.update(self._task, description=escaped(text))

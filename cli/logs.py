@@ -1,4 +1,4 @@
-"""Where log records go: to stderr, as text or as one JSON object a line, above a live display if there is one."""
+"""Output of log records: to stderr, as text or as one JSON object a line, above a live display if there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Context:
-    """What JSON records say beside their own: this node's PeerId, and where it is in its rounds."""
+    """Fields that JSON records have beside their own: this node's PeerId, and where it is in its rounds."""
 
     peer: str | None = None
     round: int | None = None
@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
         self._brief = brief
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or more for a traceback."""
+        """Format a record as one line, or more for a traceback."""
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         origin = "" if self._brief and record.levelno == logging.INFO else f"{record.levelname.lower()} "
         origin += "" if self._brief else f"{record.name}: "
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record as one line."""
         fields: dict[str, str | float | None] = {
             "at": round(record.created, 4),
             "level": record.levelname.lower(),

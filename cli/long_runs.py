@@ -29,7 +29,7 @@ RunFolder = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunOptions(ReportOptions):
-    """Of a command that runs a swarm and leaves its report and the nodes' folders."""
+    """Options of a command that runs a swarm and leaves its report and the nodes' folders."""
 
     out: RunFolder = None
 
@@ -55,7 +55,7 @@ def run_and_report(
 
 
 def run_folder(out: Path | None, command: str) -> Path:
-    """What --out says, else a folder of this moment."""
+    """Return the folder of --out, or one named after this moment."""
     return out or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
 
 

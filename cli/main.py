@@ -1,4 +1,4 @@
-"""The `shoal` command: how a command line ends, as a line on stderr and an exit code.
+"""Entry of the `shoal` command: a command line ends with a line on stderr, if need be, and an exit code.
 
     0    done
     1    the job failed

@@ -1,4 +1,4 @@
-"""How many files a node may have open: each peer takes some, and whoever is kept waiting at the door takes one."""
+"""Limit on the files that a node may have open: each peer takes some, and each one that waits takes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From declared options to commands of Typer; and the options that several commands of this program share.
+"""Conversion of declared options to commands of Typer; and the options that several commands of this program share.
 
 A command is a function that takes either dataclasses whose fields declare its options, or a parameter for each.
 """
@@ -42,7 +42,7 @@ LogLevel = Annotated[
 
 @dataclass(frozen=True, kw_only=True)  # without slots: beside `NodeOptions` it is one of two parents
 class ProgressOptions:
-    """Of a command that takes long: how it tells what goes on."""
+    """Options of a command that takes long: how it shows its progress."""
 
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
@@ -50,7 +50,7 @@ class ProgressOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions(ProgressOptions):
-    """Of a command that takes long and ends with a report."""
+    """Options of a command that takes long and ends with a report."""
 
     as_json: AsJson = False
 
@@ -65,17 +65,17 @@ class _Taken:
 
     @property
     def option(self) -> Option | None:
-        """What it declares; None for an argument, and for what Typer itself hands over."""
+        """Option that it declares; None for an argument, and for what Typer itself hands over."""
         return option_of(self.hint)
 
     @property
     def repeats(self) -> bool:
-        """Whether it is a tuple, for which Typer hands over a list."""
+        """True if it is a tuple, for which Typer hands over a list."""
         return get_origin(get_args(self.hint)[0]) is tuple
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """As Typer asks for it."""
+        """Parameter as Typer asks for it."""
         hint, default, option = self.hint, self.default, self.option
         if option is not None:
             kind, has_default = get_args(hint)[0], default is not inspect.Parameter.empty
@@ -89,7 +89,7 @@ class _Taken:
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
     def value(self, given: Any) -> Any:
-        """What Typer hands over as what the command takes. Raises ConfigError."""
+        """Convert a value from Typer into what the command takes. Raises ConfigError."""
         option = self.option
         if option is None or given is None:
             return given

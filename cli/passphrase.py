@@ -18,7 +18,7 @@ KeyPassphraseFile = Annotated[
 
 
 def use_passphrase(file: Path | None) -> None:
-    """From here on keys are read, and made, with the passphrase in `file`; without one, a user at a terminal is asked.
+    """Read and make keys with the passphrase in `file` from here on; without one, ask a user at a terminal.
 
     It is named in the environment, so that processes of this node that read the key find it, too.
     """

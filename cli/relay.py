@@ -40,7 +40,7 @@ def check_announced(addresses: Sequence[str], option: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions(ProgressOptions):
-    """What the user asked `shoal relay` for."""
+    """Options of `shoal relay`."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
     listen: Listen = ("/ip4/0.0.0.0/tcp/4001",)

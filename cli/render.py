@@ -1,4 +1,4 @@
-"""What a person sees: tables and a live line on a terminal, plain lines everywhere else.
+"""Output for people: tables and a live line on a terminal, plain lines everywhere else.
 
 Results go to stdout. Progress goes the way of the log, to stderr, so that the two can never write into each other; on
 a terminal one more line below it, redrawn in place, says what goes on right now.
@@ -67,7 +67,7 @@ def progress_display(*, log_format: str, log_level: str) -> Iterator[ShowNow]:
 
 
 def _show_nothing(text: str, share: float | None = None) -> None:
-    """Where there is no terminal, the log says enough."""
+    """Show nothing: without a terminal, the log says enough."""
 
 
 class RunProgress:
@@ -174,7 +174,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def ban_lines(status: Status) -> list[str]:
-    """Who is banned, since when and for how long."""
+    """List the banned peers, since when and for how long."""
     return [
         f"banned     {in_one_line(ban.peer_id)} by round {ban.round}, "
         + ("for ever" if ban.until is None else f"until round {ban.until}")
@@ -188,7 +188,7 @@ def _speed(status: Status) -> str:
 
 
 def rollout_lines(status: Status) -> list[str]:
-    """What a node that shares rollouts made, took and refused; nothing for others."""
+    """Summarise the rollouts that a node made, took and refused; nothing where it shares none."""
     known = status.rollouts
     if known is None:
         return []
@@ -202,7 +202,7 @@ def rollout_lines(status: Status) -> list[str]:
 
 
 def settings_lines(status: Status) -> list[str]:
-    """What was amended, and which members would amend what, and why."""
+    """List the settings that were amended, and the amendments that members ask for, each with its reason."""
     lines = [f"setting    {_setting(key, value)}, amended" for key, value in status.settings.items()]
     reasons = {True: "ordered there", False: "as the authority asks"}
     for wish in status.amendments:
@@ -216,7 +216,7 @@ def _setting(key: str, value: object) -> str:
 
 
 def rollback_lines(status: Status) -> list[str]:
-    """Who would go back, to which round and why."""
+    """List the members that would go back, each with its round and reason."""
     reasons = {True: "its user's order", False: "its policy"}
     return [
         f"rollback   {in_one_line(wish.peer_id)} would go back to round {wish.round}, {reasons[wish.asked]}"
@@ -225,7 +225,7 @@ def rollback_lines(status: Status) -> list[str]:
 
 
 def missing_lines(status: Status) -> list[str]:
-    """Who of the members is not there, what that means and what helps; nothing if all are there."""
+    """List the members that are missing, what that means and what helps; nothing if all are there."""
     if not status.missing:
         return []
     electorate = {member.peer_id for member in status.members}.union(status.missing)

@@ -14,7 +14,7 @@ from shoal.node.options import Option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """What the user asked `shoal report` for."""
+    """Options of `shoal report`."""
 
     places: Annotated[
         list[Path],

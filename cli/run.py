@@ -37,7 +37,7 @@ EXIT_CODES = {Outcome.DONE: 0, Outcome.LEFT: 0, Outcome.FAILED: 1, Outcome.INTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(NodeOptions, ProgressOptions):
-    """What the user asked `shoal run` for: of which swarm, and beside that what the node knows too."""
+    """Options of `shoal run`: the swarm, and beside that what the node knows too."""
 
     manifest: Annotated[
         Path,

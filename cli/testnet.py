@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestnetOptions(LongRunOptions):
-    """What the user asked `shoal testnet` for; None leaves it to the scenario."""
+    """Options of `shoal testnet`; None leaves it to the scenario."""
 
     __test__ = False  # for pytest, which takes the name for its own
 

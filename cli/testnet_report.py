@@ -85,7 +85,7 @@ def fault_line(fault: Fault | FaultReport) -> str:
 
 
 def summary(report: Report, out: Path) -> list[str]:
-    """What came of it, a fact a line; the last says whether all was as it should be."""
+    """Summarise a run, a fact a line; the last says whether all was as it should be."""
     wanted = report.scenario.rounds
     saved = report.bytes.fp32_allreduce_every_step / max(1, report.bytes.lanes_sent + report.bytes.control_sent)
     return [
@@ -104,7 +104,7 @@ def summary(report: Report, out: Path) -> list[str]:
 
 
 def _blocked(report: Report) -> list[str]:
-    """What waiting for rounds cost, where it is hidden behind steps."""
+    """Share of its time that a trainer waited for rounds, where they are hidden behind steps."""
     waited = [node.blocked_fraction for node in report.nodes if node.blocked_fraction is not None]
     implied = report.scenario.synchronisation.defaults({})
     if not waited or not any(
@@ -115,7 +115,7 @@ def _blocked(report: Report) -> list[str]:
 
 
 def _decided(report: Report) -> str:
-    """What a round is in the end; where there is no common state nobody certifies it."""
+    """Word for a round that is over; where there is no common state nobody certifies it."""
     return "done" if report.digests_equal is None else "certified"
 
 

@@ -36,7 +36,7 @@ ExpectedManifest = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """What the user asked `shoal verify` for."""
+    """Options of `shoal verify`."""
 
     checkpoint: CheckpointDir
     manifest: ExpectedManifest = None
@@ -70,7 +70,7 @@ def expected_manifest(path: Path | None) -> Manifest | None:
 
 
 def to_json(report: CheckpointReport) -> str:
-    """One document."""
+    """Report as one JSON document."""
     return json.dumps(
         {
             "ok": report.ok,
@@ -87,7 +87,7 @@ def to_json(report: CheckpointReport) -> str:
 
 
 def to_lines(report: CheckpointReport) -> list[str]:
-    """What was found, as far as the check came."""
+    """Findings of the check, as far as it came."""
     lines = []
     if report.round is not None:
         lines.append(f"swarm {str(report.swarm)[:16]}…, term {report.term}, round {report.round}")

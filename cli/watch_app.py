@@ -23,7 +23,7 @@ PANES: Final = ("members", "loss", "faults")
 
 
 class ConfirmLeave(ModalScreen[bool]):
-    """Whether the node shall really leave."""
+    """Question to the user, before the node leaves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "leave"),
@@ -32,11 +32,11 @@ class ConfirmLeave(ModalScreen[bool]):
     CSS = "ConfirmLeave { align: center middle } #question { border: round $error; padding: 1 2; width: auto }"
 
     def compose(self) -> ComposeResult:
-        """One question."""
+        """Compose the one question."""
         yield Label("Let this node leave the swarm and stop?  y: leave   n: stay", id="question")
 
     def action_answer(self, leave: bool) -> None:
-        """Tell the view."""
+        """Hand the answer to the view."""
         self.dismiss(leave)
 
 
@@ -101,7 +101,7 @@ class WatchApp(App[None]):
         self._over.set()
 
     def _ask(self) -> None:
-        """In a thread of its own: look, hand the picture over, wait."""
+        """Look, hand the picture over, wait, again and again: in a thread of its own."""
         while not self._over.is_set():
             picture = self._watcher.look()
             if not self._hand_over(lambda picture=picture: self.show(picture)):  # type: ignore[misc]
@@ -167,7 +167,7 @@ class WatchApp(App[None]):
         self._faults = faults
 
     def action_order(self, op: str) -> None:
-        """Ask the node, in a thread, and say what came of it."""
+        """Give the node an order, in a thread, and show the reply."""
 
         def ask() -> None:
             told = self._watcher.order(op)

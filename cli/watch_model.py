@@ -1,4 +1,4 @@
-"""What `shoal watch` knows of a running node: its answers to `status`, and what its event log says beside them.
+"""Model of `shoal watch`: a running node's answers to `status`, and what its event log says beside them.
 
 A `Watcher` belongs to one thread: each `look` asks the node once, reads what was appended to its log, and returns a
 picture that nothing changes afterwards.
@@ -95,14 +95,14 @@ class Picture:
 
     @property
     def round_share(self) -> float:
-        """How far the round is, in 0..1, measured by the rounds before; 0 if nothing is known."""
+        """Progress of the round, in 0..1, measured by the rounds before; 0 if nothing is known."""
         if self.round_began_at is None or not self.usual_round_s:
             return 0.0
         return min(max((self.seen_at - self.round_began_at) / self.usual_round_s, 0.0), 1.0)
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What stands in the way, and what to do about it; empty where all is well."""
+        """Obstacles, and what to do about each; empty where all is well."""
         known = self.status
         if known is None:
             return (f"{self.trouble} (this view goes on by itself as soon as it answers)",)
@@ -124,7 +124,7 @@ class Picture:
 
     @property
     def bytes_line(self) -> str:
-        """What was sent and received, how fast it goes, and how this node is reached."""
+        """Line of the bytes sent and received, their rates, and how this node is reached."""
         if self.status is None:
             return ""
         sent, received = self.status.bytes.sent, self.status.bytes.received

@@ -29,7 +29,7 @@ def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
 class MerkleTree:
     """The tree over `items`, kept whole so that it can give proofs."""
 
-    __slots__ = ("_levels", "root")
+    __slots__ = ("_levels", "root", "top")
 
     def __init__(self, items: Sequence[bytes]) -> None:
         level = [_leaf(item) for item in items]
@@ -38,7 +38,9 @@ class MerkleTree:
             pairs = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
             level = pairs + level[len(level) & ~1 :]
             self._levels.append(level)
-        self.root = root_over(len(items), level[0] if level else NO_HASH)
+        self.top = level[0] if level else NO_HASH
+        """The hash right under the root."""
+        self.root = root_over(len(items), self.top)
 
     def path(self, index: int) -> bytes:
         """The siblings from leaf `index` up, joined: `path_bytes(index, count)` bytes. Raises LocalError."""

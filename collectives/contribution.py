@@ -19,11 +19,11 @@ from typing import Self
 
 import numpy as np
 
+from shoal.collectives.aggregate import span_scratch
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
-from shoal.collectives.summing import span_scratch
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
@@ -49,8 +49,8 @@ def encoded_part(payload: U8, *, grid: Grid, codec: Codec, chunk: int, root: byt
 class EncodedContribution:
     """All payloads of one contribution, in one read-only buffer: payload c lies at offsets[c] … offsets[c + 1].
 
-    squares: per chunk the sum of squares of the decoded values, in float64. For audit and clipping; it enters no
-    arithmetic whose bits matter.
+    top: the hash right under the root. squares: per chunk the sum of squares of the decoded values, in float64. For
+    audit and clipping; it enters no arithmetic whose bits matter.
     """
 
     grid: Grid
@@ -58,6 +58,7 @@ class EncodedContribution:
     buffer: U8
     offsets: tuple[int, ...]
     root: bytes
+    top: bytes
     squares: tuple[float, ...]
 
     @classmethod
@@ -87,7 +88,7 @@ class EncodedContribution:
             path = tree.path(chunk)
             buffer[offsets[chunk + 1] - len(path) : offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
         buffer.flags.writeable = False
-        return cls(grid=grid, codec=how, buffer=buffer, offsets=offsets, root=tree.root, squares=squares)
+        return cls(grid=grid, codec=how, buffer=buffer, offsets=offsets, root=tree.root, top=tree.top, squares=squares)
 
     def payload(self, chunk: int) -> memoryview:
         """What is sent to the owner of `chunk`."""

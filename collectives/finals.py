@@ -19,14 +19,13 @@ from typing import Self
 
 import numpy as np
 
+from shoal.collectives.aggregate import Aggregate, chunk_scratch
 from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec, final_codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash, path_bytes
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.partition import owner_by_chunk
-from shoal.collectives.payloads import PayloadPool
-from shoal.collectives.robust import Aggregate
-from shoal.collectives.summing import check_encoded, chunk_scratch
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
@@ -184,7 +183,7 @@ class FinalFormat:
             if not final.statement.valid():
                 raise UnsoundFinal("is not what its owner signed", chunk=chunk, owner=owner)
             try:
-                check_encoded(self.codec, final.encoded, self.grid.length(chunk))
+                self.codec.check(final.encoded, self.grid.length(chunk))
             except Undecodable as error:
                 raise UnsoundFinal(f"does not decode: {error}", chunk=chunk, owner=owner) from None
             final.sound = True

@@ -27,7 +27,7 @@ from shoal.collectives.codecs import F32, Codec, check_denormals, final_codec
 from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import VectorPool, own_array
 from shoal.collectives.state import (
     ADAMW_KINDS,
     NESTEROV_KINDS,
@@ -38,7 +38,6 @@ from shoal.collectives.state import (
     frozen,
     header_of,
 )
-from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest import InnerSection, Manifest
 from shoal.protocol.messages import Plan

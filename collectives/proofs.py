@@ -12,13 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from shoal.collectives.aggregate import Aggregate, Term, chunk_scratch, combine
 from shoal.collectives.codecs import U8, Codec, Undecodable, codec, final_codec
 from shoal.collectives.commitment import bitmap_indices, chunk_hash, path_proves, path_top, root_over
-from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, sum_of_squares
+from shoal.collectives.contribution import encoded_part, payload_bytes, sum_of_squares
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
-from shoal.collectives.robust import Aggregate, combine
-from shoal.collectives.summing import Term, check_encoded, chunk_scratch
 from shoal.protocol.commitments import Commitment, seal_of, squares_hash
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.evidence import (
@@ -120,14 +119,6 @@ def _check_wrong_sum(evidence: WrongSum, payload: U8) -> None:
 # --- contributions ---
 
 
-def top_of(encoded: EncodedContribution) -> bytes:
-    """The hash right under the root of a contribution."""
-    path = bytes(encoded.payload(0))[encoded.codec.encoded_bytes(encoded.grid.length(0)) :]
-    top = path_top(chunk_hash(encoded.encoded(0).data), 0, encoded.grid.chunks, path)
-    assert top is not None
-    return top
-
-
 def top_in(commitment: Commitment, chunk: int, payload: U8) -> bytes | None:
     """The hash right under a commitment's root, by one payload of its contribution; None if that is of another."""
     how, grid = codec(commitment.codec), Grid(commitment.numel, commitment.chunk_values)
@@ -153,7 +144,7 @@ def is_unsound(commitment: Commitment, chunk: int, payload: U8, squares: Sequenc
     if squares and squares_hash(squares) != commitment.squares:
         raise RemoteError("sums of squares that were not committed to")
     try:
-        check_encoded(how, part, grid.length(chunk))
+        how.check(part, grid.length(chunk))
     except Undecodable:
         return True
     return len(squares) == grid.chunks and not _is_close(squares[chunk], how, part, grid.length(chunk))

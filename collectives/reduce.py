@@ -39,15 +39,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shoal.collectives.aggregate import Term, combine
 from shoal.collectives.codecs import U8
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal, UseFinal
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.partition import sending_order
-from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
 from shoal.collectives.reassembly import ReassemblyBuffer
-from shoal.collectives.robust import combine
-from shoal.collectives.summing import Term
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan

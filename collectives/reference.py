@@ -2,7 +2,7 @@
 
 Given what every contributor committed to and who was included in which chunk, it says what the finals and the applied
 update must be, to the bit: decode(encode(plan-order weighted mean of the decoded contributions)), each multiplied by
-weight and clip, and counted with its weight; or what another aggregate of the plan makes of them (`robust`).
+weight and clip, and counted with its weight; or what another aggregate of the plan makes of them (`aggregate`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from shoal.collectives.adamw import NORM_SPAN_VALUES
+from shoal.collectives.aggregate import Aggregate
 from shoal.collectives.codecs import F32, Encoded, codec, final_codec
 from shoal.collectives.dither import Dither
-from shoal.collectives.robust import Aggregate
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import CLIP_UNIT, Plan

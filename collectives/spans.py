@@ -1,4 +1,4 @@
-"""What the codecs share: the limits of what travels, and the walk over a chunk in spans.
+"""What a codec is, and what all share: the limits of what travels, and the walk over a chunk in spans.
 
 Each thread keeps the memory for the intermediate arrays of one span (`work`), whatever the size of a chunk, since fresh
 pages cost more than the arithmetic. Smaller spans would stay in the cache next to a core, and are slower all the same:
@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.dither import ChunkDither
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.memory import F32, U8, own_array
 from shoal.protocol.errors import LocalError, RemoteError
 
-F32: TypeAlias = npt.NDArray[np.float32]
-U8: TypeAlias = npt.NDArray[np.uint8]
 Encoded: TypeAlias = bytes | bytearray | memoryview | U8
 
 SPAN_ALIGNMENT: Final = 4096
@@ -31,6 +29,11 @@ SPAN_VALUES: Final = 64 * SPAN_ALIGNMENT
 VALUE_LIMIT: Final = np.float32(127 * 2.0**57)
 """The largest magnitude that travels; a bf16 and 127 times an fp32 scale."""
 
+INT8_SCALE_LIMIT: Final = np.float32(2.0**57)
+"""Of eight bits a value: 127 of them are VALUE_LIMIT."""
+
+SMALLEST_NORMAL: Final = np.float32(2.0**-126)
+
 _ALIGNMENT_BYTES: Final = 4
 
 
@@ -38,8 +41,12 @@ class Undecodable(RemoteError):
     """Encoded bytes that no encoder writes: a wrong length, NaN, infinity, an absurd magnitude, a bad scale."""
 
 
-class SpanCodec(ABC):
-    """A codec written as what it does to one span. Subclasses say how values lie in the bytes; no state."""
+class Codec(ABC):
+    """One way of writing fp32 values, as what it does to one span. Stateless: safe in any number of threads.
+
+    stochastic: whether it rounds by chance, and so needs a dither; the others look at none. Subclasses say how values
+    lie in the bytes.
+    """
 
     name: str
     stochastic = False
@@ -49,7 +56,11 @@ class SpanCodec(ABC):
         return -(-self._written_bytes(n) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     def encode(self, values: F32, out: U8 | None = None, *, dither: ChunkDither | None = None) -> U8:
-        """`values` (n,) float32 as (encoded_bytes(n),) uint8, into `out` if given."""
+        """`values` (n,) float32 as (encoded_bytes(n),) uint8, into `out` if given.
+
+        Raises LocalError if a value is NaN or infinite: that training has diverged, and nobody shall hear of it; and
+        if a dither is needed and there is none. What `out` then holds is unspecified.
+        """
         out = self._output(values, out)
         for start in range(0, values.size, SPAN_VALUES):
             self._encode(values[start : start + SPAN_VALUES], start, out, values.size, dither)
@@ -57,11 +68,17 @@ class SpanCodec(ABC):
         return out
 
     def in_place(self, out: U8) -> F32 | None:
-        """Bytes that an encoded chunk will take, as its values; None where it holds them in another form."""
+        """The bytes that a chunk takes when encoded, seen as its values, for who works these out where they will lie.
+
+        `encode` then takes them with this `out`. None for a codec that writes them in another form.
+        """
         return None
 
     def decode_into(self, encoded: Encoded, out: F32) -> None:
-        """The values into `out` (n,) float32."""
+        """The values into `out` (n,) float32.
+
+        Raises Undecodable for bytes that no encoder writes; what `out` then holds is unspecified.
+        """
         source = self._source(encoded, out.size)
         self._check_padding(source, out.size)
         self._decode_all(source, out.size, 0, out)
@@ -69,7 +86,17 @@ class SpanCodec(ABC):
     def decode_span(
         self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32, *, checked: bool = False
     ) -> F32:
-        """The values `start` to `stop` of a chunk of `n`, checked while they are decoded."""
+        """The values `start` to `stop` (exclusive) of a chunk of `n`: (stop − start,) float32.
+
+        They are in `scratch`, which has at least that many, or a read-only view of `encoded` where they need no
+        decoding (fp32). `start` is a multiple of SPAN_ALIGNMENT; fastest are spans of SPAN_VALUES.
+
+        Every call checks the length of the chunk and the bytes that it decodes, the one with stop = n the padding too:
+        spans that cover the chunk refuse together exactly what `decode_into` refuses. Raises Undecodable; LocalError
+        if the span does not fit.
+
+        checked: the chunk passed `check` before, so values that are read as they lie need not be looked at again.
+        """
         source = self._span_source(encoded, n, start, stop)
         if scratch.size < stop - start:
             raise LocalError(f"a span of {stop - start} values, with room for {scratch.size}")
@@ -78,7 +105,7 @@ class SpanCodec(ABC):
         return out
 
     def check(self, encoded: Encoded, n: int) -> None:
-        """Refuse what `decode_into` refuses."""
+        """Check that the bytes of a chunk of `n` values decode. Raises Undecodable for what `decode_into` refuses."""
         source = self._source(encoded, n)
         self._check_padding(source, n)
         for start in range(0, n, SPAN_VALUES):
@@ -174,6 +201,15 @@ def saturated(values: F32, limit: np.float32) -> F32:
     if not np.isfinite(values).all():
         raise LocalError("NaN or infinity among the values to encode: training has diverged")
     return np.clip(values, -limit, limit)
+
+
+def are_scales(bits: npt.NDArray[np.unsignedinteger], smallest: int, largest: int) -> bool:
+    """Whether all are +0, or positive normal numbers up to the largest, in patterns of their format."""
+    below = bits.dtype.type(smallest)
+    above_smallest = np.subtract(bits, below)  # what is below wraps around
+    return int(above_smallest.max()) <= largest - smallest or bool(
+        ((bits == 0) | (above_smallest <= largest - smallest)).all()
+    )
 
 
 # --- working memory ---

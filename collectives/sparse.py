@@ -56,9 +56,19 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.collectives.blockwise import INT8_SCALE_LIMIT, SMALLEST_NORMAL, are_scales
 from shoal.collectives.dither import ChunkDither
-from shoal.collectives.spans import F32, LIMIT_BITS, U8, VALUE_LIMIT, SpanCodec, Undecodable, bits_of, in_range
+from shoal.collectives.memory import F32, U8
+from shoal.collectives.spans import (
+    INT8_SCALE_LIMIT,
+    LIMIT_BITS,
+    SMALLEST_NORMAL,
+    VALUE_LIMIT,
+    Codec,
+    Undecodable,
+    are_scales,
+    bits_of,
+    in_range,
+)
 
 BLOCK_VALUES: Final = 4096
 
@@ -202,7 +212,7 @@ def sparse_codecs(name: str) -> tuple[TopK, SparseFinal] | None:
     return TopK(name, int(match[1])), SparseFinal(name, int(match[2]))
 
 
-class _SparseCodec(SpanCodec):
+class _SparseCodec(Codec):
     """Blocks of which at most `k` values are kept, one after the other. Subclasses write one kind of block."""
 
     def __init__(self, name: str, k: int) -> None:

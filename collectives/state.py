@@ -28,7 +28,7 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.collectives.grid import CHUNK_LIMIT_VALUES, Grid
-from shoal.collectives.vectors import VectorPool
+from shoal.collectives.memory import VectorPool
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Count, Hash, Message, Term, domain_hash
 from shoal.protocol.wire import HASH_BYTES, canonical

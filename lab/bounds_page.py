@@ -74,7 +74,7 @@ def _of_module(module: str) -> Iterator[Bound]:
 
 
 def _assigned(statement: ast.stmt) -> dict[str, ast.expr]:
-    """What expression each constant stands for that a statement makes and others may read."""
+    """Return the expressions of the constants that a statement defines and others may read, by name."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             made = {name: value}

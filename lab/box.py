@@ -100,8 +100,7 @@ class Surroundings:
     resting = True
     waits_alone = False
 
-    @staticmethod
-    def suspected() -> frozenset[PeerId]:
+    def suspected(self) -> frozenset[PeerId]:
         """Nobody."""
         return frozenset()
 

@@ -38,7 +38,7 @@ Check = Annotated[bool, Option("--check", help="Exit with code 1 if a target is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOptions:
-    """Of a benchmark that tells nothing until it is done."""
+    """Options of a benchmark that tells nothing until it is done."""
 
     as_json: AsJson = False
     check: Check = False
@@ -46,14 +46,14 @@ class CaseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongCaseOptions(ReportOptions):
-    """Of a benchmark that tells how far it is."""
+    """Options of a benchmark that tells how far it is."""
 
     check: Check = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions:
-    """Of a command that makes a page of results that are there."""
+    """Options of a command that makes a page of results that are there."""
 
     out: Annotated[
         Path | None, Option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
@@ -63,7 +63,7 @@ class PageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a benchmark measures: its own options. Raises ConfigError for a value that one of them cannot have."""
+    """Options of a benchmark. Raises ConfigError for a value that one of them cannot have."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -173,4 +173,4 @@ def _tell(text: str, share: float | None = None) -> None:
 
 
 def tell_nothing(text: str, share: float | None = None) -> None:
-    """Be what `run` tells how far it is, where nobody asks."""
+    """Tell nobody how far a run is."""

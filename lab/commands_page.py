@@ -46,7 +46,7 @@ def render() -> str:
 
 
 def _commands() -> Iterator[tuple[str, Any, str]]:
-    """Each command with its name and the panel of `shoal --help` in which it stands, panel by panel."""
+    """Commands with their names and the panel of `shoal --help` in which each stands, panel by panel."""
     found = list(_below("shoal", get_command(app), ""))
     panels = list(dict.fromkeys(panel for _, _, panel in found))
     return iter(sorted(found, key=lambda one: panels.index(one[2])))
@@ -62,7 +62,7 @@ def _below(path: str, command: Any, panel: str) -> Iterator[tuple[str, Any, str]
 
 
 def _table(params: list[Any]) -> list[str]:
-    """What a command takes, a row each; arguments first."""
+    """Table of a command's parameters, a row each; arguments first."""
     shown = [one for one in params if not getattr(one, "hidden", False)]
     if not shown:
         return []
@@ -81,7 +81,7 @@ def _names(param: Any) -> str:
 
 
 def _value(param: Any) -> str:
-    """What stands for the value: what its declaration says, else its choices, or its kind."""
+    """Placeholder for the value: the declared one, else its choices, or its kind."""
     kind = param.type_descriptor.annotation
     if param.metavar:
         return str(param.metavar)

@@ -164,7 +164,7 @@ def render(texts: list[ErrorText]) -> str:
 
 
 def escaped(text: str) -> str:
-    """As text of a Markdown list: nothing in it is markup but what it puts in backticks itself."""
+    """Escape a text for a Markdown list: nothing in it is markup but what it puts in backticks itself."""
     parts = " ".join(text.split()).split("`")
     parts[::2] = [re.sub(r"([*_<>\[\]\\])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)

@@ -40,7 +40,7 @@ def _fields(kind: type[Event]) -> str:
 
 
 def json_name(declared: object) -> str:
-    """What stands in JSON for a field declared so, in words."""
+    """Name of the JSON type of a field declared so, in words."""
     origin, arguments = get_origin(declared), get_args(declared)
     if isinstance(declared, UnionType):
         return " or ".join(json_name(one) for one in arguments)

@@ -32,7 +32,7 @@ START_DEADLINE_S: Final = 180.0
 
 
 class Swarm(Fleet):
-    """As many founders as `count`, of the manifest that `manifest_of` makes of their names, in an empty folder."""
+    """Swarm of `count` founders, of the manifest that `manifest_of` makes of their names, in an empty folder."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class Swarm(Fleet):
         raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
 
     def common_rounds(self, node: NodeProcess) -> int:
-        """How many rounds a node has certified to which all contributed."""
+        """Number of rounds certified by a node to which all contributed."""
         return sum(one.contributors == len(self.nodes) for one in self.journal.of(Certified, node.index))
 
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)
 
     def error_of(self, node: NodeProcess) -> ShoalError:
-        """What it means that a node ended by itself."""
+        """Return the error for a node that ended by itself, with its last words."""
         said = [event.message for event in self.journal.of(Failed, node.index)]
         words = _last_words(node)
         why = said[-1] if said else f"…{words}" if words else "see its log"
@@ -135,7 +135,7 @@ def output_of(node: NodeProcess) -> str:
 
 
 def told(nodes: Sequence[NodeProcess]) -> str:
-    """What each said last."""
+    """Last words of each node."""
     return "; ".join(f"node {node.index}: …{_last_words(node)}" for node in nodes)
 
 

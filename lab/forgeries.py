@@ -1,4 +1,4 @@
-"""What a member says that lies in the agreement: signed as it should be, and of its own invention."""
+"""Messages of a member that lies in the agreement: signed as they should be, and of its own invention."""
 
 from __future__ import annotations
 

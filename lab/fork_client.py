@@ -15,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -37,7 +37,7 @@ PRELOAD: Final = (
     "numpy.random",
     "typer.main",
 )
-"""What a node and its trainer import; who runs another workload imports that later."""
+"""Imports of a node and its trainer; who runs another workload imports that later."""
 PRELOAD_DEADLINE_S: Final = 120.0
 ASK_DEADLINE_S: Final = 30.0
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -70,12 +70,16 @@ class ForkClient:
         self._connection = connection
         connection.settimeout(ASK_DEADLINE_S)
 
-    def start(self, command: Sequence[str], log: Path) -> Forked:
-        """Start what `command` says, which is to run a Python module; its output goes to `log`. Raises LocalError."""
+    def start(self, command: Sequence[str], log: Path, folder: Path | None = None) -> Forked:
+        """Start what `command` says, which is to run a Python module, in `folder`; its output goes to `log`.
+
+        Raises LocalError.
+        """
         if tuple(command[:2]) != _PYTHON:
             raise LocalError(f"a fork server starts {' '.join(_PYTHON)} and nothing else, not {' '.join(command)}")
         module, *arguments = command[2:]
-        pid = self.ask(Start(module=module, arguments=tuple(arguments), log=str(log.absolute())))
+        where = "" if folder is None else str(folder.absolute())
+        pid = self.ask(Start(module=module, arguments=tuple(arguments), log=str(log.absolute()), folder=where))
         return Forked(self, pid)
 
     def ask(self, request: Request) -> int:
@@ -92,10 +96,34 @@ class ForkClient:
 
 @asynccontextmanager
 async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
-    """How to start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
+    """Start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
 
     Raises LocalError if it does not come up. However the block ends, neither the fork server nor a copy of it is left.
     """
+    with _serving(preload) as connection:
+        with trio.move_on_after(PRELOAD_DEADLINE_S):
+            await trio.lowlevel.wait_readable(connection)
+        connection.setblocking(False)
+        yield Runtime(start=_client(connection).start)
+
+
+@contextmanager
+def fork_client(preload: Sequence[str] = PRELOAD) -> Iterator[ForkClient]:
+    """As `forking`, for whoever has no event loop. Blocks until the modules are imported."""
+    with _serving(preload) as connection:
+        connection.settimeout(PRELOAD_DEADLINE_S)
+        yield _client(connection)
+
+
+def _client(connection: socket.socket) -> ForkClient:
+    if _received(connection) != READY:
+        raise LocalError("the fork server did not come up: see what it said above")
+    return ForkClient(connection)
+
+
+@contextmanager
+def _serving(preload: Sequence[str]) -> Iterator[socket.socket]:
+    """A fork server that imports these, which is over at the end; yields the connection to it."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="shoal-forks-"))
         ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -104,12 +132,7 @@ async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
         stack.callback(process.wait)
         stack.callback(process.kill)
         theirs.close()
-        with trio.move_on_after(PRELOAD_DEADLINE_S):
-            await trio.lowlevel.wait_readable(ours)
-        ours.setblocking(False)
-        if _received(ours) != READY:
-            raise LocalError("the fork server did not come up: see what it said above")
-        yield Runtime(start=ForkClient(ours).start)
+        yield ours
 
 
 def _start_server(arguments: Sequence[str], control: int) -> subprocess.Popen[bytes]:

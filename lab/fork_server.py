@@ -38,11 +38,15 @@ _DESCRIPTORS: Final = 4
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run a module, in a session of its own, with its output at the end of the file `log`. The answer is its pid."""
+    """Run a module, in a session of its own, with its output at the end of the file `log`. The answer is its pid.
+
+    folder: where it runs, and its trainer; the fork server's own if empty.
+    """
 
     module: str
     arguments: tuple[str, ...]
     log: str
+    folder: str = ""
 
 
 class Reap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -53,11 +57,11 @@ class Reap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Request: TypeAlias = Start | Reap
 Role: TypeAlias = Callable[[], None]
-"""What a copy goes on as."""
+"""Program that a copy goes on as."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """To every request."""
+    """Answer to every request."""
 
     number: int
 
@@ -103,7 +107,7 @@ class Server:
         stand_in, _ = self._listener.accept()
         stand_in.settimeout(HELLO_DEADLINE_S)
         try:
-            processes, descriptors, *_ = socket.recv_fds(stand_in, REQUEST_LIMIT_BYTES, _DESCRIPTORS)
+            said, descriptors, *_ = socket.recv_fds(stand_in, REQUEST_LIMIT_BYTES, _DESCRIPTORS)
         except OSError:
             stand_in.close()
             return None
@@ -113,7 +117,8 @@ class Server:
         pid = self._fork()
         if pid == 0:
             stand_in.close()
-            return partial(_be_trainer, processes.decode(), descriptors)
+            processes, folder = said.decode().split(" ", 1)
+            return partial(_be_trainer, processes, folder, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         pidfd = os.pidfd_open(pid)
@@ -134,7 +139,7 @@ class Server:
         stand_in.close()
 
     def _stand_in_ended(self, pid: int) -> None:
-        """Who killed the stand-in meant the trainer."""
+        """Kill the trainer whose stand-in was killed."""
         _, stand_in = self._trainers[pid]
         self._ready.unregister(stand_in)
         os.kill(pid, signal.SIGKILL)
@@ -172,14 +177,18 @@ def _be_node(start: Start) -> None:
     log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     _take_streams(log, log)
     os.close(log)
+    if start.folder:
+        os.chdir(start.folder)
+        sys.path[0] = start.folder  # as where `python -m` is called
     _run(start.module, start.arguments)
 
 
-def _be_trainer(processes: str, descriptors: Sequence[int]) -> None:
+def _be_trainer(processes: str, folder: str, descriptors: Sequence[int]) -> None:
     control, memory, output, errors = descriptors
     _take_streams(output, errors)
     os.close(output)
     os.close(errors)
+    os.chdir(folder)
     faulthandler.enable()
     _run(TRAINER, (str(control), str(memory), processes))
 
@@ -193,7 +202,7 @@ def _take_streams(output: int, errors: int) -> None:
 
 
 def _run(module: str, arguments: Sequence[str]) -> None:
-    """As ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
+    """Run a module as ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
     sys.argv[:] = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

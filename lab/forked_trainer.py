@@ -1,9 +1,9 @@
-"""Stands for a trainer that a fork server forked: what the daemon starts, sees end and may kill in its place.
+"""Stand-in for a trainer that a fork server forked: what the daemon starts, sees end and may kill in its place.
 
     python -I -S forked_trainer.py TRAINERS CONTROL MEMORY PROCESSES
 
-It hands the two descriptors and its output on to the fork server that listens at TRAINERS, waits for the trainer's end,
-and ends the same way. If it is killed, the fork server kills the trainer.
+It hands the two descriptors, its output and its folder on to the fork server that listens at TRAINERS, waits for the
+trainer's end, and ends the same way. If it is killed, the fork server kills the trainer.
 
 This module imports nothing of Shoal's, since it is to start at once.
 """
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     trainers, control, memory, processes = arguments
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(trainers)
-        socket.send_fds(server, [processes.encode()], [int(control), int(memory), 1, 2])
+        socket.send_fds(server, [f"{processes} {os.getcwd()}".encode()], [int(control), int(memory), 1, 2])
         os.close(int(control))  # else the end of the trainer would not be the end of the daemon's stream
         os.close(int(memory))
         status = int(server.recv(STATUS_LIMIT_BYTES) or EXIT_DESERTED)

@@ -48,7 +48,7 @@ def _rows(section: str, kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def _value(hint: Any) -> str:
-    """What may stand there."""
+    """Describe the values that a key may have."""
     kind, meta = get_args(hint)[0], meta_of(hint)
     if get_origin(kind) is Literal:
         return ", ".join(f"`{in_toml(choice)}`" for choice in get_args(kind))

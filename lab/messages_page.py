@@ -19,7 +19,7 @@ from shoal.lab.source import escaped, first_line, trees
 from shoal.protocol.wire import WIRE_VERSION
 
 APART: Final = ("shoal.lab", "shoal.testnet", "shoal.cli")
-"""What says nothing to peers by itself."""
+"""Packages that send nothing to peers by themselves."""
 LIST: Final = Path("tests") / "protocol" / f"wire_{WIRE_VERSION}.txt"
 
 _HEAD: Final = f"""\
@@ -42,11 +42,11 @@ _SHORTER: Final = (
     (r"<ge (\S+), le (\S+)>", r" from \1 to \2"),
     (r"<ge (\S+), lt (\S+)>", r" from \1, below \2"),
 )
-"""How a type of the list is told to a person."""
+"""Shorter forms of the list's types, for people."""
 
 
 def entries(path: Path) -> dict[str, str]:
-    """What the list of the wire says of each name."""
+    """Read the list of the wire: each name's line."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return {name: line.strip() for name, line in zip(lines[::2], lines[1::2], strict=True)}
 

@@ -20,7 +20,7 @@ PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "messages.md": lambda root: messages_page.render(messages_page.entries(root / messages_page.LIST)),
     "modules.md": lambda _root: modules_page.render(modules_page.collect()),
 }
-"""What makes each page, given the root of the repository."""
+"""Maker of each page, given the root of the repository."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

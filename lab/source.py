@@ -34,7 +34,7 @@ def first_line(tree: ast.Module | ast.ClassDef) -> str:
 
 
 def escaped(text: str) -> str:
-    """As text of a cell or of a list's point: nothing in it is markup."""
+    """Escape a text for a cell or a list's point: nothing in it is markup."""
     return " ".join(text.translate({ord(sign): f"\\{sign}" for sign in r"\*_<>[]|"}).split())
 
 

@@ -21,7 +21,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, numbers: Iterable[float]) -> Spread:
-        """Of at least one number."""
+        """Median, least and most of at least one number."""
         found = sorted(numbers)
         return cls(median=statistics.median(found), least=found[0], most=found[-1])
 
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool | None:
-        """Whether the median reaches the target; None if it was not measured or there is no target."""
+        """True if the median reaches the target; None if it was not measured or there is no target."""
         return self._reaches(self.target)
 
     @property
@@ -69,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a number of a benchmark is to reach: at most `most`, or at least `least`; neither where it is only told.
+    """Target of a benchmark's number: at most `most`, or at least `least`; neither where it is only shown.
 
     aim: what was hoped for beyond that, on the same side.
     """
@@ -88,5 +88,5 @@ class Target:
 
 
 def missed(rows: Iterable[Row]) -> list[Row]:
-    """Those that were measured and do not reach their target."""
+    """Rows that were measured and do not reach their target."""
     return [row for row in rows if row.met is False]

@@ -1,4 +1,4 @@
-"""Test mode: writes what went into every round and what came out, so that anyone can recompute it.
+"""Test mode: a record of each round's inputs and outputs on disk, so that anyone can recompute it.
 
 `rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
 mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
@@ -33,7 +33,7 @@ class AuditTrail:
         self._enabled = enabled
 
     def contribution(self, term: Term, made: Made) -> None:
-        """Before Ready is announced: this node's encoded contribution."""
+        """Write this node's encoded contribution, before Ready is announced."""
         if not self._enabled:
             return
         encoded = made.encoded
@@ -48,7 +48,7 @@ class AuditTrail:
         self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
 
     def applied(self, term: Term, finals: Finals) -> float:
-        """After the certificate: the plan, its finals, and the update that was applied here. How long it took, in s."""
+        """Write the plan, its finals and the applied update, after the certificate. Returns the seconds that took."""
         if not self._enabled:
             return 0.0
         began, plan = time.perf_counter(), finals.plan
@@ -63,7 +63,7 @@ class AuditTrail:
         return time.perf_counter() - began
 
     def vector(self, vector: GossipVector, delta: F32) -> None:
-        """Strategy gossip, before the offer: this node's vector, and the Δ ``(numel,) float32`` that is in it."""
+        """Write this node's vector, and the Δ ``(numel,) float32`` that is in it, before a gossip offer."""
         if not self._enabled:
             return
         offer = vector.offer
@@ -78,7 +78,7 @@ class AuditTrail:
         self._write(Term(), offer.round, "delta", delta.data)
 
     def began(self, state: CertifiedState) -> None:
-        """Strategy gossip, as the node starts: φ and δ on which it begins, in the folder of their round."""
+        """Write φ and δ on which a gossip node begins, in the folder of their round."""
         if self._enabled:
             self._write(state.term, state.round, "began", state.anchor.tobytes() + state.momentum.tobytes())
 
@@ -91,7 +91,7 @@ class AuditTrail:
         partner: PeerId | None,
         offered: Offer | None,
     ) -> None:
-        """Strategy gossip, after the step: the vectors in it, this node's and its partner's, and φ and δ after it."""
+        """Write the vectors in a gossip step, this node's and its partner's, and φ and δ after it."""
         if not self._enabled:
             return
         body = {

@@ -63,7 +63,7 @@ class Connection(ABC, Generic[Report]):
 
     @abstractmethod
     def _give_up(self) -> None:
-        """It reads no orders: end it, or at least the stream."""
+        """End a child that reads no orders, or at least the stream."""
 
     @abstractmethod
     async def _ending(self) -> str:

@@ -1,4 +1,4 @@
-"""What one run of a node needs to know beside the manifest, and how its user says so.
+"""Options of one run of a node, beside the manifest, and how its user gives them.
 
 Each field of `NodeOptions` is an option of `shoal run`, declared here and nowhere else: to add one, add a field, and
 read it where it is needed as `config.<field>`.
@@ -69,7 +69,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageAddress:
-    """Where the node's page is served. or_free: at any free port if that one is taken."""
+    """Address of the node's page. or_free: at any free port if that one is taken."""
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -161,7 +161,7 @@ Data = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What a user says about one run of a node, checked by `check_options`."""
+    """Options of one run of a node, checked by `check_options`."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
     join: Annotated[

@@ -1,4 +1,4 @@
-"""The node's control socket: the way in for commands on the same machine, and for nobody else.
+"""Control socket of the node: commands on the same machine reach it this way, and nobody else.
 
 Whoever may open the socket may stop the node, so it belongs to its user alone (mode 0600, set before anyone can
 connect). `control_client` says where it lies and what travels on it. A connection may carry several requests, one
@@ -72,7 +72,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _BadRequest(Exception):
-    """Why a line is refused; the connection may go on."""
+    """Reason to refuse a line; the connection may go on."""
 
 
 class ControlServer:
@@ -102,7 +102,7 @@ class ControlServer:
             await trio.serve_listeners(self._serve, [listener])
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """One connection, to its end. Raises nothing but Cancelled."""
+        """Serve one connection to its end. Raises nothing but Cancelled."""
         async with stream:
             try:
                 self._slots.acquire_on_behalf_of_nowait(stream)

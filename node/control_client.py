@@ -1,4 +1,4 @@
-"""The caller's side of the control socket: how a command finds a running node and asks it one thing.
+"""Client of the control socket: a command finds a running node and asks it one thing.
 
 The socket lies in the node's data folder, `control.sock`. A path of a Unix-domain socket has room for about 100
 bytes; where the folder's own path is longer, the socket lies in a private folder elsewhere and the file
@@ -35,11 +35,11 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 
 
 class NodeNotRunning(ConfigError):
-    """No process answers for this data folder."""
+    """Failure to reach a node: no process answers for this data folder."""
 
 
 class ControlRefused(ShoalError):
-    """The node understood and said no; the text is its reason."""
+    """Refusal of the node, which understood; the text is its reason."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class BanStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that shares rollouts did since it started.
+    """Counts of a node that shares rollouts, since it started.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
@@ -110,7 +110,7 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
+    """State of a running node: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
@@ -149,7 +149,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where the node of this data folder listens, or last did, or would."""
+    """Path of the socket at which the node of this data folder listens, or last did, or would."""
     try:
         return Path(os.fsdecode((data_dir / POINTER_NAME).read_bytes()))
     except OSError:

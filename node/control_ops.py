@@ -1,23 +1,20 @@
-"""What the control socket can ask of a running node."""
+"""Operations that the control socket offers on a running node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-
-import trio
 
 from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.parts import Parts
-from shoal.node.rounds.authority import Authority
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds
 from shoal.protocol.amending import Wanted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
+from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, Withdraw
 from shoal.protocol.messages import Target
 
 
@@ -52,33 +49,32 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
     """The ops with arguments; two are of test mode only: faults that no signal can make."""
 
     async def rollback(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
-        """To a round, or, without one, not any more."""
+        """Order a rollback to a round, or withdraw the order if none is given."""
         engine = _certifying(parts, rounds)
         if not arguments:
-            await engine.withdraw(Target)
+            await engine.obey(Withdraw(Target))
             return {}
         round = _round(arguments[0])
-        await engine.go_back(round)
+        await engine.obey(GoBack(round))
         return {"round": round}
 
     async def amend(settings: Sequence[str]) -> Mapping[str, JsonValue]:
-        """To these, or, without any, not any more."""
+        """Order an amendment to these settings, or withdraw the order if none are given."""
         engine = _certifying(parts, rounds)
         if not settings:
-            await engine.withdraw(Wanted)
+            await engine.obey(Withdraw(Wanted))
             return {}
-        await engine.amend(settings)
+        await engine.obey(Amend(tuple(settings)))
         return {}
 
     async def amend_by_authority(settings: Sequence[str]) -> Mapping[str, JsonValue]:
-        await _certifying(parts, rounds).amend(settings, by_authority=True)
+        await _certifying(parts, rounds).obey(Amend(tuple(settings), by_authority=True))
         return {}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-        """Without these members."""
-        forget = {_peer(text) for text in peers}
-        engine = _certifying(parts, rounds)
-        await engine.obey(partial(_rebase, parts, engine, forget), standing_still=True)
+        """Rebase without these members."""
+        forget = frozenset(_peer(text) for text in peers)
+        await _certifying(parts, rounds).obey(GoOnWithout(forget))
         head = parts.chain.head
         return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
 
@@ -87,7 +83,7 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         return {}
 
     async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-        """Break all lanes to these peers; the links stay. Says to whom there were any."""
+        """Break all lanes to these peers; the links stay. Returns the peers that had any."""
         connected = parts.lanes.connected().intersection(peers)
         for peer in connected:
             parts.lanes.drop(peer)
@@ -111,20 +107,6 @@ def _certifying(parts: Parts, rounds: Rounds) -> Engine:
         f"with strategy {parts.config.manifest.strategy.name} there is no common state to go back to or to amend, "
         "and no majority to wait for"
     )
-
-
-async def _rebase(parts: Parts, engine: Engine, forget: set[PeerId]) -> None:
-    swarm = parts.config.manifest.swarm
-    authority = Authority(parts.store.folder, authority=swarm.authority, node=parts.identity)
-    if not forget and not parts.standstill.alerts:
-        raise ConfigError(
-            "nothing keeps this swarm from going on with all its members; name who is gone for good: "
-            "`shoal rebase --forget PEER`"
-        )
-    fork = parts.standstill.forks.fork
-    alive = parts.members.alive() - set(fork.signers if fork else ())  # who lied goes though it is here
-    signed = await trio.to_thread.run_sync(authority.rebase, parts.chain.head, forget, alive)
-    await engine.rebase(signed)
 
 
 def _round(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a supporter would ask first, asked by the machine itself: is this node fit to train, and if not, what helps.
+"""Checks of a machine, such as a supporter would ask for first: is it fit to train, and if not, what helps.
 
 Every check answers in one line and ends on its own within seconds. `ok` is False only for what keeps a node from
 taking part or from doing it right; what merely slows it down is fine, with a remedy all the same.
@@ -74,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be looked at. allowed: code to import. lane: measures one to this machine, in bytes/s, unless None."""
+    """Subject of the checks. allowed: code to import. lane: measures one to this machine, in bytes/s, unless None."""
 
     data_dir: Path
     manifest: Manifest | None = None
@@ -122,7 +122,7 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
 
 
 def versions() -> Check:
-    """What a report of trouble should name."""
+    """List the versions that a report of trouble should name."""
     known = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     detail = f"Python {platform.python_version()}, {known}, {platform.system()} {platform.release()}"
     missing = [name for name in _PACKAGES if _version(name) == "missing"]
@@ -138,7 +138,7 @@ def _version(name: str) -> str:
 
 
 def clock(monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> Check:
-    """Deadlines run on the monotonic clock; the wall clock only dates invites and log lines."""
+    """Check the clocks: deadlines run on the monotonic one; the wall clock only dates invites and log lines."""
     reads = [monotonic() for _ in range(CLOCK_READS)]
     steps = [after - before for before, after in itertools.pairwise(reads)]
     finest = min((step for step in steps if step > 0), default=float("inf"))
@@ -160,7 +160,7 @@ def clock(monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], fl
 
 
 def arithmetic() -> Check:
-    """All members must compute the same bits, so subnormal numbers must not be flushed to zero."""
+    """Check that subnormal numbers are not flushed to zero: all members must compute the same bits."""
     try:
         check_denormals()
     except LocalError as error:
@@ -174,7 +174,7 @@ def arithmetic() -> Check:
 
 
 def open_files() -> Check:
-    """Each peer takes some descriptors. A node raises the soft limit itself."""
+    """Check the limit on open files: each peer takes some. A node raises the soft limit itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ok = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
     how = f"`LimitNOFILE={FILES_ASKED}` in a service's unit, `* hard nofile {FILES_ASKED}` in /etc/security/limits.conf"
@@ -183,7 +183,7 @@ def open_files() -> Check:
 
 
 def congestion_control(folder: Path = Path("/proc/sys/net/ipv4")) -> Check:
-    """BBR moves more over long lossy links; without it the kernel's choice is used."""
+    """Check for BBR, which moves more over long lossy links; without it the kernel's choice is used."""
     try:
         offered = (folder / "tcp_available_congestion_control").read_text().split()
         allowed = (folder / "tcp_allowed_congestion_control").read_text().split()
@@ -200,7 +200,7 @@ def congestion_control(folder: Path = Path("/proc/sys/net/ipv4")) -> Check:
 
 
 def running_node(data_dir: Path) -> tuple[Check, Status | None]:
-    """Whether a node runs on the data folder, and what it knows."""
+    """Check for a node that runs on the data folder, and return its status."""
     try:
         known = msgspec.convert(request(data_dir, "status", deadline_s=TOOL_DEADLINE_S), Status)
     except NodeNotRunning:
@@ -212,7 +212,7 @@ def running_node(data_dir: Path) -> tuple[Check, Status | None]:
 
 
 def ports(wanted: Examination, *, running: bool) -> Check:
-    """Whether what the node would listen on is free, or, while it runs, its own."""
+    """Check that the ports the node would listen on are free, or, while it runs, its own."""
     places = [_place_of(address) for address in wanted.listen]
     if wanted.lane_listen is not None:
         places.append(wanted.lane_listen)
@@ -243,7 +243,7 @@ def _place_of(address: str) -> tuple[str, int]:
 
 
 def dial_back(known: Status | None) -> Check:
-    """Whether others reach this machine: a running node has asked its members to dial it; no other way is sure."""
+    """Check that others reach this machine: a running node has asked its members to dial it; no other way is sure."""
     if known is None or known.reachability == "unknown":
         why = "no node runs here" if known is None else "no member has tried yet"
         return Check(
@@ -265,7 +265,7 @@ def dial_back(known: Status | None) -> Check:
 
 
 def key(data_dir: Path) -> Check:
-    """The node's key: there, readable, and nobody else's."""
+    """Check the node's key: there, readable, and nobody else's."""
     path = data_dir / "node.key"
     if not path.exists():
         return Check(name="key", ok=True, detail=f"no {path} yet; the first `shoal run` makes it")
@@ -278,7 +278,7 @@ def key(data_dir: Path) -> Check:
 
 
 def data_folder(folder: Path) -> Check:
-    """Whether this user alone can enter the data folder. A node closes it, where it may."""
+    """Check that this user alone can enter the data folder. A node closes it, where it may."""
     if not folder.exists():
         return Check(name="data folder", ok=True, detail=f"no {folder} yet; the first `shoal run` makes it")
     if is_shared(folder):
@@ -293,7 +293,7 @@ def data_folder(folder: Path) -> Check:
 
 
 def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
-    """How fast the data folder's disk takes bytes that stay."""
+    """Measure how fast the data folder's disk takes bytes that stay."""
     folder = existing_parent(data_dir)
     path = folder / f".shoal-doctor-{os.getpid()}"
     piece = os.urandom(DISK_PIECE_BYTES)
@@ -325,7 +325,7 @@ def existing_parent(folder: Path) -> Path:
 
 
 def lane(measure: Callable[[], float]) -> Check:
-    """How fast encrypted bulk data goes from this machine to itself: more than any network gives."""
+    """Measure how fast encrypted bulk data goes from this machine to itself: more than any network gives."""
     try:
         rate = measure()
     except (ShoalError, OSError) as error:
@@ -334,7 +334,7 @@ def lane(measure: Callable[[], float]) -> Check:
 
 
 def membership(manifest: Manifest, data_dir: Path) -> Check:
-    """Whether the swarm lets this node in, as far as can be known before asking it."""
+    """Check that the swarm lets this node in, as far as can be known before asking it."""
     path = data_dir / "node.key"
     try:
         peer: PeerId | None = Identity.load(path).peer_id if path.exists() else None
@@ -354,7 +354,7 @@ def membership(manifest: Manifest, data_dir: Path) -> Check:
 
 
 def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Check:
-    """Whether what the manifest trains is installed here, or may be imported. Imports nothing."""
+    """Check that the manifest's workload is installed here, or may be imported. Imports nothing."""
     from shoal.node.sapo.policies import installed_policies
 
     name = manifest.workload.name
@@ -373,12 +373,12 @@ def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Chec
 
 
 def _may_be_imported(manifest: Manifest, allowed: Sequence[str]) -> bool:
-    """Whether its user says so in this very command, or installed it."""
+    """True if the user allows the workload in this very command, or installed it."""
     return ":" not in manifest.workload.name or manifest.workload.name in allowed
 
 
 def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:
-    """What can be tried: the manifest's workload if it is one that is tried alone, else the device."""
+    """Return what can be tried: the manifest's workload if it is one that is tried alone, else the device."""
     manifest = wanted.manifest
     if manifest is None or not installed or not _is_tried(manifest):
         return TrialRequest(device=wanted.device)
@@ -415,7 +415,7 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
 
 
 def device(report: TrialReport) -> Check:
-    """What training runs on, and whether a GPU lies idle because torch cannot use it."""
+    """Check the device that training runs on, and for a GPU that lies idle because torch cannot use it."""
     driver = _nvidia()
     if not report.device and _late(report):
         return Check(
@@ -442,7 +442,7 @@ def device(report: TrialReport) -> Check:
 
 
 def _late(report: TrialReport) -> bool:
-    """Whether nothing was wrong but that time ran out."""
+    """True if nothing was wrong but that time ran out."""
     return report.error is not None and report.error.startswith(LATE)
 
 
@@ -460,7 +460,7 @@ def _nvidia() -> str:
 
 
 def disk_space(data_dir: Path, numel: int | None) -> Check:
-    """Room for the states that a node keeps."""
+    """Check that there is room on disk for the states that a node keeps."""
     free = shutil.disk_usage(existing_parent(data_dir)).free
     if numel is None:
         return Check(name="disk space", ok=True, detail=f"{free / 1e9:.1f} GB free")
@@ -471,7 +471,7 @@ def disk_space(data_dir: Path, numel: int | None) -> Check:
 
 
 def memory(report: TrialReport) -> Check:
-    """Room for the model, its gradients and moments, and what the daemon holds."""
+    """Check that there is room for the model, its gradients and moments, and what the daemon holds."""
     available = psutil.virtual_memory().available
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
@@ -485,7 +485,7 @@ def memory(report: TrialReport) -> Check:
 
 
 def speed(manifest: Manifest, report: TrialReport) -> Check:
-    """How fast this node would be."""
+    """Report the training speed of this node, from its trial."""
     if not _is_tried(manifest):
         return Check(name="speed", ok=True, detail="not tried: this workload trains in a process of its user's own")
     if report.tokens_per_s is not None:

@@ -1,4 +1,4 @@
-"""A trial of the trainer, in a process of its own: which device there is, how large the model, how fast a few steps.
+"""Trial of the trainer, in a process of its own: its device, the size of the model, and the speed of a few steps.
 
     python -P -m shoal.node.doctor_trial < request.json > report lines
 
@@ -28,7 +28,7 @@ REQUEST_LIMIT_BYTES = 1 << 20
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to try: a workload, None for the device alone. seconds: how long to make steps after the first."""
+    """Order for a trial: a workload, None for the device alone. seconds: how long to make steps after the first."""
 
     device: str
     workload: str | None = None
@@ -41,7 +41,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known so far. numel: of what the swarm trains. cuda: the build of CUDA that torch has, None for none."""
+    """Findings of a trial so far. numel: of what the swarm trains. cuda: torch's build of CUDA, None for none."""
 
     torch: str = ""
     device: str = ""
@@ -55,7 +55,7 @@ class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Try, and say what came of it; 0 whatever that is."""
+    """Make the trial, and report its findings; returns 0 whatever they are."""
     request = msgspec.json.decode(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES), type=TrialRequest)
     import torch
 
@@ -106,7 +106,7 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
 
 
 def _train(replica: Replica, share: Assignment, out: Vector, *, steps: int) -> Trained:
-    """So many steps, and what is known of them."""
+    """Make so many steps, and return what is known of them."""
     replica.begin(Train(round=1, steps=steps, assignment=share, contribute=False))
     while True:
         told = replica.step(out)

@@ -1,4 +1,4 @@
-"""Which swarms were founded here: what `shoal init` was told, so that its user need not say it again.
+"""Record of the swarms founded here: what `shoal init` was told, so that its user need not say it again.
 
     shoal init --workload sine:Sine     ─►  founded: this node, this authority, that code
     shoal run FILE                      FILE names sine:Sine  ─►  was that founded by this user, in this folder?
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Founding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `shoal init` was told."""
+    """Record of one `shoal init`: the node, the authority and the workload of the swarm that it founded."""
 
     node: PeerId
     authority: PeerId
@@ -50,7 +50,7 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_path() -> Path | None:
-    """Where this user's foundings are written; None for a user without a home: else it would depend on the folder."""
+    """Path of the record of this user's foundings; None without a home: else it would depend on the folder."""
     path = platformdirs.user_state_path("shoal", appauthor=False) / NAME
     return path if path.is_absolute() else None
 
@@ -74,7 +74,7 @@ def remember(manifest: Manifest, node: PeerId) -> bool:
 
 
 def founded_here(manifest: Manifest, data_dir: Path) -> bool:
-    """Whether this user founded the manifest's swarm in this data folder; see above."""
+    """True if this user founded the manifest's swarm in this data folder; see above."""
     try:
         node = Identity.load(data_dir / NODE_KEY_NAME).peer_id
         swarm = data_dir / "swarm"

@@ -20,7 +20,7 @@ from shoal.protocol.identity import Identity, PeerId
 
 NODE_KEY_NAME = "node.key"
 LEFT_BEHIND = ("agreement.log", "boot", "peers.json")
-"""What the old node alone is bound by, or counted."""
+"""Files that only bind the old node, or that only it counted in."""
 
 
 class Rotated(NamedTuple):

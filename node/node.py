@@ -15,11 +15,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import trio
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.outer import OuterSettings
+from shoal.collectives.traffic import KINDS as PLAN_KINDS
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audits.auditing import Auditing
 from shoal.node.config import NodeConfig
@@ -34,7 +36,6 @@ from shoal.node.discovery.reaching import Reaching
 from shoal.node.discovery.rendezvous import rendezvous_of
 from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
-from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
@@ -45,7 +46,6 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import ForkWatch
-from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
@@ -64,7 +64,7 @@ from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -72,14 +72,18 @@ from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageE
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
-from shoal.protocol.messages import Message, Term
+from shoal.protocol.messages import Term
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
+from shoal.swarm.lanes.chunks import KINDS as CHUNK_KINDS
 from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.lane import FrameSink, FrameTakers
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.requests import LaneRequests, request_lane
 from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
-from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream
 
 DRAIN_DEADLINE_S = 3.0
@@ -112,15 +116,15 @@ class Node:
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
         self.host = host = Host(identity=identity, listen=config.listen)
-        self.router = FrameRouter()
-        lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.router)
+        self.frames = FrameTakers()
+        lanes = _lane_pool(config, host, self.frames)
         vectors = VectorCache(cache.lookup)
         chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
         links, linked = members.links, members.links.linked
         self.finding = Finding(folder=folder, config=config, host=host, members=members, on_progress=on_progress)
-        self.shared_memory = SharedMemory(host, lanes, linked)
+        self.lane_requests = LaneRequests(host, lanes, linked)
         # -- what trains
         self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned)
         self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
@@ -188,7 +192,6 @@ class Node:
             swarm_id=manifest.swarm_id,
             manifest=manifest,
             record=self._record,
-            deliver=self._deliver,
             admission=admission_of(config.data_dir, manifest, me, chain=chain, named=named),
         )
 
@@ -208,7 +211,9 @@ class Node:
     def _wire(self) -> None:
         """Connect what was made."""
         parts, rounds = self.parts, self.rounds
-        self.router.connect(self.traffic, parts.chunks, is_leaving=self._either_leaves)
+        self.frames.register(PLAN_KINDS, self.traffic)
+        self.frames.register(CHUNK_KINDS, parts.chunks)
+        self.frames.is_leaving = self._either_leaves
         parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
         for listener in (
             parts.training_client.heard,
@@ -218,6 +223,7 @@ class Node:
             rounds.engine.put,
         ):
             self.trainer.listen(listener)
+        parts.members.register(rounds.takers)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
         parts.state_store.parted = parts.standstill.forks.suspect
@@ -250,9 +256,6 @@ class Node:
     def _status(self) -> Mapping[str, JsonValue]:
         return status(self.parts, self.rounds, self.reaching, self.page, self.record_phase)
 
-    def _deliver(self, peer: PeerId, message: Message) -> None:
-        self.rounds.engine.hear(peer, message)
-
     def _reduced(self, finals: Finals, seconds: float) -> None:
         self.rounds.engine.put(Reduced(finals, seconds))
 
@@ -281,12 +284,11 @@ class Node:
         parts.events.write(events.Started(peer_id=parts.identity.peer_id, pid=os.getpid(), boot=parts.boot))
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
-            self.host.serve(LANE_PROTOCOL, self._answer_lane)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
             ManifestServer(self.host, parts.config.manifest)
             await nursery.start(parts.lanes.run)
-            nursery.start_soon(self.shared_memory.run)
+            nursery.start_soon(self.lane_requests.run)
             await nursery.start(self.members.run)
             ops = handlers(parts, self.user, self._status), orders(parts, self.rounds)
             await nursery.start(ControlServer(parts.store.folder, *ops).run)
@@ -419,23 +421,29 @@ class Node:
                 certified = (Term(), 0) if record is None else (Term(*record.term), record.round)
                 self.rounds.engine.linked(change.peer, certified)
 
-    async def _answer_lane(self, stream: MessageStream) -> None:
-        self._check_admitted(stream)
-        await answer_lane_request(self.parts.lanes, stream)
-
     async def _answer_fetch(self, stream: MessageStream) -> None:
-        self._check_admitted(stream)
-        await StateServer(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
-
-    def _check_admitted(self, stream: MessageStream) -> None:
         if stream.peer not in self.members.links.linked():
             raise RemoteError("wants something without having been admitted", peer=stream.peer)
+        await StateServer(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
 
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
         await self.layouts.check(peer)  # if the swarm's model is another, it can be said where
         return await self.host.request(
             peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
+
+
+def _lane_pool(config: NodeConfig, host: Host, sink: FrameSink) -> LanePool:
+    """The lanes that a configuration asks for. Frames go to `sink`."""
+    upload, download = (None if cap is None else RateLimit(cap) for cap in (config.max_upload, config.max_download))
+    return LanePool(
+        me=host.peer_id,
+        swarm_id=config.manifest.swarm_id,
+        sink=sink,
+        listen=config.lane_listen,
+        request=partial(request_lane, host),
+        limits=LaneLimits(upload=upload, download=download, shares=config.shared_memory),
+    )
 
 
 def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingClient:

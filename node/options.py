@@ -32,7 +32,7 @@ Parse = Callable[[str, str], object]
 
 
 class Option:
-    """What a field's type and default leave open about the option that fills it.
+    """Declaration of an option, as far as its field's type and default leave it open.
 
     names: such as "--out", "-o"; "--relay/--no-relay" is a pair that says yes or no. panel: the heading under which
     `--help` shows it. parse: of an option that is written as text and is none; the default's `str` is that text. A
@@ -117,7 +117,7 @@ def check_exists(path: str | Path, option: str) -> None:
 
 
 class HostPort(NamedTuple):
-    """Where to listen; port 0 lets the system choose."""
+    """Address to listen at; port 0 lets the system choose."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""What a run of a node tells while it goes on, and how it ended."""
+"""Progress of a node's run while it goes on, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Why a node stopped: its rounds are done, it was told to leave, a signal interrupted it, or it failed."""
+    """Reason for which a node stopped: its rounds are done, it was told to leave, was interrupted, or failed."""
 
     DONE = "done"
     LEFT = "left"
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged:
-    """The node went on to another phase of this round."""
+    """Change of the node to another phase of this round."""
 
     phase: str
     round: int
@@ -25,7 +25,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCertified:
-    """A round has its certificate. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
+    """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
 
     round: int
     members: int
@@ -36,7 +36,7 @@ class RoundCertified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStepped:
-    """A round under the strategy gossip is done, with a partner, or alone, and then `why`; the rest as above."""
+    """End of a gossip round, with a partner, or alone, and then `why`; the rest as above."""
 
     round: int
     partner: str | None
@@ -47,7 +47,7 @@ class RoundStepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundShared:
-    """A round under the strategy rollouts is done.
+    """End of a round under the strategy rollouts.
 
     reward: mean over the node's own completions, in 0..1, None where it makes none. own, external: groups.
     """
@@ -61,7 +61,7 @@ class RoundShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """So much of the certified state has come from peers."""
+    """Progress of fetching the certified state from peers."""
 
     done_chunks: int
     total_chunks: int
@@ -76,7 +76,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerTraceback:
-    """The workload raised in the trainer: one line, and the whole traceback."""
+    """Error of the workload in the trainer: one line, and the whole traceback."""
 
     summary: str
     traceback: str

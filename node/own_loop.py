@@ -74,7 +74,7 @@ logger = logging.getLogger("shoal.loop")
 
 
 class Swarm:
-    """This process's place in the swarm; a context manager. Use from the thread that trains."""
+    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Swarm:
         self.round = 0
         """The round whose state the model stands on."""
         self.over = False
-        """Whether the daemon has ended in order: its rounds are done, or it was told to leave."""
+        """True if the daemon has ended in order: its rounds are done, or it was told to leave."""
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Swarm:
 
     @property
     def active(self) -> bool:
-        """Whether there is a daemon to train for; without one the loop trains locally."""
+        """True if there is a daemon to train for; without one the loop trains locally."""
         return self._client is not None
 
     @property
@@ -240,7 +240,7 @@ class Swarm:
             )
 
     def _finish(self, order: Train, client: LoopClient) -> None:
-        """The steps of an order are made: report them, with a contribution if it is to end in one."""
+        """Report the steps of an order, which are made, with a contribution if it is to end in one."""
         tally = self._tally
         loss, seconds = tally.mean_loss(), tally.seconds
         if not order.contribute:
@@ -313,7 +313,7 @@ class Swarm:
                     client.close()
 
     def _no_part(self) -> NetworkError:
-        """Why there was nothing to do for so long."""
+        """Return the error for a loop that had nothing to do for too long, with the reason."""
         if self._paused:
             return NetworkError(
                 f"this node is paused since before the loop began, {self._wait_s:g} s ago; say "
@@ -337,7 +337,7 @@ class Swarm:
         return None
 
     def _hears(self) -> bool:
-        """Whether the daemon answers; says what it waits for."""
+        """True if the daemon answers; says what it waits for."""
         assert self._daemon is not None
         try:
             status = self._daemon.status()
@@ -349,7 +349,7 @@ class Swarm:
         return status is not None
 
     def _go_on_alone(self, client: LoopClient) -> None:
-        """The daemon is gone: from here on this loop trains locally."""
+        """Train locally from here on: the daemon is gone."""
         assert self._daemon is not None
         self.over = not self._daemon.failed() and client.ended_in_order
         self._client, self._order = None, None
@@ -432,7 +432,7 @@ def _seed_of(peer_id: str) -> int:
 
 
 def _data_folder(given: Path | str | None) -> Path:
-    """Where `shoal run` would keep this node's things."""
+    """Return the folder in which `shoal run` would keep this node's things."""
     named = given or os.environ.get("SHOAL_DATA_DIR")
     return Path(named) if named else DEFAULT_DATA_DIR
 

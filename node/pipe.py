@@ -35,7 +35,7 @@ EXIT_ORPHANED = 3
 EXIT_CONFUSED = 4
 EXIT_FAILED = 5
 EXIT_RANK_DIED = 6
-"""How a child exits when another process of its own has died."""
+"""Exit code of a child that exits because another process of its own has died."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -48,19 +48,19 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Pause(Message, frozen=True, kw_only=True):
-    """Leave the accelerator alone after the current step."""
+    """Order to leave the accelerator alone after the current step."""
 
 
 class Resume(Message, frozen=True, kw_only=True):
-    """Go on with what `Pause` interrupted."""
+    """Order to go on with what `Pause` interrupted."""
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """Exit cleanly at the next step boundary."""
+    """Order to exit cleanly at the next step boundary."""
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The user's code raised, or (`configuration`) cannot be had as it is named. The process exits after this."""
+    """Report that the user's code raised, or (`configuration`) cannot be had as named. The process exits after this."""
 
     summary: Annotated[str, Meta(max_length=SUMMARY_LIMIT_CHARS)]
     traceback: Annotated[str, Meta(max_length=TRACEBACK_LIMIT_CHARS)]

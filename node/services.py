@@ -1,4 +1,4 @@
-"""What a node does beside training: each service lives in the node's nursery, and none of them holds up a round.
+"""Services of a node beside training: each lives in the node's nursery, and none of them holds up a round.
 
 A service that cannot start raises ConfigError, and the node does not start. Once it runs, trouble of its own is its own
 to log: only a bug ends the node.
@@ -17,7 +17,7 @@ from shoal.swarm.members import Change
 
 @dataclass(frozen=True, slots=True)
 class UserOrders:
-    """What a node's user may order at any time: to leave the swarm, to pause (True), to go on (False)."""
+    """Orders that a node's user may give at any time: to leave the swarm, to pause (True), to go on (False)."""
 
     leave: Callable[[], None]
     pause: Callable[[bool], None]
@@ -30,4 +30,4 @@ class Service(Protocol):
         """Serve until cancelled; started once it can be used."""
 
     def heard(self, change: Change) -> None:
-        """What became of a peer."""
+        """Take note of a change of a peer."""

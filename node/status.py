@@ -1,4 +1,4 @@
-"""What a node says of itself: its record for the others, its status for the user."""
+"""Self-description of a node: its record for the others, its status for the user."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 def status(
     parts: Parts, rounds: Rounds, reaching: Reaching, page: PageService | None, phase: Phase
 ) -> dict[str, JsonValue]:
-    """What `shoal status` shows; the keys are listed in docs/interfaces.md. phase: that of this node's record."""
+    """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
     standing, traffic = rounds.standing(), parts.host.traffic
     missing = [str(peer) for peer in standing.missing]
     document = Status(
@@ -85,7 +85,7 @@ def status(
 
 
 def left_in_order(change: Change, record: NodeRecord | None) -> bool:
-    """Whether a peer that died had taken its leave."""
+    """True if a peer that died had taken its leave."""
     return change.kind == "died" and record is not None and record.phase == "leaving"
 
 

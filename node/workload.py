@@ -1,4 +1,4 @@
-"""What Shoal needs to know about a training task, and how a manifest's name becomes one.
+"""Interface of a training task, and how a manifest's name becomes one.
 
 A workload is one small class. The manifest names it, by an entry point of the group `shoal.workloads` or as
 ``module:Class`` (the current directory can be imported from), and gives the constructor's keyword arguments
@@ -40,15 +40,15 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""What every workload has. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
+"""Methods of every workload. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
 
 
 class Workload(Protocol):
-    """What is trained. Options arrive as keyword arguments of `__init__`, and `data` if it takes that."""
+    """Training task. Options arrive as keyword arguments of `__init__`, and `data` if it takes that."""
 
     @property
     def metric(self) -> str:
-        """What `evaluate` returns, as a person reads it, such as ``bits per byte``; lower is better."""
+        """Name of the value that `evaluate` returns, as a person reads it: ``bits per byte``; lower is better."""
 
     def build(self) -> torch.nn.Module:
         """Make the model. Called once, after `torch.manual_seed`, so that equal seeds give equal models.
@@ -77,7 +77,7 @@ class SeekableWorkload(Protocol):
     """A workload that finds its place without drawing what comes before."""
 
     def batches_after(self, assignment: Assignment, drawn: int) -> Iterator[Any]:
-        """What `batches(assignment)` yields after its first `drawn` batches."""
+        """Yield what `batches(assignment)` yields after its first `drawn` batches."""
 
 
 @runtime_checkable

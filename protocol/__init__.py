@@ -1,1 +1,1 @@
-"""What peers say to each other, and the pure machines that decide what it means."""
+"""Messages between peers, and the pure state machines that decide what follows from them."""

@@ -1,6 +1,7 @@
 """Addresses of nodes as people write them: `/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…`.
 
-The subset of multiaddresses that Shoal listens on and dials: one host, one TCP port, the PeerId that must answer.
+The subset of multiaddresses that Shoal listens on and dials: one host, one TCP port, the PeerId that must answer; and
+those of nodes that are reached through a relay: `/ip4/192.0.2.7/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
 ADDRESS_LIMIT_CHARS = 512
 EXAMPLE = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
 LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/4001"
+CIRCUIT = "/p2p-circuit/p2p/"
 
 _PORT_LIMIT = 65_535
 _DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
@@ -22,7 +24,7 @@ _DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to connect, and who must prove to be there."""
+    """Host and port to connect to, and the peer that must prove its identity there."""
 
     host: str
     port: int
@@ -31,10 +33,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """Where to listen; port 0 lets the system choose one."""
+    """Host and port to listen on; port 0 lets the system choose one."""
 
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitAddress:
+    """Through which node to connect, and who must prove to be at the far end."""
+
+    relay: Address
+    peer: PeerId
 
 
 def parse_address(text: str) -> Address:
@@ -46,6 +56,31 @@ def parse_address(text: str) -> Address:
             except (ValueError, MalformedPeerId) as error:
                 raise ConfigError(f"{_shown(text)}: {error}; an address looks like {EXAMPLE}") from None
     raise ConfigError(f"{_shown(text)} is not the address of a node; it looks like {EXAMPLE}")
+
+
+def is_circuit(text: str) -> bool:
+    """Whether a text means an address through a relay, well-formed or not."""
+    return "/p2p-circuit" in text
+
+
+def parse_any(text: str) -> Address | CircuitAddress:
+    """Read an address of either sort. Raises ConfigError."""
+    if not is_circuit(text) or len(text) > ADDRESS_LIMIT_CHARS:
+        return parse_address(text)
+    relay_text, found, peer_text = text.partition(CIRCUIT)
+    try:
+        peer = parse_peer_id(peer_text)
+    except MalformedPeerId:
+        found = ""
+    relay = parse_address(relay_text)
+    if not found or relay.peer == peer:
+        raise ConfigError(f"{text!r} is no address through a relay; it looks like …/p2p/RELAY{CIRCUIT}PEER")
+    return CircuitAddress(relay=relay, peer=peer)
+
+
+def format_circuit(relay_address: str, peer: PeerId) -> str:
+    """The text of `peer`'s address through the node at `relay_address`."""
+    return f"{relay_address}{CIRCUIT}{peer}"
 
 
 def parse_listen_address(text: str) -> ListenAddress:

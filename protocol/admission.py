@@ -1,14 +1,14 @@
-"""Who may be in the swarm: what the manifest says, an invite where it asks for one, and the authority's revocations.
+"""Admission to the swarm: the manifest's rule, an invite where it asks for one, and the authority's revocations.
 
     open         every key
     allowlist    the founders, `allow` and the authority
     invite       the founders, the authority, and whose record has an invite that the authority signed
 
-and in all three nobody whom the authority has revoked. A signed credential is part of its user's record, so everybody
-who has the record can check it, and nobody has to be asked. An invite's expiry is looked at only where its user says
-hello (`reason_not_to_join`), and not with members of the last certified round, who come back.
+In all three, a peer that the authority has revoked is refused. A signed credential is part of its user's record, so
+everybody who has the record can check it, and nobody has to be asked. An invite's expiry is looked at only where its
+user says hello (`reason_not_to_join`), and not with members of the last certified round, who come back.
 
-Whom of those who may be in comes first where there is not room for all: `Admission.rank`.
+Where there is not room for all who may be in, `Admission.rank` says which peers come first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _nobody(peer: PeerId) -> bool:
 
 
 def _forget(revocations: Revocations) -> None:
-    """What a node without a disk keeps."""
+    """Discard the revocations, as a node without a disk does."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,12 +60,12 @@ class Admission:
         self._listed = self._founding.union(swarm.allow)
 
     def reason_not_to_know(self, peer: PeerId) -> str | None:
-        """Why a peer of which only the PeerId is known is not to be dialled; None if it may be."""
+        """Return why a peer known by its PeerId alone is not to be dialled; None if it may be."""
         by_invite = self.manifest.swarm.admission == "invite"
         return self._reason_revoked(peer, None) or (None if by_invite else self._reason_unlisted(peer, None))
 
     def reason_not_admitted(self, record: NodeRecord) -> str | None:
-        """Why the peer of this record does not belong here, for its user to read; None if it does."""
+        """Return why the peer of this record is refused, as its user reads it; None if it is admitted."""
         credential = record.credential
         return self._reason_revoked(record.peer, credential) or self._reason_unlisted(record.peer, credential)
 
@@ -79,21 +79,21 @@ class Admission:
         return reason
 
     def may_join(self, peer: PeerId, record: NodeRecord | None) -> bool:
-        """Whether a peer may become a member. record: its own, if it is known here; by invite nobody may without."""
+        """True if a peer may become a member. record: its own, if known here; by invite nobody may without."""
         credential = None if record is None else record.credential
         return self._reason_revoked(peer, credential) is None and self._reason_unlisted(peer, credential) is None
 
     def first(self) -> frozenset[PeerId]:
-        """Everybody who comes first where there is not room for all."""
+        """Peers that come first where there is not room for all."""
         revoked = () if self.revocations is None else self.revocations.peers
         return self._founding.union(self.named, self.members()).difference(revoked)
 
     def belongs(self, peer: PeerId) -> bool:
-        """Whether a peer comes first by what every node knows, and not for this node's user alone."""
+        """True if every node, by what all of them know, puts this peer first; not for this node's user alone."""
         return peer in self._founding or peer in self.members()
 
     def rank(self, peer: PeerId) -> Rank:
-        """Where a peer stands among those who may be here; the least for one whom the authority has taken back."""
+        """Rank of a peer among those who may be here; the least for one whom the authority has revoked."""
         if self._reason_revoked(peer, None) is not None:
             return Rank.STRANGER
         if peer in self._founding or peer in self.named or peer in self.members():
@@ -101,11 +101,11 @@ class Admission:
         return Rank.CONTRIBUTOR if self.contributed(peer) else Rank.STRANGER
 
     def is_revoked(self, peer: PeerId, record: NodeRecord | None) -> bool:
-        """Whether the authority has taken back a peer, or the invite in its record."""
+        """True if the authority has revoked a peer, or the invite in its record."""
         return self._reason_revoked(peer, None if record is None else record.credential) is not None
 
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
-        """Note a list that came from `peer`; whether it is news. Raises RemoteError for one that is forged."""
+        """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""
         if not revocations.is_newer_than(self.revocations):
             return False
         revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -83,6 +83,8 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.terms import is_consented
 from shoal.protocol.view_change import check_change, check_proposed, highest_of, make_moves, sign_move
+
+Signed = TypeVar("Signed", Prepare, Vote)
 
 VIEWS_AHEAD_LIMIT = 256
 """Views further ahead than this are ignored: a bound on the tables, not on liveness (time-outs double)."""
@@ -239,29 +241,28 @@ class Agreement:
         return effects
 
     def _take_prepare(self, view: int, value: Value) -> Prepare:
-        signature = self._identity.sign(PREPARE_DOMAIN, step_preimage(view, value.hash))
-        prepare = Prepare(
-            term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature
-        )
-        self._signed = True
-        self._values[value.hash] = value
+        prepare = self._sign(Prepare, PREPARE_DOMAIN, view, value)
         self._my_prepares[view] = prepare
-        self._prepares.setdefault((view, value.hash), {})[self._me] = signature
+        self._prepares.setdefault((view, value.hash), {})[self._me] = prepare.signature
         return prepare
 
     def _take_vote(self, value: Value, prepared: Prepared) -> Vote:
         view = prepared.view
-        signature = self._identity.sign(VOTE_DOMAIN, step_preimage(view, value.hash))
-        vote = Vote(
-            term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature
-        )
-        self._signed = True
-        self._values[value.hash] = value
+        vote = self._sign(Vote, VOTE_DOMAIN, view, value)
         self._my_votes[view] = vote
         if self._highest is None or view >= self._highest.prepared.view:
             self._highest = PreparedValue(value, prepared)
-        self._votes.setdefault((view, value.hash), {})[self._me] = signature
+        self._votes.setdefault((view, value.hash), {})[self._me] = vote.signature
         return vote
+
+    def _sign(self, kind: type[Signed], domain: bytes, view: int, value: Value) -> Signed:
+        """Sign one of the two steps of a view for `value`."""
+        self._signed = True
+        self._values[value.hash] = value
+        signature = self._identity.sign(domain, step_preimage(view, value.hash))
+        return kind(
+            term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature
+        )
 
     # -- questions -------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What nodes ask each other for the sake of audits: evidence, owners' statements, what contributors announced.
+"""Messages of audits between nodes: evidence, owners' statements, and contributors' signed commitments.
 
 One request and one answer on a stream of /shoal/audit/1. What is longer than a part is asked for part by part.
 """
@@ -22,7 +22,7 @@ COMMITMENTS_LIMIT = 4 * MEMBER_LIMIT
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a piece of evidence says that `peer` did something in that term and round."""
+    """Charge by a piece of evidence that `peer` did something in that term and round."""
 
     digest: Hash
     peer: Peer
@@ -57,7 +57,7 @@ class GetCommitments(Message, frozen=True, kw_only=True):
 
 
 class Commitments(Message, frozen=True, kw_only=True):
-    """What contributors signed, each in each of its lives."""
+    """Signed commitments of contributors, one for each of a contributor's lives."""
 
     commitments: Annotated[tuple[Commitment, ...], msgspec.Meta(max_length=COMMITMENTS_LIMIT)]
 
@@ -70,7 +70,7 @@ class Part(Message, frozen=True, kw_only=True):
 
 
 class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What participant number `owner` stated about a chunk."""
+    """Statement of participant number `owner` about a chunk."""
 
     owner: Place
     bitmap: Annotated[bytes, msgspec.Meta(max_length=MEMBER_LIMIT // 8)]
@@ -79,7 +79,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class StatementsPart(Message, frozen=True, kw_only=True):
-    """What was stated about the chunks from the one that was asked for on, in order."""
+    """Statements about consecutive chunks, in order, from the one that was asked for."""
 
     statements: Annotated[tuple[Stated, ...], msgspec.Meta(max_length=STATEMENTS_LIMIT)]
 

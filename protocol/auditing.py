@@ -1,4 +1,4 @@
-"""Which chunks of a round a node recomputes: a lottery that no owner can win by choosing what it signs.
+"""Lottery of the chunks that a node recomputes in a round: no owner can win it by choosing what it signs.
 
     beacon = H("audit-beacon", hash of the certified value, root over (result, bitmap) of every chunk)
     ticket = the auditor's signature of the beacon
@@ -25,7 +25,7 @@ _NUMBER_BYTES = 8
 
 
 def beacon(value_hash: bytes, stated: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """What all auditors of a round sign; stated: per chunk what its owner signed, (result, bitmap)."""
+    """Return the hash that all auditors of a round sign; stated: per chunk what its owner signed, (result, bitmap)."""
     results = domain_hash("audit-results", *(part for pair in stated for part in pair))
     return domain_hash("audit-beacon", value_hash, results)
 
@@ -46,7 +46,10 @@ def drawn(ticket: bytes, chunks: int, count: int) -> list[int]:
 
 
 def drawn_work(ticket: bytes, contributors: int, share: float) -> int | None:
-    """Whose work is weighed in a round, of so many contributors; None in a round in which nobody's is."""
+    """Draw the contributor whose work is weighed in a round; None in a round that weighs nobody's.
+
+    Returns its number, below `contributors`. share: the probability that a round weighs anybody's.
+    """
     stream = blake3(ticket + b"work").digest(length=2 * _NUMBER_BYTES)
     chance, whose = (int.from_bytes(part, "little") for part in (stream[:_NUMBER_BYTES], stream[_NUMBER_BYTES:]))
     return whose % contributors if contributors and chance < share * 2 ** (8 * _NUMBER_BYTES) else None

@@ -309,10 +309,14 @@ class CatchingUp:
             state = yield FindEarlier(target.round, digest)
         if state is None and chain.can_go_back_to(target):
             before = chain.back_to(chain.value(target.round), initial=digest)
-            state = yield from self._search.nearer(None, before, sorted(self._here.linked()))
-        if state is None or state.round != target.round:
+            state = yield from self._fetch_earlier(before, target.round)
+        if state is None:
             return StateHeld(target, None)
         return StateHeld(target, (yield KeepEarlier(state)))
+
+    def _fetch_earlier(self, chain: Chain, round: int) -> Steps:
+        state: OfState | None = yield from self._search.nearer(None, chain, sorted(self._here.linked()))
+        return state if state is not None and state.round == round else None
 
 
 def is_state_of(value: Value, state: OfState) -> bool:

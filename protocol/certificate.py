@@ -1,4 +1,4 @@
-"""Certificates: who leads, what a quorum is, and what makes a decided value hold after the one before it.
+"""Certificates: the order of leads, quorums, and the checks by which a decided value holds after the one before it.
 
 The hash of a certificate is the hash of its value alone, so certificates of one value that differ in view or
 signers are the same certificate. C(e-1) fixes everything about round e that must not move: its electorate, the
@@ -45,7 +45,7 @@ PLANNER_VOTE_WEIGHT = 3
 
 
 class FaultModel(enum.Enum):
-    """What the members of an electorate may do wrong without two values being certified."""
+    """Faults of an electorate's members under which no two values can be certified."""
 
     CRASH = "crash"
     LYING = "lying"
@@ -58,7 +58,7 @@ def is_quorum(
     *,
     faults: FaultModel = FaultModel.CRASH,
 ) -> bool:
-    """Whether `supporters` are a quorum of the electorate that `previous` names. The leaves must have been proven."""
+    """True if `supporters` are a quorum of the electorate that `previous` names. The leaves must have been proven."""
     electorate = frozenset(previous.members)
     if faults is FaultModel.LYING:
         return 3 * len(electorate.intersection(supporters)) > 2 * len(electorate)
@@ -105,7 +105,7 @@ def lead(previous: Value, view: int) -> PeerId:
 
 
 def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
-    """Whether the others could not go on without counting the leave of `me`.
+    """True if the others cannot go on unless the leave of `me` is counted.
 
     Where they can, a promise is of no use: the next certificate drops who is gone. Where they cannot, and several leave
     at once, not all may promise, or nobody could ever vote again: of those who would have to, the first in the order of
@@ -122,7 +122,7 @@ def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], 
 
 
 def follows(value: Value, previous: Value) -> bool:
-    """Whether `value` may come right after `previous` in a chain, as far as these two tell."""
+    """True if `value` may come right after `previous` in a chain, as far as these two tell."""
     return (
         value.swarm == previous.swarm
         and value.term == previous.next_term
@@ -143,7 +143,7 @@ def newcomers(value: Value, previous: Value) -> tuple[PeerId, ...]:
 
 @lru_cache(maxsize=256)
 def has_proofs(value: Value, previous: Value, faults: FaultModel = FaultModel.CRASH) -> bool:
-    """Whether each leave and each new member in `value` is signed by who it is of, and the others are a quorum.
+    """Check that each leave and each new member in `value` has its own signature, and the others are a quorum.
 
     The members of B(e) that remain members, and those that `value` bans, are a quorum of B(e) less the leaves.
     """
@@ -165,7 +165,7 @@ def _given(signatures: tuple[bytes, ...] | msgspec.UnsetType) -> tuple[bytes, ..
 
 
 def _goes_back(value: Value, previous: Value) -> bool:
-    """Whether a rollback has no result of its own, goes back to a round before it, and keeps the electorate B(e)."""
+    """True if a rollback has no result of its own, goes back to a round before it, and keeps the electorate B(e)."""
     assert value.rollback
     return (
         (value.plan, value.bitmaps, value.tokens) == (NO_HASH, NO_HASH, 0)
@@ -207,7 +207,7 @@ def check_certificate(
 
 
 def _is_of_first_edition(certificate: Certificate) -> bool:
-    """Whether its first signature is a vote of 0.1.0."""
+    """True if its first signature is a vote of 0.1.0."""
     votes = zip(certificate.signers, certificate.signatures, strict=True)
     return any(
         verify_step(FIRST_VOTE_DOMAIN, signer, certificate.view, certificate.value.hash, one) for signer, one in votes
@@ -215,16 +215,16 @@ def _is_of_first_edition(certificate: Certificate) -> bool:
 
 
 def verify_step(domain: bytes, peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer`'s Propose, Prepare or Vote, by the domain, of the value in `view`."""
+    """Check that `signature` is `peer`'s Propose, Prepare or Vote, by the domain, of the value in `view`."""
     return verify(peer, domain, step_preimage(view, value_hash), signature)
 
 
 def verify_leave(peer: PeerId, base: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer`'s promise to sign nothing in the round after the value of hash `base`."""
+    """Check that `signature` is `peer`'s promise to sign nothing in the round after the value of hash `base`."""
     return verify(peer, LEAVE_DOMAIN, base, signature)
 
 
 def verify_report(peer: PeerId, report: Report) -> bool:
-    """Whether `peer` signed this Report."""
+    """Check that `peer` signed this Report."""
     preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
     return len(report.signature) == SIGNATURE_BYTES and verify(peer, REPORT_DOMAIN, preimage, report.signature)

@@ -1,13 +1,4 @@
-"""What a contributor signs before anybody sees a byte of its contribution, for third parties to hold it to.
-
-    root        over the encoded chunks (collectives/commitment.py); top is the hash right under it
-    seal        H("seal", top, PeerId): shows that who signs knew the chunks and did not copy a root from another
-    squares     H("squares", canonical of the per-chunk sums of squares)
-    signature   over base, life, root, seal, squares, codec and grid
-
-`top` becomes known with the first chunk that is sent to its owner. A life is one run of a node through one round: who
-was restarted and lost its contribution may make another one, in another life.
-"""
+"""Commitments: what a contributor signs, before anybody sees a byte of its contribution, for third parties to check."""
 
 from __future__ import annotations
 
@@ -43,11 +34,11 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def chunks(self) -> int:
-        """How many chunks it is of."""
+        """Number of chunks in the contribution."""
         return -(-self.numel // max(1, self.chunk_values))
 
     def valid(self) -> bool:
-        """Whether `peer` signed it."""
+        """Check that `peer` signed it."""
         return verify(self.peer, COMMITMENT_DOMAIN, _preimage(self), self.signature)
 
 
@@ -56,7 +47,7 @@ def _preimage(one: Commitment) -> bytes:
 
 
 def squares_hash(squares: Sequence[float]) -> bytes:
-    """What stands for the sums of squares in a commitment."""
+    """Hash of the per-chunk sums of squares, as a commitment has it."""
     return domain_hash("squares", canonical([float(square) for square in squares]))
 
 
@@ -66,7 +57,7 @@ def seal_of(top: bytes, peer: PeerId) -> bytes:
 
 
 def commitment_of(peer: PeerId, ready: Ready, settings: RoundSettings) -> Commitment | None:
-    """What `peer` signed in `ready`, in a round with these settings; unchecked. None if that is nothing."""
+    """Return the commitment, unchecked, that `peer` signed in `ready` in a round of these settings; None if none."""
     if ready.role != CONTRIBUTOR or not ready.signature:
         return None
     return Commitment(
@@ -84,7 +75,7 @@ def commitment_of(peer: PeerId, ready: Ready, settings: RoundSettings) -> Commit
 
 
 def committed(identity: Identity, ready: Ready, settings: RoundSettings) -> Ready:
-    """`ready` with the signature of `identity`, if it announces a contribution."""
+    """Return `ready` with the signature of `identity`, if it announces a contribution."""
     if ready.role != CONTRIBUTOR:
         return ready
     unsigned = msgspec.structs.replace(ready, signature=bytes(64))

@@ -1,4 +1,4 @@
-"""How a node stops taking part: because it is asked to, or because the rounds it was to take part in are done.
+"""Leaving the swarm: because the user asks, or because the rounds this node was to take part in are done.
 
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
     asked to leave    go at once where nobody counts on this node; else promise to sign nothing more, and then go
@@ -26,7 +26,7 @@ LEAVE_TIMEOUT_S = 20.0  # until a node goes without being counted out, or with t
 
 
 class LeaveStep(Enum):
-    """What to do about leaving now."""
+    """Next step of a node that may be about to leave."""
 
     STAY = auto()
     REST = auto()
@@ -36,7 +36,7 @@ class LeaveStep(Enum):
 
 
 class Departure:
-    """When this node may go. `left` is set when it has gone, `finished` once its rounds are done.
+    """A node's departure, and when it is allowed. `left` is set once it has gone, `finished` once its rounds are done.
 
     tell: is called with what the user is to know, in a line.
     """
@@ -48,42 +48,42 @@ class Departure:
         self._have_certificate: set[PeerId] = set()
         self._told = False
         self.needed = False
-        """Whether this node is to leave, and stays for the sake of others who want what it has."""
+        """True if this node is to leave, and stays for the sake of others who want what it has."""
         self.finished = False
         self.left = False
 
     @property
     def asked(self) -> bool:
-        """Whether this node is to leave."""
+        """True if this node is to leave."""
         return self._asked_at is not None
 
     def ask(self, now: float) -> None:
-        """Leave as soon as the round allows; patience counts from the first time."""
+        """Leave as soon as the round allows; the time limit counts from the first call."""
         if self._asked_at is None:
             self._asked_at = now
 
     def overdue(self, now: float) -> bool:
-        """Whether this node was to leave so long ago that it waits for nothing more."""
+        """True if this node was asked to leave so long ago that it waits for nothing more."""
         return self._asked_at is not None and now - self._asked_at >= LEAVE_TIMEOUT_S
 
     def begin_round(self) -> None:
-        """Another round begins, whose certificate nobody has."""
+        """Begin another round, whose certificate nobody has."""
         self._have_certificate.clear()
 
     def has_certificate(self, peer: PeerId) -> None:
-        """This peer sent the certificate of the newest round."""
+        """Note that this peer sent the certificate of the newest round."""
         self._have_certificate.add(peer)
 
     def known_to(self, peers: AbstractSet[PeerId]) -> bool:
-        """Whether all of these peers have the certificate of the newest round."""
+        """True if all of these peers have the certificate of the newest round."""
         return self._have_certificate >= peers
 
     def rounds_done(self, certified: int) -> bool:
-        """Whether `certified` rounds are all that this node was to take part in."""
+        """True if `certified` rounds are all that this node was to take part in."""
         return self._rounds is not None and certified >= self._rounds
 
     def may_train(self, machine: RoundMachine) -> bool:
-        """Whether to make a contribution where nobody else does: who is to leave only hands over by it."""
+        """True if this node may contribute where nobody else does; who is to leave only does to hand over."""
         return not self.asked or self._hands_over(machine)
 
     def advise(self, machine: RoundMachine, now: float) -> LeaveStep:
@@ -114,7 +114,7 @@ class Departure:
 
 
 def waits_for_others(round: int) -> str:
-    """What to tell the user of a node that is to leave and stays a while."""
+    """Notice for the user of a node that is to leave and stays a while."""
     return (
         f"the others cannot go on from round {round} without this node yet: staying until they can, "
         f"{LEAVE_TIMEOUT_S:g} s at most"
@@ -122,7 +122,7 @@ def waits_for_others(round: int) -> str:
 
 
 def only_copy_goes(round: int) -> str:
-    """What to tell the user of a node that leaves with what nobody else has."""
+    """Warning for the user of a node that leaves with the only copy of a state."""
     return (
         f"leaving with the only copy of the state of round {round}, which nobody fetched within "
         f"{LEAVE_TIMEOUT_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
@@ -131,7 +131,7 @@ def only_copy_goes(round: int) -> str:
 
 
 def last_voter_goes(round: int) -> str:
-    """What to tell the user of a node without which nobody can certify a round."""
+    """Warning for the user of a node that leaves although nobody can certify a round without it."""
     return (
         f"leaving although the others, who have the state of round {round}, cannot certify another without this "
         "node: start it again on its data folder, or let `shoal rebase --forget` have them go on without it"

@@ -1,4 +1,4 @@
-"""What a member binds itself to, as it stands in the agreement log on its disk."""
+"""Records of a member's agreement log: the votes and promises that bind it across restarts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What peers said about rounds that have not begun here: kept for later, and no more of one peer than it needs for one.
+"""Messages about rounds that have not begun here, kept for later: of one peer no more than it needs for one round.
 
-Who says too much loses its oldest messages, not another's; and where all say too much, who takes up most room does.
+A peer that sends too much loses its own oldest messages, not another's; where all do, who takes most room does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EARLY_LIMIT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    """Of one peer, the oldest first: each with its place among all, and its size in bytes."""
+    """Messages of one peer, the oldest first: each with its place among all, and its size in bytes."""
 
     kept: deque[tuple[int, Received, int]] = field(default_factory=deque)
     size: int = 0
@@ -67,7 +67,7 @@ class EarlyMessages:
             del self._by_peer[peer]
 
     def take(self) -> list[Received]:
-        """All of them in the order in which they came; none is kept any more."""
+        """Remove and return all of them, in the order in which they came."""
         words = sorted((one for words in self._by_peer.values() for one in words.kept), key=lambda one: one[0])
         self._by_peer.clear()
         self._count = self._size = 0

@@ -295,6 +295,16 @@ class SignAmendment:
 
 
 @dataclass(frozen=True, slots=True)
+class SignRebase:
+    """Sign the rebase after the head without these members with the authority's key. Comes to it; durably the only one.
+
+    Raises ConfigError where that makes no sense, or the key is not here.
+    """
+
+    forget: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class FindEarlierRounds:
     """Comes to the rounds before the newest whose state is on disk, or as finals there lead to it, in order."""
 
@@ -362,6 +372,7 @@ MemberEffect = (
     | KeepOrder
     | DropOrder
     | SignAmendment
+    | SignRebase
     | FindEarlierRounds
     | ForgetEarlier
     | NeedEvidence

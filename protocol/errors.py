@@ -35,7 +35,7 @@ class NetworkError(ShoalError):
 
 
 class ConfigError(ShoalError):
-    """What the user gave cannot be used; the text says what to do about it."""
+    """User input that cannot be used; the text says what to do about it."""
 
 
 class StorageError(ConfigError):

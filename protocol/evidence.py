@@ -1,4 +1,4 @@
-"""Evidence: what somebody signed, and cannot have signed if it followed the rules. Anyone who has it can check it.
+"""Evidence: signed statements that a node which follows the rules cannot have made. Anyone who has it can check it.
 
     double vote            two votes of one member in one view of one round; or two Prepares, or proposals
     hidden prepare         a view change that hides the prepare certificate that its sender voted by
@@ -71,7 +71,7 @@ class _About(Message, frozen=True, kw_only=True):
 
 
 STEPS = {"propose": PROPOSE_DOMAIN, "prepare": PREPARE_DOMAIN, "vote": VOTE_DOMAIN}
-"""What a member may sign once in a view, and in which domain."""
+"""Domains of the steps that a member may sign once in a view."""
 
 
 class DoubleVote(_About, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class DoubleVote(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The peer that cast both votes."""
         return self.peer
 
     def check_words(self) -> None:
@@ -103,7 +103,7 @@ class DoubleVote(_About, frozen=True, kw_only=True):
 
 
 class HiddenPrepare(_About, frozen=True, kw_only=True):
-    """`vote` was cast in `view`, by a prepare certificate; to `later` its voter moved and told of none so high."""
+    """Vote in `view`, by a prepare certificate, which its voter hid in its ViewChange to `later`."""
 
     view: View
     value: Value
@@ -113,7 +113,7 @@ class HiddenPrepare(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The voter whose ViewChange hid the higher prepare certificate."""
         return self.move.peer
 
     def check_words(self) -> None:
@@ -141,7 +141,7 @@ class BrokenLeave(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The peer that promised to leave and signed all the same."""
         return self.peer
 
     def check_words(self) -> None:
@@ -170,7 +170,7 @@ class DoubleResult(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The owner that stated two results of one chunk."""
         return self.statements[0].owner
 
     def check_words(self) -> None:
@@ -185,7 +185,7 @@ class DoubleResult(_About, frozen=True, kw_only=True):
 
 
 def _announced(commitment: Commitment) -> tuple[bytes, bytes, bytes]:
-    """What a node says once in a life."""
+    """Return what a node may announce only once in a life: root, seal and hash of its squares."""
     return commitment.root, commitment.seal, commitment.squares
 
 
@@ -196,13 +196,13 @@ class DoubleCommitment(_About, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, base: Value, one: Commitment, other: Commitment) -> Self | None:
-        """What these come to, of one node in one life; None if they agree."""
+        """Return the evidence in two commitments of one node in one life; None if they agree."""
         first, second = sorted((one, other), key=_announced)
         return cls(base=base, commitments=(first, second)) if _announced(first) < _announced(second) else None
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The contributor that signed both commitments."""
         return self.commitments[0].peer
 
     def check_words(self) -> None:
@@ -224,7 +224,7 @@ class CopiedCommitment(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The contributor that committed to another's root."""
         return self.commitment.peer
 
     def check_words(self) -> None:
@@ -244,7 +244,7 @@ class UnsoundContribution(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The contributor that committed to the chunk."""
         return self.commitment.peer
 
     def check_words(self) -> None:
@@ -260,7 +260,7 @@ class WrongSum(_About, frozen=True, kw_only=True):
 
     @property
     def accused(self) -> PeerId:
-        """Who did it."""
+        """The owner that stated the wrong sum."""
         return self.statement.owner
 
     def check_words(self) -> None:
@@ -298,7 +298,7 @@ def _check_commitment(commitment: Commitment, base: Value) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a piece of evidence proves: who did what, in which term and round. digest: its name."""
+    """Finding that a piece of evidence proves: who did what, in which term and round. digest: its name."""
 
     digest: bytes
     kind: str

@@ -36,7 +36,7 @@ class Checkpoint:
 
     @property
     def position(self) -> tuple[Term, int]:
-        """Where in the chain it is."""
+        """Position in the chain: (term, round)."""
         return self.term, self.round
 
     def __str__(self) -> str:
@@ -69,13 +69,13 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def signers(self) -> tuple[PeerId, ...]:
-        """Who signed both, in order: those who lied, or whose key is in two places."""
+        """Peers that signed both branches, sorted: they lied, or their key is in two places."""
         one, other = set(self.one.signers), set(self.other.signers)
         left = (one & set(self.other.value.leaves)) | (other & set(self.one.value.leaves))  # and signed all the same
         return tuple(sorted(one & other | left))
 
     def binds(self, head: Value) -> bool:
-        """Whether no rebase has come since, in a chain with this head: nothing more may be signed then."""
+        """True if a chain with this head has not been rebased since the fork: nothing more may be signed then."""
         return head.term.rebases <= self.term.rebases
 
     def __str__(self) -> str:
@@ -90,10 +90,10 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def same_position(one: Value, other: Value) -> bool:
-    """Whether two values decide the same: one term, one round, after one value."""
+    """True if two values decide the same position: one term, one round, after one value."""
     return (one.term, one.round, one.base) == (other.term, other.round, other.base)
 
 
 def shown(value_hash: bytes) -> str:
-    """As much of a hash as is shown to a user."""
+    """Start of a hash, as it is shown to a user."""
     return value_hash.hex()[:SHOWN_HASH_CHARS]

@@ -1,4 +1,4 @@
-"""What two nodes say to each other under the strategy `gossip`, where nothing is common and nothing is certified.
+"""Messages between two nodes under the strategy `gossip`, where nothing is common and nothing is certified.
 
 Each travels in an envelope that its sender signed, over the link between the two, and concerns nobody else.
 """
@@ -21,7 +21,7 @@ Hashes = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BY
 
 
 class Offer(Message, frozen=True, kw_only=True, dict=True):
-    """Be my partner: this is the vector of my round `round`, to be fetched by the hashes of its chunks.
+    """Offer to be partners, with the vector of the sender's round `round`, to be fetched by the hashes of its chunks.
 
     Two are partners where each has the other's offer. `hashes`: BLAKE3 of every encoded chunk, joined in order.
     """
@@ -38,13 +38,13 @@ class Offer(Message, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def root(self) -> bytes:
-        """What names the vector: a hash over all fields."""
+        """Hash over all fields, which names the vector."""
         shape = canonical([self.round, self.codec, self.numel, self.chunk_values])
         return domain_hash("gossip-vector", shape, self.hashes)
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """What two partners must have alike: codec, values, values per chunk."""
+        """Shape of the vector, which must be the same at both partners: codec, values, values per chunk."""
         return self.codec, self.numel, self.chunk_values
 
     def chunk_hash(self, chunk: int) -> bytes:
@@ -53,26 +53,26 @@ class Offer(Message, frozen=True, kw_only=True, dict=True):
 
 
 class Decline(Message, frozen=True, kw_only=True):
-    """Not with me: your offer of round `round` is not accepted. `mine` is the sender's own round."""
+    """Refusal of the offer of round `round`. `mine` is the sender's own round."""
 
     round: Count
     mine: Count
 
 
 class Withdraw(Message, frozen=True, kw_only=True):
-    """The sender waits no longer: its offer of its round `round` does not stand."""
+    """Withdrawal of the sender's offer of its round `round`: it waits no longer."""
 
     round: Count
 
 
 class Taken(Message, frozen=True, kw_only=True):
-    """The sender has the whole vector of your round `round`: nobody needs you for it any more."""
+    """Receipt of the whole vector of your round `round`: this sender needs you for it no more."""
 
     round: Count
 
 
 class AskStanding(Message, frozen=True, kw_only=True):
-    """Where do you stand?"""
+    """Question for the round and digest of a peer's newest state."""
 
 
 class Standing(Message, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ def public_key_of(peer_id: PeerId) -> bytes:
 
 
 def verify(peer_id: PeerId, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer_id`'s over (domain, message). A malformed PeerId is just False.
+    """Check that `signature` is `peer_id`'s over (domain, message). A malformed PeerId is just False.
 
     Short ones are remembered: a vote is checked as it is heard, in its certificate, and by the chain.
     """

@@ -94,10 +94,10 @@ class SetPaused:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebased:
-    """The authority, which is at this node, signed a rebase."""
+class GoOnWithout:
+    """The user of this node, which has the authority's key, wants a rebase: these members are gone for good."""
 
-    rebase: Rebase
+    forget: frozenset[PeerId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ Input = (
     | TrainerRestarted
     | Reduced
     | SetPaused
-    | Rebased
+    | GoOnWithout
     | Proven
     | StateHeld
     | GoBack

@@ -1,4 +1,4 @@
-"""Invites: what the swarm's authority signs so that a node may join, and the list of those it takes back.
+"""Invites: the authority's signed permissions for nodes to join, and the list of those it revokes.
 
     Invite       signed by the authority: (swarm, holder, bearer, expires)
     Credential   an invite as its user shows it, inside the user's own signed NodeRecord
@@ -50,7 +50,7 @@ Expiry = Annotated[int, msgspec.Meta(ge=0, le=EXPIRY_LIMIT_S)]
 
 
 class Invite(wire.Message, frozen=True, kw_only=True):
-    """Who holds it may join until `expires`, in seconds since 1970."""
+    """Permission for its holder to join until `expires`, in seconds since 1970."""
 
     holder: Peer
     bearer: bool
@@ -58,7 +58,7 @@ class Invite(wire.Message, frozen=True, kw_only=True):
     signature: Signature
 
     def signed_part(self, swarm: SwarmId) -> bytes:
-        """What the authority signs."""
+        """Return the bytes that the authority signs."""
         return canonical([swarm, self.holder, self.bearer, self.expires])
 
 
@@ -74,7 +74,7 @@ class Credential(wire.Message, frozen=True, kw_only=True):
 
 
 class Revocations(Message, frozen=True, kw_only=True):
-    """Whom the authority takes back, in order."""
+    """Peers that the authority has revoked, sorted."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=COUNTER_LIMIT)]
     peers: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=REVOKED_LIMIT)]
@@ -85,11 +85,11 @@ class Revocations(Message, frozen=True, kw_only=True):
             raise ValueError("peers that are not in order, or named twice")
 
     def signed_part(self, swarm: SwarmId) -> bytes:
-        """What the authority signs."""
+        """Return the bytes that the authority signs."""
         return canonical([swarm, self.version, self.peers])
 
     def is_newer_than(self, other: Revocations | None) -> bool:
-        """Whether this list takes the other's place."""
+        """True if this list takes the other's place."""
         return other is None or (self.version, self.peers) > (other.version, other.peers)
 
     def check(self, swarm: SwarmId, authority: PeerId, *, peer: PeerId | None = None) -> None:
@@ -99,7 +99,7 @@ class Revocations(Message, frozen=True, kw_only=True):
 
 
 def make_invite(authority: Identity, swarm: SwarmId, *, holder: PeerId, bearer: bool = False, expires: int) -> Invite:
-    """An invite for the node `holder`, or, with `bearer`, for whoever has the key of that PeerId."""
+    """Make an invite for the node `holder`, or, with `bearer`, for whoever has the key of that PeerId."""
     unsigned = Invite(holder=holder, bearer=bearer, expires=expires, signature=bytes(SIGNATURE_BYTES))
     return msgspec.structs.replace(unsigned, signature=authority.sign(INVITE_DOMAIN, unsigned.signed_part(swarm)))
 
@@ -125,7 +125,7 @@ def make_revocations(
 
 
 def reason_not_valid(credential: Credential, *, peer: PeerId, swarm: SwarmId, authority: PeerId) -> str | None:
-    """Why `peer` may not use this credential in this swarm, whatever the time is; None if it may."""
+    """Return why `peer` may not use this credential in this swarm, regardless of the time; None if it may."""
     invite = credential.invite
     if not _is_signed(authority, INVITE_DOMAIN, invite.signed_part(swarm), invite.signature):
         return "your invite was not signed for this swarm by its authority; ask for a link made with `shoal invite`"
@@ -139,7 +139,7 @@ def reason_not_valid(credential: Credential, *, peer: PeerId, swarm: SwarmId, au
 
 
 def reason_expired(invite: Invite, now_s: float) -> str | None:
-    """Why it is too late to join with this invite by a clock that says `now_s` (seconds since 1970), or None."""
+    """Return why it is too late to join with this invite by a clock that says `now_s` (seconds since 1970), or None."""
     if now_s <= invite.expires + CLOCK_TOLERANCE_S:
         return None
     return f"your invite expired on {when(invite.expires)}; ask for another"

@@ -112,7 +112,7 @@ def make_folder(folder: Path) -> None:
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether the key in a file is encrypted. Raises ConfigError, StorageError."""
+    """True if the key in a file is encrypted. Raises ConfigError, StorageError."""
     data = _read_private(path, KEY_FILE_LIMIT_BYTES, "key file", "start the node once to make one")
     return data.startswith(_ENCRYPTED)
 

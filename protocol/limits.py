@@ -1,4 +1,4 @@
-"""Token buckets: what may happen so often in the long run, and so much at once; of one thing, or of each key."""
+"""Token buckets: limits on the rate in the long run, and on the amount at once; for one thing, or for each key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class TokenBucket:
-    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back. Full at first."""
+    """Rate limit: `burst` at once, `per_second` in the long run; times in seconds, never going back. Full at first."""
 
     __slots__ = ("_at", "_burst", "_level", "_per_second")
 
@@ -36,7 +36,7 @@ class TokenBucket:
         return True
 
     def owe(self, amount: float, now: float) -> float:
-        """Take `amount`, whatever there is room for; how many seconds until that is paid, 0 if it was there."""
+        """Take `amount`, whatever there is room for; return the seconds until that is paid, 0 if it was there."""
         self.has(amount, now)
         self._level -= amount
         return max(0.0, -self._level / self._per_second)
@@ -50,11 +50,11 @@ class Rates(Generic[Key]):
         self._buckets: OrderedDict[Key, TokenBucket] = OrderedDict()
 
     def take(self, key: Key, now: float, amount: float = 1.0) -> bool:
-        """Whether there is room for `amount` of `key`; if so it is taken."""
+        """Take `amount` from the bucket of `key`; False, and nothing is taken, where there is too little in it."""
         return self.of(key, now).take(amount, now)
 
     def owe(self, key: Key, now: float, amount: float = 1.0) -> float:
-        """Take `amount` of `key`, whatever there is room for; how many seconds until that is paid."""
+        """Take `amount` of `key`, whatever there is room for; return the seconds until that is paid."""
         return self.of(key, now).owe(amount, now)
 
     def of(self, key: Key, now: float) -> TokenBucket:
@@ -66,7 +66,7 @@ class Rates(Generic[Key]):
         return bucket
 
     def is_spent(self, key: Key, now: float) -> bool:
-        """Whether there is no room for one more of `key`; nothing is taken."""
+        """True if there is no room for one more of `key`; nothing is taken."""
         bucket = self._buckets.get(key)
         return bucket is not None and not bucket.has(1.0, now)
 

@@ -283,12 +283,12 @@ class Manifest(Message, frozen=True, kw_only=True):
 
     @property
     def strategy(self) -> Strategy:
-        """How the swarm synchronises."""
+        """Strategy by which the swarm synchronises."""
         return strategy_named(self.sync.strategy)
 
     @property
     def audits(self) -> AuditSection:
-        """How rounds are audited."""
+        """Settings of audits; the defaults where the manifest has none."""
         return self.audit or AuditSection()
 
     @property

@@ -159,37 +159,37 @@ class SyncSection(Message, frozen=True, kw_only=True):
 
     @property
     def outer_step(self) -> OuterStep:
-        """What turns the mean of a round into the next anchor."""
+        """Outer optimizer, which turns the mean of a round into the next anchor."""
         return strategy_named(self.strategy).outer_step(self)
 
     @property
     def balances(self) -> bool:
-        """Whether each node's steps of a round follow its speed."""
+        """True if each node's steps of a round follow its speed."""
         return self.balance and strategy_named(self.strategy).balances
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether a contribution is the gradient at the anchor, and no progress beyond it."""
+        """True if a contribution is the gradient at the anchor, and no progress beyond it."""
         return strategy_named(self.strategy).exchanges_gradients
 
     @property
     def applied_mixing(self) -> float | None:
-        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
+        """Weight α of a round's outcome in a node's own values, None where it takes their place."""
         return strategy_named(self.strategy).mixing(self)
 
     @property
     def round_steps(self) -> int:
-        """How many optimizer steps there are between two rounds."""
+        """Number of optimizer steps between two rounds."""
         return self.inner_steps // self.fragments
 
     @property
     def plan_codec(self) -> str:
-        """What a plan calls the codec: with the numbers of values, where it has such."""
+        """Name of the codec in plans: with the numbers of values, where it has such."""
         return f"topk{self.top_k}-{self.final_top_k}" if self.codec == "topk" else self.codec
 
     @property
     def plan_aggregate(self) -> str:
-        """What a plan calls the aggregate: with its parameter in 1/65536, where it has one."""
+        """Name of the aggregate in plans: with its parameter in 1/65536, where it has one."""
         return f"trimmed{round(self.trim * 65536)}" if self.aggregate == "trimmed" else self.aggregate
 
 

@@ -1,4 +1,4 @@
-"""Between the text of a manifest and its structs: errors in the user's words, and a commented file.
+"""Conversion between the text of a manifest and its structs: errors in the user's words, and a commented file.
 
 Everything here is driven by the structs themselves. A field's `Meta(description=…)` is its comment in the file that
 `render` writes, and part of the answer when its value is wrong. `Meta(extra=AMENDABLE)`: it can be amended.
@@ -55,7 +55,7 @@ def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source:
 
 
 def refuse_non_finite(tables: dict[str, Any]) -> None:
-    """TOML can say nan and inf, which pass every range check that is written with < and >. Raises ValueError."""
+    """Refuse nan and inf, which TOML can say and which pass range checks written with < and >. Raises ValueError."""
     for section, table in tables.items():
         for key, value in table.items() if isinstance(table, dict) else ():
             for number in value if isinstance(value, list) else (value,):
@@ -124,7 +124,7 @@ def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
 
 
 def meta_of(hint: Any) -> msgspec.Meta:
-    """What is said of a field beside its type."""
+    """Return the bounds and the description that annotate a field's type."""
     return next((one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta)), msgspec.Meta())
 
 
@@ -133,7 +133,7 @@ def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
 
 
 def amendable_keys(root: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
-    """By section, the keys that can be amended, in the order of the structs."""
+    """Keys that can be amended, by section, in the order of the structs."""
     found = {
         section: tuple(key for key in kind.__struct_fields__ if meta_of(hints_of(kind)[key]).extra == AMENDABLE)
         for section, kind in sections_of(root).items()
@@ -171,7 +171,7 @@ def _comment(text: str, wanted: bool) -> list[str]:
 
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:
-    """Tables go last in their section, or TOML would take the keys after them for theirs."""
+    """True for a table: it goes last in its section, or TOML would take the keys after it for its own."""
     return "dict" in str(field.type)
 
 

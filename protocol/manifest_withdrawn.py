@@ -1,4 +1,4 @@
-"""Settings that earlier releases had and this one has not: what a manifest may still say of them, and what it may not.
+"""Settings that earlier releases had and this one has not: those a manifest may still name, and those it may not.
 
 A key that is gone stays in its section with the one value that means *without it*, so that the SwarmId of a manifest
 that says so, or says nothing, is what it was; `render` does not write it. Of a key that remains a value may be gone.
@@ -16,14 +16,14 @@ SHOWN_CHARS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """stays: the only value that a key which is gone may have. gone: the value that another key may no longer have."""
+    """Setting that is gone. stays: the only value that its key may have. gone: the value that it may no longer have."""
 
     advice: str
     stays: object = None
     gone: object = None
 
     def refuses(self, value: object) -> bool:
-        """Whether a manifest that says `value` cannot be followed."""
+        """True if a manifest with this `value` cannot be followed."""
         return value == self.gone if self.stays is None else value != self.stays
 
 
@@ -42,7 +42,7 @@ WITHDRAWN: Final[Mapping[tuple[str, str], Withdrawn]] = {
 
 
 def is_gone(section: str, key: str) -> bool:
-    """Whether the key is read for old manifests' sake alone."""
+    """True if the key is only still read for the sake of old manifests."""
     found = WITHDRAWN.get((section, key))
     return found is not None and found.stays is not None
 

@@ -1,4 +1,4 @@
-"""The section [workload] of `swarm.toml`: what is trained, and whose code a manifest may have this machine run."""
+"""Section [workload] of `swarm.toml`: the training task, and the check of whose code a manifest may have run here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_workload_allowed(
     allowed: Collection[str],
     founded: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Make sure that importing a manifest's workload is the user's own wish.
+    """Check that importing a manifest's workload is the user's own wish.
 
     `entry_points` are the names in the group `shoal.workloads` installed here, `allowed` what the user passed
     as `--allow-workload`. `founded` says whether this user founded the swarm with that code, and is asked only where it

@@ -72,6 +72,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignRebase,
     StandOnHead,
     StartReduce,
     Steps,
@@ -94,12 +95,12 @@ from shoal.protocol.inputs import (
     Evaluated,
     GenesisFetched,
     GoBack,
+    GoOnWithout,
     HeadMoved,
     Input,
     Linked,
     Loaded,
     Proven,
-    Rebased,
     Received,
     Reduced,
     SetPaused,
@@ -187,7 +188,7 @@ class Member:
     def take(self, event: Input, now: float) -> MemberEffect | None:
         """An input; the first effect that it has, None if it has none.
 
-        Raises ConfigError for an order of the user's that cannot be, RemoteError for a `Rebased` amiss.
+        Raises ConfigError for an order of the user's that cannot be.
         """
         if self._steps is not None:
             raise LocalError(f"{type(event).__name__} came before the last effect was done")
@@ -280,6 +281,16 @@ class Member:
         """The electorate's members that are not here; a machine that has just begun has not heard who is."""
         alive = self._here.alive()
         return () if self.machine is None else tuple(p for p in self.machine.missing() if p not in alive)
+
+    def check(self, order: Input) -> None:
+        """Raises ConfigError for an order of the user's that takes a round, where this member takes part in none.
+
+        The authority goes on from here, also where a fork or its key in use elsewhere keeps this node still.
+        """
+        if isinstance(order, Withdraw) or (isinstance(order, GoOnWithout) and self.stands_still):
+            return
+        if self.standing is not Standing.IN_ROUND:
+            raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
 
     def ask_to_leave(self, now: float) -> None:
         """Leave as soon as the round allows: looked at with the next tick."""
@@ -439,7 +450,7 @@ class Member:
         yield from self._look_around()
         yield PauseTrainer(event.paused)
         machine = self.machine
-        if machine is None or not machine.agreement.member or self._here.made:
+        if machine is None or self._here.made:
             return
         role = self._role()
         yield from self._carry_out(machine.ready(self._absent(role), self._now))
@@ -460,18 +471,15 @@ class Member:
         yield from ()
 
     def _go_back(self, event: GoBack) -> Steps:
+        self.check(event)
         yield from self._going_back.order(event.round)
 
     def _amend(self, event: Amend) -> Steps:
+        self.check(event)
         yield from self._amending.order(event.settings, by_authority=event.by_authority)
 
     def _withdraw(self, event: Withdraw) -> Steps:
         yield from (self._amending if event.kind is Wanted else self._going_back).withdraw()
-
-    def _refuse(self, event: Input) -> Steps:
-        """An order of the user's that takes a round."""
-        yield from ()
-        raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
 
     def _head_moved(self, event: HeadMoved) -> Steps:
         yield from self._look_around()
@@ -733,8 +741,10 @@ class Member:
             yield Blame(peer, str(error))
             self.catching_up.claimed(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
-    def _rebased(self, event: Rebased) -> Steps:
-        yield from self._rebase(event.rebase)
+    def _go_on_without(self, event: GoOnWithout) -> Steps:
+        self.check(event)
+        rebase: Rebase = yield SignRebase(event.forget)
+        yield from self._rebase(rebase)
 
     def _rebase(self, rebase: Rebase) -> Steps:
         """Go on in the term that the authority opened. Raises RemoteError if it cannot have."""
@@ -802,9 +812,9 @@ def _everywhere(step: Transition) -> dict[Standing, Transition]:
     }
 
 
-def _in_a_round(step: Transition) -> dict[Standing, Transition]:
-    """An order of the user's that takes a round."""
-    return {standing: step if standing is Standing.IN_ROUND else Member._refuse for standing in Standing}
+def _order(step: Transition) -> dict[Standing, Transition]:
+    """An order of the user's: carried out, or refused to who gave it."""
+    return dict.fromkeys(Standing, step)
 
 
 TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
@@ -815,12 +825,12 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     TrainerRestarted: _everywhere(Member._trainer_restarted),
     Reduced: _everywhere(Member._reduced),
     SetPaused: _everywhere(Member._set_paused),
-    Rebased: {**_everywhere(Member._rebased), Standing.LINGERING: Member._rebased},
+    GoOnWithout: _order(Member._go_on_without),
     Proven: _everywhere(Member._proven),
     StateHeld: _everywhere(Member._state_held),
     Evaluated: {**_everywhere(Member._evaluated), Standing.LINGERING: Member._evaluated},
-    GoBack: _in_a_round(Member._go_back),
-    Amend: _in_a_round(Member._amend),
+    GoBack: _order(Member._go_back),
+    Amend: _order(Member._amend),
     Withdraw: {**_everywhere(Member._withdraw), Standing.LINGERING: Member._withdraw},
     HeadMoved: _everywhere(Member._head_moved),
     Loaded: _everywhere(Member._loaded),

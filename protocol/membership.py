@@ -51,7 +51,7 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,35 +121,11 @@ def next_state(state: State, event: Event) -> State:
         raise LocalError(f"membership: {event.name} cannot happen to a peer that is {state.name}") from None
 
 
-class SendPing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Send `peer` a Ping with `nonce` and our incarnation."""
+class Say(msgspec.Struct, frozen=True, gc=False):
+    """Send `message` to `peer`."""
 
     peer: PeerId
-    nonce: int
-
-
-class SendPingRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Ask `via` to ping `target` for us."""
-
-    via: PeerId
-    target: PeerId
-    nonce: int
-
-
-class SendAck(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Answer `peer`: for ourselves, or (`about`) for the one it asked us to ping."""
-
-    peer: PeerId
-    nonce: int
-    about: PeerId | None = None
-
-
-class SendNack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Answer `peer`, who asked us to ping `target`: we cannot reach it either."""
-
-    peer: PeerId
-    target: PeerId
-    nonce: int
+    message: SignOfLife
 
 
 class Suspected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -178,7 +154,7 @@ class Refute(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     incarnation: int
 
 
-Effect = SendPing | SendPingRequest | SendAck | SendNack | Suspected | Died | Revived | Refute
+Effect = Say | Suspected | Died | Revived | Refute
 
 
 TICK_S = 0.1  # the detector's clock
@@ -332,11 +308,7 @@ class MembershipMachine:
         del self._peers[gone]
         return True
 
-    # --- what peers say ---
-
-    def receive(self, peer: PeerId, message: SignOfLife, now: float) -> list[Effect]:
-        """Take what `peer` itself says of who is alive."""
-        return _RECEIVERS[type(message)](self, peer, message, now)
+    # --- what peers say; `RECEIVERS` has what each message leads to ---
 
     def peer_seen(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
         """Anything at all came from `peer` itself; the first time begins to watch it."""
@@ -368,7 +340,7 @@ class MembershipMachine:
     def on_ping(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
         """`peer` asks whether we are there."""
         effects = self.peer_seen(peer, incarnation, now)
-        effects.append(SendAck(peer=peer, nonce=nonce))
+        effects.append(Say(peer, Ack(nonce=nonce, incarnation=self.incarnation)))
         return effects
 
     def on_ack(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
@@ -377,7 +349,8 @@ class MembershipMachine:
         relay = self._relays.get(nonce)
         if relay is not None and relay.target == peer:
             del self._relays[nonce]
-            effects.append(SendAck(peer=relay.requester, nonce=relay.nonce, about=peer))
+            answer = Ack(nonce=relay.nonce, incarnation=self.incarnation, about=peer)
+            effects.append(Say(relay.requester, answer))
         return effects
 
     def on_ping_request(self, requester: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
@@ -391,10 +364,10 @@ class MembershipMachine:
         if not self.has_link(target):
             watched = self._peers[target]
             is_gone = watched.cut or watched.state is _DEAD  # else its link is being made again
-            return [SendNack(peer=requester, target=target, nonce=nonce)] if is_gone else []
+            return [Say(requester, Nack(target=target, nonce=nonce))] if is_gone else []
         ours = self._nonce()
         self._relays[ours] = _Relay(requester, nonce, target, now + INDIRECT_DEADLINE_S)
-        return [SendPing(peer=target, nonce=ours)]
+        return [self._say_ping(target, ours)]
 
     def on_indirect_ack(self, via: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
         """`via` says that `target` answered. Believed only from one whom we asked, about this very probe."""
@@ -493,7 +466,7 @@ class MembershipMachine:
         probe.indirect = True
         probe.deadline = now + INDIRECT_DEADLINE_S
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
-        return [SendPing(peer=peer, nonce=probe.nonce), *self._inquire(peer, watched, probe.nonce)]
+        return [self._say_ping(peer, probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
     def _inquire(self, peer: PeerId, watched: _Watched, nonce: int) -> list[Effect]:
         """Ask others to ping `peer` for us: those to whom we have a link, before all who may have one to it; of those
@@ -504,7 +477,7 @@ class MembershipMachine:
         others.sort(key=lambda other: (not self.can_ask(other, peer), other not in first))
         vias = tuple(others[:INDIRECT_PEERS])
         watched.inquiry = _Inquiry(nonce, vias)
-        return [SendPingRequest(via=via, target=peer, nonce=nonce) for via in vias]
+        return [Say(via, PingRequest(target=peer, nonce=nonce)) for via in vias]
 
     def _look(self, now: float) -> tuple[list[tuple[PeerId, _Watched]], list[tuple[float, PeerId, _Watched]]]:
         """Who may have let a deadline pass; and whom to ping now, and since when, the longest overdue first."""
@@ -597,12 +570,15 @@ class MembershipMachine:
         """
         nonce, indirect = self._nonce(), not self.has_link(peer)
         watched.pinged_at = now
-        effects: list[Effect] = [SendPing(peer=peer, nonce=nonce)]
+        effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
             watched.probe = _Probe(nonce, now + (INDIRECT_DEADLINE_S if indirect else deadline_s), indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)
         return effects
+
+    def _say_ping(self, peer: PeerId, nonce: int) -> Say:
+        return Say(peer, Ping(nonce=nonce, incarnation=self.incarnation))
 
     def _refute(self, incarnation: int, now: float) -> list[Effect]:
         """Outbid an accusation against us; at most every `REFUTE_INTERVAL_S`, lest a liar make us flood."""
@@ -623,10 +599,11 @@ def _take_ack(machine: MembershipMachine, peer: PeerId, ack: Ack, now: float) ->
     return machine.on_indirect_ack(peer, PeerId(ack.about), ack.nonce, now)
 
 
-_RECEIVERS: dict[type, Callable[[MembershipMachine, PeerId, Any, float], list[Effect]]] = {
+RECEIVERS: Mapping[type, Callable[[MembershipMachine, PeerId, Any, float], list[Effect]]] = {
     Ping: lambda machine, peer, ping, now: machine.on_ping(peer, ping.nonce, ping.incarnation, now),
     Ack: _take_ack,
     PingRequest: lambda machine, peer, asked, now: machine.on_ping_request(peer, asked.target, asked.nonce, now),
     Nack: lambda machine, peer, nack, now: machine.on_nack(peer, nack.target, nack.nonce, now),
     Suspicion: lambda machine, peer, said, now: machine.on_suspicion(said.peer, said.incarnation, now),
 }
+"""What a machine does when a peer itself says one of these, at a time."""

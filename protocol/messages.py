@@ -76,7 +76,7 @@ class Message(wire.Message, frozen=True, kw_only=True, tag=str.lower):
 
 
 class Term(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, array_like=True):
-    """How often the swarm was rebased and rolled back; compared in that order, before any height."""
+    """Numbers of rebases and rollbacks of the swarm so far; compared in that order, before any height."""
 
     rebases: Count = 0
     rollbacks: Count = 0
@@ -160,7 +160,7 @@ class ChunkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
 
 class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Participants `one` and `other` cannot reach each other: their frames go through participant `via`."""
+    """Relay `via` for the frames between participants `one` and `other`, which cannot reach each other."""
 
     one: Place
     other: Place
@@ -176,8 +176,9 @@ class OwnedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class Moved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What the ViewChange of `peer` signed: that its highest prepare certificate is of view `prepared`, and of which
-    value; -1 and NO_HASH if it has none."""
+    """Signed claim of `peer`'s ViewChange: the view `prepared` of its highest prepare certificate, and the value there;
+    -1 and NO_HASH if it has none.
+    """
 
     peer: Peer
     prepared: Annotated[int, msgspec.Meta(ge=-1, lt=VIEW_LIMIT)]
@@ -194,7 +195,16 @@ class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
-    """Who takes part with which weight, and who owns which chunks. Signed by its planner through the envelope.
+    """Plan of a round. Who takes part with which weight, and who owns which chunks.
+
+    It is signed by its planner through the envelope.
+
+    `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
+    `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
+    was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
+    finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
+    participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
+    mean, says how contributions are combined. `moves`, in a later view than the first, shows that the view was entered.
 
     `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
     `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
@@ -226,7 +236,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def hash(self) -> bytes:
-        """What values and reports refer to: the plan, whichever quorum shows that its view was entered."""
+        """Hash that values and reports refer to: the plan, whichever quorum shows that its view was entered."""
         return domain_hash("plan", canonical(msgspec.structs.replace(self, moves=msgspec.UNSET)))
 
     @property
@@ -240,7 +250,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
         return -(-self.numel // self.chunk_values)
 
     def clip(self, place: int) -> int:
-        """What the contribution of participant number `place` is multiplied by in the sum, in 1/65536."""
+        """Factor on the contribution of participant number `place` in the sum, in 1/65536."""
         return CLIP_UNIT if isinstance(self.clips, msgspec.UnsetType) else self.clips[place]
 
     def number(self, peer: PeerId) -> int | None:
@@ -257,7 +267,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
 
 class ChunkStatement(Message, frozen=True, kw_only=True):
-    """An owner's signed word about one reduced chunk: which participants are in it and what came out.
+    """Signed statement of an owner about one reduced chunk: which participants are in it and what came out.
 
     `plan` is the lineage: an owner signs a chunk once, whatever revisions follow. `bitmap` has bit i (little-endian)
     set when participant i is included; `result` is BLAKE3 of the encoded chunk.
@@ -279,7 +289,7 @@ class ChunkStatement(Message, frozen=True, kw_only=True):
         )
 
     def valid(self) -> bool:
-        """Whether the named owner signed it."""
+        """Check that the named owner signed it."""
         preimage = _statement_preimage(self.plan, self.chunk, self.bitmap, self.result)
         return verify(self.owner, STATEMENT_DOMAIN, preimage, self.signature)
 
@@ -303,7 +313,7 @@ class Report(RoundMessage, frozen=True, kw_only=True):
 
 
 class Stalled(RoundMessage, frozen=True, kw_only=True):
-    """Evidence for the lead, under one plan.
+    """Report to the lead, under one plan, of participants that do not send or take what they owe.
 
     `peers` owe the sender contributions, or have to take what it sends, and have not moved enough for the stall
     deadline. `late` are owners whose finals it misses; they may be waiting for somebody themselves.
@@ -315,7 +325,7 @@ class Stalled(RoundMessage, frozen=True, kw_only=True):
 
 
 class RelayedWay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a relay says of what participant number `sender` sends `receiver` through it.
+    """Report of a relay on what participant number `sender` sends `receiver` through it.
 
     Not `came`: for the stall deadline too little came of what the one owes the other. Not `taken`: the other took too
     little of what came. Both: all contributions came and were taken, and with `finals` all finals.
@@ -329,7 +339,7 @@ class RelayedWay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class Relayed(RoundMessage, frozen=True, kw_only=True):
-    """What the sender, a relay under `plan`, says of ways between two of whom one accuses the other."""
+    """Reports of the sender, a relay under `plan`, on ways between two participants of whom one accuses the other."""
 
     plan: Hash
     ways: Annotated[tuple[RelayedWay, ...], msgspec.Meta(max_length=2 * RELAY_LIMIT)]
@@ -360,14 +370,14 @@ class Held(RoundMessage, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Where a rollback goes back to: `round` k of the chain and the hash of C(k)."""
+    """Point that a rollback goes back to: `round` k of the chain and the hash of C(k)."""
 
     round: Count
     certificate: Hash
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to go back; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+    """Decision of a round to go back; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
 
     target: Target
     consenting: Peers
@@ -389,12 +399,12 @@ class Amendment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
     @property
     def hash(self) -> bytes:
-        """What consents and the authority sign."""
+        """Hash that consents and the authority sign."""
         return domain_hash("amendment", canonical(self))
 
 
 class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to amend; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+    """Decision of a round to amend; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
 
     amendment: Amendment
     consenting: Peers
@@ -402,14 +412,14 @@ class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """That a round decided to go on without `peer`; `evidence` is the digest of what proves why (evidence.py)."""
+    """Decision of a round to go on without `peer`; `evidence` is the digest of what proves why (evidence.py)."""
 
     peer: Peer
     evidence: Hash
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """What a round decides. The view is not in it: one value certified in two views is one certificate.
+    """Decision of a round. The view is not in it: one value certified in two views is one certificate.
 
     `members` are the electorate of the next round, sorted; `leaves` the leaves counted in its quorum, sorted.
     `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
@@ -555,7 +565,7 @@ class Certificate(Message, frozen=True, kw_only=True):
 
 
 class Rebase(Message, frozen=True, kw_only=True):
-    """The authority's word: the chain goes on from C(k) in another term, with another electorate.
+    """Order of the authority: the chain goes on from C(k) in another term, with another electorate.
 
     `value` stands for C(k) in that term: its round and digest are those of the state after C(k), its base is H(C(k)),
     its members are the electorate of the round that follows.
@@ -566,24 +576,24 @@ class Rebase(Message, frozen=True, kw_only=True):
 
 
 Entry = Certificate | Rebase
-"""What a chain consists of."""
+"""Entry of a chain."""
 
 
 def step_preimage(view: int, value_hash: bytes) -> bytes:
-    """What a Propose, a Prepare and a Vote sign, each in a domain of its own."""
+    """Return the bytes that a Propose, a Prepare and a Vote sign, each in a domain of its own."""
     return canonical([view, value_hash])
 
 
 def move_preimage(base: bytes, view: int, prepared: int, value_hash: bytes) -> bytes:
-    """What a ViewChange signs; `base`, the hash of C(e-1), names swarm, term and round."""
+    """Return the bytes that a ViewChange signs; `base`, the hash of C(e-1), names swarm, term and round."""
     return canonical([base, view, prepared, value_hash])
 
 
 def report_preimage(base: bytes, plan: bytes, digest: bytes, bitmaps: bytes, tokens: int) -> bytes:
-    """What a Report signs; `base`, the hash of C(e-1), names swarm, term and round."""
+    """Return the bytes that a Report signs; `base`, the hash of C(e-1), names swarm, term and round."""
     return canonical([base, plan, digest, bitmaps, tokens])
 
 
 def consent_preimage(base: bytes, target: Target) -> bytes:
-    """What a consent signs; `base`, the hash of C(e-1), names term and round."""
+    """Return the bytes that a consent signs; `base`, the hash of C(e-1), names term and round."""
     return canonical([base, target.round, target.certificate])

@@ -38,7 +38,7 @@ NEWCOMERS_LIMIT = 64
 
 
 def coming(previous: Value) -> Ready:
-    """What a node says that is on its way to the state after `previous`."""
+    """Return the Ready of a node on its way to the state after `previous`."""
     return absent_ready(JOINER, previous, NO_HASH)
 
 
@@ -52,12 +52,12 @@ class _Wait:
     members: int
 
     def cost_s(self, now: float) -> float:
-        """What is due for it now that it is over, in seconds of all leads."""
+        """Cost of this wait now that it is over, in seconds of all leads."""
         return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.members
 
 
 class Newcomers:
-    """Who is coming, as far as one node heard, and what it may still spend on waiting for them as a lead."""
+    """Newcomers that one node heard from, and the time it may still spend, as a lead, on waiting for them."""
 
     def __init__(self) -> None:
         self._said_at: dict[PeerId, float] = {}
@@ -74,7 +74,7 @@ class Newcomers:
             del self._said_at[next(iter(self._said_at))]
 
     def hold_back(self, previous: Value, possible: Collection[PeerId], now: float, *, timeout_s: float) -> bool:
-        """Whether the plan after `previous`, for which everything else is here, waits for somebody who comes.
+        """True if the plan after `previous`, complete but for newcomers, waits for one of them.
 
         possible: the living that may take part and have not announced themselves on the state of this round. Whoever
         said that it comes is believed for `timeout_s`; nobody holds the plan back longer.
@@ -90,7 +90,7 @@ class Newcomers:
         return now - self._wait.since < timeout_s
 
     def planned(self, previous: Value, now: float) -> None:
-        """The plan after `previous` is made: whoever has not come by then has to say so again."""
+        """Note that the plan after `previous` is made: newcomers that missed it have to announce themselves again."""
         if self._wait is not None and self._wait.base == previous.hash:
             self._said_at.clear()
         self._pay(now)

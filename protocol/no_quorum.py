@@ -1,6 +1,6 @@
-"""What a member does when the others do not let it go on: without a quorum, or when nobody makes a contribution.
+"""No quorum: a member's ways on when the others hold it up, or when nobody makes a contribution.
 
-no quorum for ALONE_S            say so once; when this node has contributed already, train on locally all the while
+no quorum for ALONE_S            tell the user once; a node that has contributed already trains on locally all the while
 nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
                                  of this round is known: it may have the contribution of before, and be decided
 """
@@ -18,14 +18,14 @@ IDLE_S = 3.0  # that nobody trains, until an observer contributes
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
-    """What to tell the user; `waits`: this node cannot train on meanwhile."""
+    """Warning for the user; `waits`: this node cannot train on meanwhile."""
     help = "start these members again, or, gone for good, `shoal rebase --forget` them"
     meanwhile = "waiting" if waits else "training on locally"
     return f"no quorum, {meanwhile}; {help}: {', '.join(missing)}"
 
 
 def abstaining(round: int) -> str:
-    """What to tell the user of a node whose log was damaged."""
+    """Warning for the user of a node whose log was damaged."""
     return (
         f"a log was damaged, and promises of round {round} may be lost: this node signs nothing until the others have "
         "certified that round; where they cannot without it, start it once with --forget-promises"
@@ -34,7 +34,7 @@ def abstaining(round: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do now; nothing by default."""
+    """Advice to a member that is held up; nothing by default."""
 
     say_no_quorum: bool = False
     train_on: bool = False
@@ -50,11 +50,11 @@ class NoQuorum:
         self._idle_since = 0.0
 
     def begin_round(self, now: float) -> None:
-        """Another round begins; whether there is a quorum does not change by that."""
+        """Begin another round; that alone does not bring a quorum back."""
         self._idle_since = now
 
     def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool, resting: bool) -> Advice:
-        """Look at the round.
+        """Look at the round, and advise on what to do now.
 
         contributed: this node's contribution is made. may_train: neither paused nor going. resting: its trainer has
         done what it was told.

@@ -1,6 +1,6 @@
 """Announcements that gossip lost: whom to ask for theirs, and what to answer.
 
-Sans-IO, for both sides; `shoal.swarm.rollout_catch_up` carries it out. Gossip gives no guarantee, least of all to a
+Sans-IO, for both sides; `shoal.swarm.rollouts` carries it out. Gossip gives no guarantee, least of all to a
 node that has just joined. So whoever's numbers have gaps is asked, and everybody in turn, since nobody sees a gap
 behind the last that came. An origin keeps its own announcements for as long as they are worth something, and answers
 from HISTORY_DELAY_S after it published them: until then gossip may bring them.

@@ -1,4 +1,4 @@
-"""Who exchanges with whom under the strategy `gossip`: a proposal that everyone computes alone, and its negotiation.
+"""Pairing under the strategy `gossip`: a proposal that everyone computes alone, and its negotiation.
 
 **Proposal.** Sort the live members by H("gossip-pair", swarm, round, draw, peer) and take them two by two; of an odd
 number the last has nobody. Where two see the same members they propose the same pair, and over rounds each pair is as
@@ -48,7 +48,7 @@ ROUND_LIMIT: Final = 1 << 62
 
 
 class Phase(StrEnum):
-    """Where a node is in its round."""
+    """Phase of a node's round."""
 
     PAUSED = "paused"
     TRAINING = "training"
@@ -91,7 +91,7 @@ def pairs(swarm: bytes, round: int, members: Collection[PeerId], *, draw: int = 
 
 
 def candidates(swarm: bytes, round: int, me: PeerId, others: Collection[PeerId]) -> list[PeerId]:
-    """Whom to ask, in this order: at most CANDIDATE_LIMIT different peers."""
+    """List the peers to ask, in this order: at most CANDIDATE_LIMIT different ones."""
     found: list[PeerId] = []
     for draw in range(DRAW_LIMIT):
         for pair in pairs(swarm, round, {*others, me}, draw=draw):
@@ -130,7 +130,7 @@ class PairingMachine:
         self.round = round
         self.phase = Phase.OVER
         self.partner: PeerId | None = None
-        """Whom this node is seeking or exchanging with."""
+        """Peer that this node is seeking or exchanging with."""
         self._offer: Offer | None = None
         self._deadline = 0.0
         self._candidates: list[PeerId] = []
@@ -147,13 +147,13 @@ class PairingMachine:
 
     @property
     def owed(self) -> bool:
-        """Whether somebody may still be fetching this node's vector."""
+        """True if somebody may still be fetching this node's vector."""
         return bool(self._owed)
 
     # -- this node's own course ------------------------------------------------------------------------------
 
     def begin(self, round: int) -> list[Effect]:
-        """Another round begins: this node trains."""
+        """Begin another round: this node trains."""
         if round <= self.round:
             raise LocalError(f"round {round} begins after round {self.round}")
         self.round, self.phase, self.partner, self._offer = round, Phase.TRAINING, None, None
@@ -161,7 +161,7 @@ class PairingMachine:
         return [self._decline(peer) for peer in list(self._held) if self._too_far(self._held[peer])]
 
     def pause(self) -> list[Effect]:
-        """This node makes no vector now: whoever waits for one is told, and so is whoever asks."""
+        """Make no vector for now, and tell so every peer that waits for one, or asks."""
         if self.phase is not Phase.TRAINING:
             return []
         self.phase = Phase.PAUSED
@@ -173,12 +173,12 @@ class PairingMachine:
             self.phase = Phase.TRAINING
 
     def catch_up(self) -> int:
-        """This round's vector is about to be made: the round that it is of, and this node with it."""
+        """Take the highest round heard of as this node's, just before the vector of it is made."""
         self.round = max(self.round, self._heard_round)
         return self.round
 
     def made(self, offer: Offer, others: Collection[PeerId], now: float) -> list[Effect]:
-        """This round's vector is made, and held ready for others: find a partner among them."""
+        """Hold this round's vector, which is made, ready for others, and look for a partner among them."""
         if self.phase not in (Phase.TRAINING, Phase.PAUSED) or offer.round != self.round:
             raise LocalError(f"a vector of round {offer.round} in round {self.round}, {self.phase}")
         self._offer, self._reasons, self._tried = offer, [], set()
@@ -199,7 +199,7 @@ class PairingMachine:
         return []
 
     def failed(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
-        """The partner's vector cannot be had."""
+        """Note that the partner's vector cannot be had."""
         return self._give_up(reason, now) if self.phase is Phase.PAIRED and peer == self.partner else []
 
     def leave(self) -> list[Effect]:
@@ -213,7 +213,7 @@ class PairingMachine:
     # -- others ----------------------------------------------------------------------------------------------
 
     def receive(self, peer: PeerId, message: GossipMessage, now: float) -> list[Effect]:
-        """A peer said this."""
+        """Handle a message from a peer."""
         if isinstance(message, Offer):
             return self._receive_offer(peer, message)
         if isinstance(message, Decline):
@@ -232,7 +232,7 @@ class PairingMachine:
         return []
 
     def tick(self, alive: Collection[PeerId], now: float) -> list[Effect]:
-        """Time passed, or who is alive changed."""
+        """Act on the time that passed, or on a change of the peers that are alive."""
         for peer in [peer for peer in self._held if peer not in alive]:
             del self._held[peer]
         for peer in [peer for peer in self._owed if peer not in alive]:

@@ -1,15 +1,15 @@
-"""Places that are not enough for everybody: who comes first, and who gives way to whom.
+"""Places for peers where there is not room for all: which rank comes first, and which gives way to another.
 
-    FIRST        members of the last certificate, founders, the authority, and whom this node's user named
-    CONTRIBUTOR  whoever else was a member after some round; where none is certified, of whom this node took something
-    STRANGER     who never contributed
+    FIRST        members of the last certificate, founders, the authority, and peers that this node's user named
+    CONTRIBUTOR  other members after some round; where none is certified, peers of whom this node took something
+    STRANGER     peers that never contributed
 
-Who comes to where all places are taken gets one of a lower rank: a stranger's rather than a contributor's, and of one
-rank the one that was silent longest. Nobody gives way to its like, so whoever is FIRST gives way to nobody; but a
-stranger that said nothing for `SILENT_STRANGER_S` gives way to another one, who may have more to say. Where nobody
+A newcomer where all places are taken gets one of a lower rank: a stranger's rather than a contributor's, and of one
+rank the one that was silent longest. Nobody gives way to its like, so a FIRST peer gives way to nobody; but a
+stranger that said nothing for `SILENT_STRANGER_S` gives way to another one, which may have more to say. Where nobody
 gives way there is no place left, and the newcomer is told so.
 
-Whom this node dials only because somebody's record says where it is gains nothing by that: records are free.
+A peer that this node dials only because somebody's record has its address gains nothing by that: records are free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTRIBUTORS_LIMIT = 1024
 
 
 class Rank(IntEnum):
-    """What a peer is to the swarm, as this node knows it."""
+    """Rank of a peer in the swarm, as this node knows it."""
 
     STRANGER = 0
     CONTRIBUTOR = 1
@@ -36,7 +36,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One that is taken. silent_s: since its holder last said more than that it is alive."""
+    """Place that is taken. silent_s: seconds since its holder last sent more than a sign of life."""
 
     peer: PeerId
     rank: Rank
@@ -44,7 +44,7 @@ class Place:
 
 
 def gives_way(places: Iterable[Place], newcomer: Rank) -> PeerId | None:
-    """The holder of the place that a newcomer gets where all are taken; None where nobody gives way to it."""
+    """Choose the holder whose place a newcomer gets where all are taken; None where nobody gives way to it."""
     may = [place for place in places if _may_give_way(place, newcomer)]
     return min(may, key=lambda place: (place.rank, -place.silent_s, place.peer)).peer if may else None
 
@@ -56,13 +56,13 @@ def _may_give_way(place: Place, newcomer: Rank) -> bool:
 
 
 class Contributors:
-    """Those of whom a node took something, where no certificate says who contributed; the last ones of this life."""
+    """Peers of whom a node took something, where no certificate says who contributed; the last ones of this life."""
 
     def __init__(self) -> None:
         self._peers: dict[str, None] = {}
 
     def note(self, peer: str) -> None:
-        """Something of this peer was taken."""
+        """Note that something of this peer was taken."""
         self._peers.pop(peer, None)
         self._peers[peer] = None
         if len(self._peers) > CONTRIBUTORS_LIMIT:

@@ -1,4 +1,4 @@
-"""Forming, checking and revising a round's plan: who takes part, with what weight, and who sums which chunks.
+"""Plans of a round, formed, checked and revised: the participants, their weights, and the owner of each chunk.
 
 A plan is revised where its reduction lost participants:
 
@@ -58,7 +58,10 @@ Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """What the settings in force fix about a round, and how many values are summed in it.
+    """Parameters of a round: those that the settings in force fix, and the number of values summed in it.
+
+    norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
+    contributions are combined.
 
     norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
     contributions are combined.
@@ -75,7 +78,7 @@ class RoundSettings:
 
     @classmethod
     def of(cls, manifest: Manifest, numel: int) -> Self:
-        """Those of a round of `numel` values under these settings."""
+        """Settings of a round of `numel` values under this manifest."""
         return cls(
             numel=numel,
             chunk_values=manifest.round.chunk_values,
@@ -108,11 +111,11 @@ def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int
 
 
 def norm_clips(squares: Mapping[PeerId, Sequence[float]]) -> dict[PeerId, int]:
-    """What each contribution is multiplied by in the sum, in 1/65536, so that none is larger than the median one.
+    """Return the factor on each contribution in the sum, in 1/65536, so that none is larger than the median one.
 
     squares: of every contributor, as in its Ready. With N the exact sum of a contributor's squares, rounded once, and M
     the (lower) median of those that are not zero, it is ⌊65536 · √(M ÷ N)⌋ where N > M, and 65536 elsewhere. Division
-    and root are rounded as IEEE 754 says: whoever has the Readies gets the lead's numbers.
+    and root are rounded as IEEE 754 says: every node that has the Readies gets the lead's numbers.
     """
     norms = {peer: fsum(parts) for peer, parts in squares.items()}
     counted = sorted(norm for norm in norms.values() if norm > 0)
@@ -126,7 +129,7 @@ def _clip(norm: float, median: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
-    """Where a plan stands in the order of plans of its round; a later seat supersedes an earlier one."""
+    """Position of a plan in the order of plans of its round; a later one supersedes an earlier one."""
 
     view: int
     attempt: int
@@ -187,7 +190,7 @@ def make_plan(
 
 
 def separated(readies: Mapping[PeerId, Ready]) -> set[tuple[PeerId, PeerId]]:
-    """Pairs that say of each other that they cannot be reached, the lower first. Who says nothing reaches all."""
+    """Pairs of peers that both report the other as unreachable, the lower first. No report: a peer reaches all."""
     mute = {p: set(r.reaches) for p, r in readies.items() if r.reaches}
     return {(a, b) for a in mute for b in mute if a < b and b not in mute[a] and a not in mute[b]}
 
@@ -217,7 +220,7 @@ def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSetti
 
 
 def _check_weights(plan: Plan, sender: PeerId, cap: float) -> None:
-    """Weights are those that follow from the tokens, so that no lead makes a contribution heavier than it is."""
+    """Check that weights follow from the tokens, so that no lead makes a contribution heavier than it is."""
     tokens = {p.peer: p.tokens for p in plan.participants}
     weights = {p.peer: p.weight for p in plan.participants}
     if capped_tokens(tokens, cap) != tokens or capped_weights(tokens, cap) != weights:
@@ -225,7 +228,7 @@ def _check_weights(plan: Plan, sender: PeerId, cap: float) -> None:
 
 
 def _check_clips(plan: Plan, sender: PeerId, *, norm_clip: bool) -> None:
-    """Where norms are clipped, contributions are, and at least the median one is not."""
+    """Check that a plan clips contributions only where norms are clipped, and leaves at least one unclipped."""
     if isinstance(plan.clips, msgspec.UnsetType):
         if norm_clip:
             raise RemoteError("a plan that does not clip the norms, as the manifest has it", peer=sender)
@@ -265,7 +268,7 @@ def check_norms(plan: Plan, sender: PeerId, squares: Mapping[PeerId, Sequence[fl
 
 
 def _median_between(norms: Sequence[float], unknown: int) -> tuple[float, float]:
-    """Between what the lower median lies of these, ascending, and of `unknown` others, of which zeros are left out."""
+    """Bounds on the lower median of these norms, ascending, and `unknown` others, of which zeros are left out."""
     if not norms:
         return 0.0, inf if unknown else 0.0
     middle = (len(norms) + unknown - 1) // 2
@@ -273,7 +276,7 @@ def _median_between(norms: Sequence[float], unknown: int) -> tuple[float, float]
 
 
 def _check_owners(plan: Plan, sender: PeerId) -> None:
-    """Every chunk is dealt once, to who remains, or stands and is to be had from who remains."""
+    """Check that each chunk has exactly one owner that was not evicted, or a result that such a one can serve."""
     remaining = {i for i, p in enumerate(plan.participants) if p.peer not in plan.evicted}
     standing = [chunk for results in plan.standing for chunk in results.by_chunk()]
     if len(set(standing)) != len(standing) or any(chunk >= plan.chunks for chunk in standing):
@@ -337,11 +340,11 @@ class Eviction:
     since: float
 
     def answered_by(self, held: Held | None) -> bool:
-        """Whether this is an answer to it: its sender takes nothing more from these, nor perhaps from others."""
+        """True if `held` answers this eviction: its sender takes nothing more from the evicted, and maybe others."""
         return held is not None and held.lineage == self.lineage and self.evicted <= frozenset(held.evicted)
 
     def parted(self, helds: Mapping[PeerId, Held], me: PeerId) -> set[PeerId]:
-        """Of those who remain, and gave these answers, whom the lineage must go on without too.
+        """Peers that remained, and gave these answers, and without whom the lineage must go on too.
 
         Where one takes nothing from another, by an eviction that this lead (`me`) does not know or makes no more, one
         of the two goes. It is the other if two say so, or the lead does; else who says it, so that no lone word evicts
@@ -406,7 +409,7 @@ def reroute_plan(plan: Plan, plan_order: PlanOrder, relays: tuple[Relay, ...]) -
 
 
 def _holders(helds: Mapping[PeerId, Held], peers: list[PeerId]) -> dict[int, dict[tuple[int, bytes], set[int]]]:
-    """Per chunk, who holds which result of which signer, by places."""
+    """Index the holders by chunk and by its (signer, result): places of those who hold it."""
     holders: dict[int, dict[tuple[int, bytes], set[int]]] = {}
     for place, peer in enumerate(peers):
         held = helds.get(peer)

@@ -1,4 +1,4 @@
-"""Folders that hold keys: their user alone can enter them, whoever made them, and with whatever mode.
+"""Folders that hold keys: closed to all but their user, whoever made them, and with whatever mode.
 
 A key file is closed to others by itself (`key_file`), but a data folder holds more that is nobody else's affair: the
 token of the page, sockets, the invite, what was trained. Who could write there could put other files in their place.
@@ -24,7 +24,7 @@ _SYSTEMS = frozenset(
         *("/Applications", "/Library", "/System", "/Users", "/private", "/private/var"),
     )
 )
-"""What closing would take from every other user of the machine, with all that lies right under /usr and /var."""
+"""Folders that must not be closed to the other users of the machine, as all right under /usr and /var."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder is the system's, or one of another user's where everybody has files, like /tmp."""
+    """True if a folder is the system's, or one of another user's where everybody has files, like /tmp."""
     place = folder.absolute() if not folder.exists() else folder.resolve()
     if place == place.parent or str(place) in _SYSTEMS or str(place.parent) in ("/usr", "/var"):
         return True
@@ -59,7 +59,7 @@ def is_shared(folder: Path) -> bool:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """What lets others than this user into a folder, and what to do; None where nothing does."""
+    """Return what lets other users into a folder, and what to do about it; None where nothing does."""
     found = folder.stat()
     if found.st_uid != os.geteuid():
         return (
@@ -73,5 +73,5 @@ def why_not_private(folder: Path) -> str | None:
 
 @lru_cache(maxsize=64)
 def _say(trouble: str) -> None:
-    """Once for each folder, however often it is come by."""
+    """Warn once for each folder, however often it is come by."""
     logger.warning("%s", trouble)

@@ -1,4 +1,4 @@
-"""Probation: who lost a dispute is left out of the next reductions, for longer if it comes back to it.
+"""Probation: a peer that lost a dispute is left out of the next reductions, for longer if it loses another soon.
 
 A member that keeps a reduction from ending costs everybody the time it takes to find out who it was, and could do so in
 every round. So every node takes note of whom it saw lose such a dispute (`Accusations.losers`), and where it leads
@@ -29,18 +29,18 @@ REST_LIMIT_TURNS = 64  # rounds for which who lost disputes is not planned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rest:
-    """since: the round of the last dispute that it lost. turn_rounds: how many rounds a turn is."""
+    """Exclusion of a peer. since: the round of the last dispute that it lost. turn_rounds: the rounds of a turn."""
 
     since: int
     turns: int
     turn_rounds: int
 
     def covers(self, round: int) -> bool:
-        """Whether it is left out of a round."""
+        """True if the peer is left out of this round."""
         return round <= self.since + self.turns * self.turn_rounds
 
     def remembers(self, round: int) -> bool:
-        """Whether a dispute in this round comes soon after the last."""
+        """True if a dispute in this round comes soon after the last."""
         return round <= self.since + 2 * self.turns * self.turn_rounds
 
 
@@ -65,7 +65,7 @@ class Probation:
                 self._rests[peer] = _Rest(since=round, turns=turns, turn_rounds=turn_rounds)
 
     def left_out(self, previous: Value) -> frozenset[PeerId]:
-        """Return whom this node does not plan in the round after `previous`."""
+        """Return the peers that this node does not plan in the round after `previous`."""
         self._keep_to(previous.next_term)
         return frozenset(peer for peer, rest in self._rests.items() if rest.covers(previous.next_round))
 

@@ -40,7 +40,7 @@ RECORD_LIMIT = 4096
 """Records in a book."""
 RECORD_LIMIT_BYTES = 16_384
 RECORD_TTL_S = 600.0
-"""How long a record is kept without a newer one; nodes renew theirs at least every third of it."""
+"""Time for which a record is kept without a newer one; nodes renew theirs at least every third of it."""
 RATE_LIMIT = 1e15
 
 Phase = Literal["starting", "joining", "training", "paused", "leaving"]
@@ -71,12 +71,12 @@ class NodeRecord(Message, frozen=True, kw_only=True):
 
     @property
     def credential(self) -> Credential | None:
-        """What admits it where admission is by invite."""
+        """Credential that admits it where admission is by invite; else None."""
         return None if self.invite is msgspec.UNSET else self.invite
 
     @property
     def certified(self) -> tuple[tuple[int, int], int]:
-        """How far along its chain is: (term, round), to be compared as it stands."""
+        """Progress along its chain: (term, round), to be compared as it stands."""
         return (self.term, self.round)
 
 
@@ -130,7 +130,7 @@ class RecordBook:
         self._entries: dict[PeerId, Entry] = {}
 
     def receive(self, data: bytes, now: float, *, peer: PeerId | None = None) -> NodeRecord | None:
-        """Note the sealed record in `data`; the record if it is news worth passing on, None if it is old.
+        """Note the sealed record in `data`; return the record if it is news worth passing on, None if it is old.
 
         Raises RemoteError, blaming `peer` who delivered it, for what is malformed or forged.
         """
@@ -149,7 +149,7 @@ class RecordBook:
         del self._entries[oldest]
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Drop the records that nobody renewed; whose they were."""
+        """Drop the records that nobody renewed; returns the PeerIds that they were of."""
         gone = tuple(sorted(peer for peer, entry in self._entries.items() if now >= entry.expires_at))
         for peer in gone:
             del self._entries[peer]
@@ -166,7 +166,7 @@ class RecordBook:
         return entry.sealed if entry else None
 
     def order(self, peer: PeerId) -> tuple[int, int]:
-        """How far on the newest record of `peer` is: (boot, number of its envelope), (0, 0) without one."""
+        """Order of the newest record of `peer`: (boot, number of its envelope), (0, 0) without one."""
         entry = self._entries.get(peer)
         return (entry.boot, entry.seq) if entry else (0, 0)
 

@@ -1,18 +1,20 @@
-"""Local scores: what a node holds against its peers that it cannot prove. They fade, and decide only whom it asks last.
+"""Local scores: what a node holds against its peers that it cannot prove. They fade, and decide only whom it asks last
+(audits), and whom it ignores among those that share rollouts.
 
 No electorate, plan or vote depends on a score: of what is not proven everybody has another impression.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from shoal.protocol.identity import PeerId
 
-HALF_LIFE_S = 3600.0  # of a local score
+HALF_LIFE_S = 3600.0  # of a local score of audits
 PEERS_LIMIT = 1024
 FORGOTTEN = 0.01
-"""What has faded to less is nothing."""
+"""Points below which a score is dropped."""
 
 UNANSWERED = 0.2
 """A contribution that was asked for in an audit, and not shown."""
@@ -25,22 +27,26 @@ USELESS = 1.0
 
 
 class Suspicion:
-    """Points against peers, halved every HALF_LIFE_S. Times are of a monotonic clock, in seconds."""
+    """Points against at most `limit` peers, halved every `half_life`.
 
-    def __init__(self) -> None:
+    Times are of a monotonic clock in the half-life's unit: seconds, or a node's rounds.
+    """
+
+    def __init__(self, *, half_life: float = HALF_LIFE_S, limit: int = PEERS_LIMIT) -> None:
+        self._half_life = half_life
+        self._limit = limit
         self._points: dict[PeerId, tuple[float, float]] = {}
 
-    def add(self, peer: PeerId, points: float, now: float) -> None:
-        """Hold so much more against `peer`."""
-        self._points[peer] = (self.of(peer, now) + points, now)
-        if len(self._points) > PEERS_LIMIT:
-            least = min(self._points, key=lambda one: self.of(one, now))
-            del self._points[least]
+    def add(self, peer: PeerId, points: float, now: float, *, most: float = math.inf) -> None:
+        """Hold so much more, or less, against `peer`, `most` in all; who has the least against it makes room."""
+        self._points[peer] = (min(max(0.0, self.of(peer, now) + points), most), now)
+        if len(self._points) > self._limit:
+            del self._points[min(self._points.keys() - {peer}, key=lambda one: (self.of(one, now), one))]
 
     def of(self, peer: PeerId, now: float) -> float:
-        """What is held against `peer`."""
+        """Points held against `peer`, decayed to `now`."""
         points, at = self._points.get(peer, (0.0, now))
-        left: float = points * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S)
+        left: float = points * 0.5 ** (max(0.0, now - at) / self._half_life)
         return left if left >= FORGOTTEN else 0.0
 
     def least_first(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:

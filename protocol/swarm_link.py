@@ -55,7 +55,7 @@ class LinkInvite:
     key: Identity | None = None
 
     def credential(self, swarm: SwarmId, peer: PeerId) -> Credential:
-        """What the node `peer` shows. Raises ConfigError if the invite is for another."""
+        """Return the credential that the node `peer` shows. Raises ConfigError if the invite is for another."""
         if self.key is not None:
             return claim(self.invite, self.key, swarm, peer)
         if self.invite.holder != peer:
@@ -67,7 +67,7 @@ class LinkInvite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmLink:
-    """A swarm, some addresses of members to ask, what admits whoever asks, and what its chain has to contain."""
+    """Link to a swarm: addresses of some members to ask, the invite to show, and what its chain has to contain."""
 
     swarm: SwarmId
     addresses: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class SwarmLink:
 
 
 def is_link(text: str) -> bool:
-    """Whether the user meant a link rather than a file."""
+    """True if the user meant a link rather than a file."""
     return text.startswith(PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""What ends a term: a rollback, which a quorum of the electorate decides, and a rebase, which the authority signs.
+"""Ends of a term: a rollback, which a quorum of the electorate decides, and a rebase, which the authority signs.
 
                    rollback to C(k)                          rebase on C(k)
     who            a quorum of B(e), as the value of e        the swarm's authority key
@@ -53,7 +53,7 @@ def make_consent(identity: Identity, previous: Value, target: Target, *, asked: 
 
 
 def verify_consent(peer: PeerId, base: bytes, target: Target, signature: bytes) -> bool:
-    """Whether `signature` is the consent of `peer` to go back to `target` in the round after the value `base`."""
+    """Check that `signature` is the consent of `peer` to go back to `target` in the round after the value `base`."""
     return verify(peer, CONSENT_DOMAIN, consent_preimage(base, target), signature)
 
 
@@ -87,7 +87,7 @@ def make_rollback(
 
 @lru_cache(maxsize=64)
 def is_consented(value: Value, previous: Value) -> bool:
-    """Whether a rollback carries valid consents of a quorum. Other values need none."""
+    """Check that a rollback carries valid consents of a quorum. Other values need none."""
     rollback = value.rollback
     if not rollback:
         return True
@@ -100,7 +100,7 @@ def is_consented(value: Value, previous: Value) -> bool:
 
 
 def make_rebase(authority: Identity, head: Value, electorate: Collection[PeerId]) -> Rebase:
-    """The authority's word that the chain goes on after `head` with `electorate`. Raises LocalError if it is empty."""
+    """Order, as the authority, that the chain goes on after `head` with `electorate`. Raises LocalError if empty."""
     members = tuple(sorted(set(electorate)))
     if not members:
         raise LocalError("a rebase needs an electorate")
@@ -120,7 +120,7 @@ def make_rebase(authority: Identity, head: Value, electorate: Collection[PeerId]
 
 
 def is_signed(rebase: Rebase, authority: PeerId) -> bool:
-    """Whether the authority signed it."""
+    """Check that the authority signed it."""
     return verify(authority, REBASE_DOMAIN, rebase.value.hash, rebase.signature)
 
 

@@ -31,7 +31,7 @@ def doubled(seconds: float, times: int) -> float:
 
 
 def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:
-    """How long the reduction of a plan may take altogether: doubles with every attempt, so it ends in the end."""
+    """Time limit on a plan's reduction, in seconds: doubled with every attempt, so it ends in the end."""
     return doubled(settings.reduce_deadline_s, plan.attempt)
 
 
@@ -42,7 +42,7 @@ class Since:
     at: float | None = None
 
     def note(self, holds: bool, now: float) -> float:
-        """Seconds it has held."""
+        """Return the seconds for which it has held."""
         if not holds:
             self.at = None
             return 0.0
@@ -64,7 +64,7 @@ class Timeouts:
         self.since = 0.0
 
     def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
-        """The round is in this stage of this view; a plan begins a stage, or goes on in that of the one before it."""
+        """Note the stage and view of the round; a plan begins a stage, or goes on in that of the one before it."""
         if view != self._view:
             self._begin_series(now, doublings=0)
         planned = plan is not self._plan
@@ -91,12 +91,12 @@ class Timeouts:
         return doubled(self._settings.reduce_deadline_s, self._doublings)
 
     def renew(self, now: float) -> None:
-        """Nothing could be expected until now."""
+        """Begin the stage's time anew: nothing could be expected until now."""
         self.since = now
         self._series_since = now
 
     def over(self, now: float) -> bool:
-        """Whether the lead had its time."""
+        """True if the lead has had its time."""
         limit_s = self._limit_s()
         return limit_s is not None and now - self.since >= doubled(limit_s, self._view)
 

@@ -47,7 +47,7 @@ def parse_toml(text: str, *, source: str, limit_bytes: int) -> dict[str, Any]:
 
 
 def _is_shallow(text: str) -> bool:
-    """Whether no more than DEPTH_LIMIT brackets are open at once, and no key has more parts."""
+    """True if no more than DEPTH_LIMIT brackets are open at once, and no key has more parts."""
     open_brackets = parts = 0
     for token in _TOKEN.finditer(text):
         sign = token["other"]

@@ -1,4 +1,4 @@
-"""View changes: what a quorum that moved to a view says about the views before it, and what that compels.
+"""View changes: a quorum's claims about earlier views when it moves to a view, and the value they compel.
 
 A ViewChange is signed apart from its message, over its view and the highest prepare certificate of its sender. So the
 lead of a view can show to everyone, by the `Moves` of one quorum, that the view was entered and what binds it:
@@ -47,17 +47,17 @@ def _claim(prepared: PreparedValue | None) -> tuple[int, bytes]:
 
 
 def moved(sender: PeerId, change: ViewChange) -> Moved:
-    """What the ViewChange of `sender` says, without the value."""
+    """Return the claim in the ViewChange of `sender`, without the value."""
     return Moved(sender, *_claim(change.prepared), change.signature)
 
 
 def verify_move(base: bytes, view: int, one: Moved) -> bool:
-    """Whether it was signed by who it names."""
+    """Check that the peer named in the claim signed it."""
     return verify(one.peer, VIEW_CHANGE_DOMAIN, move_preimage(base, view, one.prepared, one.value), one.signature)
 
 
 def is_prepared(prepared: Prepared, value: Value, previous: Value, faults: FaultModel) -> bool:
-    """Whether a prepare certificate of `value` holds: signed by a quorum, each counted once."""
+    """Check that a prepare certificate of `value` holds: signed by a quorum, each counted once."""
     signed = list(zip(prepared.signers, prepared.signatures, strict=False))
     return (
         len(prepared.signers) == len(prepared.signatures) == len(set(prepared.signers))
@@ -104,7 +104,7 @@ def compelled(moves: Moves) -> tuple[int, bytes] | None:
 
 @lru_cache(maxsize=256)
 def are_sound(moves: Moves, view: int, previous: Value, faults: FaultModel) -> bool:
-    """Whether `moves` show that a quorum entered `view`: all signed, each counted once, the leaves too."""
+    """Check that `moves` show that a quorum entered `view`: all signed, each counted once, the leaves too."""
     peers = [one.peer for one in moves.changes]
     leaves = dict(zip(moves.leaves, moves.leave_signatures, strict=False))
     return (

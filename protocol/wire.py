@@ -1,4 +1,4 @@
-"""What a message looks like in bytes, and how a stranger's bytes become a message or a RemoteError.
+"""Encoding of messages in bytes, and decoding of a stranger's bytes into a message or a RemoteError.
 
 Sending.  `canonical` turns a struct into msgpack in exactly one way: map keys are strings in sorted order,
 integers take their shortest form, floats are 64-bit and finite. Whatever is hashed or signed goes through it.
@@ -102,7 +102,7 @@ _FIXED, _FLOAT, _TEXT, _BINARY, _ARRAY, _MAP, _REFUSED = range(7)
 
 
 def _first_byte_table() -> tuple[tuple[int, int, int], ...]:
-    """Per first byte: what it starts, the width of the length or value that follows, the length inside it."""
+    """Tabulate by first byte: what it starts, the width of the length or value that follows, the length inside it."""
     table = [(_FIXED, 0, 0)] * 256  # positive and negative fixint, nil, false, true
     for low in range(16):
         table[0x80 | low] = (_MAP, 0, low)
@@ -130,7 +130,7 @@ _FIRST_BYTE: Final = _first_byte_table()
 
 
 class _Refused(Exception):
-    """Why the scan stopped; `decode` turns it into a RemoteError."""
+    """Reason for which the scan stopped; `decode` turns it into a RemoteError."""
 
 
 def _scan(data: bytes) -> None:
@@ -175,7 +175,7 @@ def _scan(data: bytes) -> None:
 
 
 def _step_over(data: bytes, kind: int, at: int, width: int, length: int) -> int:
-    """Where the text or binary ends whose contents begin at `at`."""
+    """Return the offset at which the text or binary ends whose contents begin at `at`."""
     if kind == _REFUSED:
         raise _Refused("an extension type")
     if width:
@@ -193,7 +193,7 @@ def _decoder(of: Hashable) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(data: bytes, of: type[T], *, peer: PeerId | None = None, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> T:
-    """The `of` (normally a `Message`) that `data` encodes.
+    """Decode `data` into an `of` (normally a `Message`).
 
     `peer` is who gets the blame: whoever delivered the bytes, not whom they name.
     Raises RemoteError for anything that is not exactly such a message within the limits.
@@ -258,12 +258,12 @@ class Sealer:
 
     @property
     def order(self) -> tuple[int, int]:
-        """How far on this node is: its boot counter, and how many envelopes it has sealed since."""
+        """Number of this node's newest envelope: its boot counter, and how many it has sealed since."""
         return self._boot, self._seq
 
     @property
     def peer_id(self) -> PeerId:
-        """Who signs."""
+        """PeerId that signs."""
         return self._identity.peer_id
 
     def seal(self, kind: str, payload: bytes) -> bytes:
@@ -318,7 +318,7 @@ class ReplayGuard:
         self._newest: dict[PeerId, dict[str, tuple[int, int]]] = {}
 
     def accept(self, envelope: Envelope) -> bool:
-        """Whether this (opened, hence authentic) envelope is new; if so, it and all before it are old now."""
+        """True if this (opened, hence authentic) envelope is new; if so, it and all before it are old now."""
         kinds = self._newest.get(envelope.sender, {})
         order = (envelope.boot, envelope.seq)
         if envelope.kind in kinds:

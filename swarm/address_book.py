@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shoal.protocol.address import parse_any
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import Address
 from shoal.protocol.wire import Message, PeerIdField
-from shoal.swarm.reaching.circuit_address import parse_any
 
 BOOK_LIMIT_PEERS = 256  # peers in the address book
 BOOK_LIMIT_BYTES = 1 << 20

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 
 import trio
 
-from shoal.protocol.address import Address
+from shoal.protocol.address import Address, CircuitAddress, parse_any
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.limits import Rates
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.networks import in_dialling_order, is_private, own_hosts, own_networks
 
 ADDRESSES_LIMIT = 8

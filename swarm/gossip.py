@@ -22,11 +22,9 @@ from blake3 import blake3
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm import gossip_packets
-from shoal.swarm.gossip_mesh import OrderedMesh
 from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
 from shoal.swarm.limits import STRANGER_DEADLINE_S, Memory, PeerLimits
-from shoal.swarm.net_stream import NetStream
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
+from shoal.swarm.net_stream import NetStream, VarintFrames
 from shoal.swarm.streams import Mailbox, MessageStream, Traffic
 from shoal.swarm.transport import running
 
@@ -40,6 +38,9 @@ from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.rpc_queue import RpcQueue  # isort: skip
 
 log = logging.getLogger(__name__)
+
+Changes = defaultdict[ID, list[str]]
+"""Topics, by peer."""
 
 PUBLISH_LIMIT_BYTES = gossip_packets.MESSAGE_LIMIT_BYTES  # GossipSub drops what makes a packet exceed 1 MiB, in silence
 PUBLISH_DEADLINE_S = 5.0
@@ -86,13 +87,21 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
 pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 
-class _Router(OrderedMesh):
-    """Keeps little of what has passed. libp2p's own notes the time of every message for an adaptation that is off here,
-    and never forgets one; of the last thousand messages it keeps the packets in which they came; and who was told to
-    stay away, and scores, it keeps of peers that are long gone."""
+class _Router(GossipSub):  # type: ignore[misc]
+    """GossipSub with an order among its neighbours, that keeps little of what has passed.
+
+    libp2p's own notes the time of every message for an adaptation that is off here, and never forgets one; of the last
+    thousand messages it keeps the packets in which they came; and who was told to stay away, and scores, it keeps of
+    peers that are long gone.
+
+    Whoever asks to be a neighbour is one until the next heartbeat, which keeps a few at random. Strangers that pass
+    nothing on could so be all that a node has. Here those stay who come first (`shoal.protocol.places`), and are asked
+    until there are enough of them; the others have the room that is left.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.comes_first: Callable[[PeerId], bool] = lambda peer: False
         self.recent_message_deliveries: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=0))
 
     def _check_equivocation(self, msg: Any) -> bool:
@@ -113,6 +122,37 @@ class _Router(OrderedMesh):
     async def _do_px(self, px_peers: list[Any]) -> None:
         """Nothing: whom to connect to is not for others to say."""
         await trio.lowlevel.checkpoint()
+
+    def mesh_heartbeat(self) -> tuple[Changes, Changes]:
+        """Whom to ask to be a neighbour, and whom to tell that it is none any more; both are so already."""
+        asked = [(peer, topic) for topic in self.mesh for peer in self._lacking(topic)]
+        for peer, topic in asked:
+            self.mesh[topic].add(peer)
+            self._notify_mesh_peer_added(peer, topic)
+        graft, prune = super().mesh_heartbeat()
+        for peer, topic in asked:
+            graft[peer].append(topic)
+        return graft, prune
+
+    def _lacking(self, topic: str) -> list[ID]:
+        """Who comes first and is to become a neighbour, as long as there are not `degree` of them."""
+        subscribed = self.pubsub.peer_topics.get(topic, ())
+        first = [peer for peer in subscribed if self._is_first(peer) and self._is_gossipsub_peer(peer)]
+        more = [peer for peer in first if peer not in self.mesh[topic] and not self._check_back_off(peer, topic)]
+        has = sum(peer in self.mesh[topic] for peer in first)
+        found: list[ID] = self.select_from_minus(self.degree - has, more, ())
+        return found
+
+    def _select_peers_for_pruning(self, topic: str, num_to_prune: int) -> list[ID]:
+        """Who gives way where there are too many: at random, but nobody who comes first before all others have."""
+        others = [peer for peer in self.mesh[topic] if not self._is_first(peer)]
+        gone: list[ID] = self.select_from_minus(num_to_prune, others, ())
+        first = [peer for peer in self.mesh[topic] if self._is_first(peer)]
+        gone += self.select_from_minus(num_to_prune - len(gone), first, ())
+        return gone
+
+    def _is_first(self, peer: ID) -> bool:
+        return self.comes_first(PeerId(str(peer)))
 
 
 class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]

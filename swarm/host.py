@@ -17,18 +17,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import trio
 
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.address import Address, CircuitAddress, ListenAddress, parse_any, parse_listen_address
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import incoming, transport
-from shoal.swarm.address import (
-    Address,
-    ListenAddress,
-    parse_listen_address,
-    reachable_addresses,
-)
 from shoal.swarm.dial_targets import DialTargets, worth_dialling
 from shoal.swarm.gossip import Gossip, GossipMessage
 from shoal.swarm.limits import (
@@ -44,11 +40,10 @@ from shoal.swarm.limits import (
 )
 from shoal.swarm.muxer import Muxer
 from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
-from shoal.swarm.rendezvous.identify import tell_addresses
+from shoal.swarm.reaching.networks import reachable_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)
@@ -58,6 +53,7 @@ DIAL_REASONS_SHOWN = 3
 RELAYED = "through a relay"
 """In the place of a host, where a peer was dialled through another."""
 
+Result = TypeVar("Result")
 Handler = Callable[[MessageStream], Awaitable[None]]
 Framing = Callable[[RawStream], RawStream]
 """What stands between a protocol that is not Shoal's and a `MessageStream`."""
@@ -324,7 +320,7 @@ class Host:
 
     def tell_addresses(self) -> None:
         """Answer from now on, when libp2p's identify asks, where this node listens: other software passes that on."""
-        tell_addresses(self._libp2p, lambda: self.addresses)
+        transport.tell_addresses(self._libp2p, lambda: self.addresses)
 
     def watch(self) -> Mailbox[ConnectionChange]:
         """Connections that begin and end from now on; close it to stop. Compare `connected` if it ever dropped any."""
@@ -443,6 +439,27 @@ class Host:
         self._watchers[:] = [watcher for watcher in self._watchers if not watcher.closed]
         for watcher in self._watchers:
             watcher.put(ConnectionChange(peer=peer, connected=connected))
+
+
+async def as_a_stranger(work: Callable[[Host], Awaitable[Result]]) -> Result:
+    """What `work` comes to with a host of its own, which listens nowhere, under a key made for that.
+
+    So nobody is told who asks, and no connection under this node's key ends. Raises what `work` raises, unwrapped.
+    Cancellation leaves nothing behind.
+    """
+    host = Host(identity=Identity.generate(), listen=())
+    found: list[Result] = []
+    failure: ShoalError | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        try:
+            found.append(await work(host))
+        except ShoalError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return found[0]
 
 
 def _framed(raw: RawStream, framing: Framing | None) -> RawStream:

@@ -18,11 +18,10 @@ import trio
 
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
-from shoal.protocol.identity import Identity
 from shoal.protocol.peering import RECORD_LIMIT_BYTES, AskNewest, Newest
 from shoal.protocol.records import Entry, NodeRecord, RecordBook, open_record
 from shoal.protocol.wire import Sealer, SwarmId
-from shoal.swarm.host import Host
+from shoal.swarm.host import Host, as_a_stranger
 from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
@@ -76,13 +75,12 @@ class KeyProbe:
             await trio.sleep(PERIOD_S)
 
     async def _ask_all(self, addresses: Sequence[str]) -> None:
-        host = Host(identity=Identity.generate(), listen=())
-        async with trio.open_nursery() as outer:
-            await outer.start(host.run)
+        async def ask(host: Host) -> None:
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(self._ask, host, address)
-            outer.cancel_scope.cancel()
+
+        await as_a_stranger(ask)
 
     async def _ask(self, host: Host, address: str) -> None:
         try:

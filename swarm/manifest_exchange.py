@@ -17,13 +17,13 @@ import trio
 
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
-from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates, TokenBucket, take_of_all
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import SwarmId, canonical, decode
-from shoal.swarm.host import Host
+from shoal.swarm.host import Host, as_a_stranger
 from shoal.swarm.questions import REQUEST_DEADLINE_S, hear
 from shoal.swarm.streams import MessageStream
 
@@ -103,29 +103,30 @@ async def fetch_manifest(
         by_peer.setdefault(parse_address(text).peer, []).append(text)
     if not by_peer:
         raise ConfigError("nobody is named who could be asked for the manifest; add a member's address with --join")
-    host = Host(identity=Identity.generate(), listen=("/ip4/127.0.0.1/tcp/0",))
     ends_at = trio.current_time() + deadline_s
     found: list[Manifest] = []
     reasons: list[str] = []
-    async with trio.open_nursery() as outer:
-        await outer.start(host.run)
-        outer.start_soon(_tell_later, deadline_s, on_wait)
-        async with trio.open_nursery() as asking:
 
-            async def ask(peer: PeerId, addresses: list[str]) -> None:
-                async def once(try_s: float) -> Manifest:
-                    return await _ask(host, peer, addresses, link.swarm, try_s)
+    async def ask(host: Host, asking: trio.CancelScope, peer: PeerId, addresses: list[str]) -> None:
+        async def once(try_s: float) -> Manifest:
+            return await _ask(host, peer, addresses, link.swarm, try_s)
 
-                try:
-                    found.append(await ask_again(once, ends_at, random.Random()))
-                except (NetworkError, RemoteError) as error:
-                    reasons.append(str(error))
-                else:
-                    asking.cancel_scope.cancel()
+        try:
+            found.append(await ask_again(once, ends_at, random.Random()))
+        except (NetworkError, RemoteError) as error:
+            reasons.append(str(error))
+        else:
+            asking.cancel()
 
-            for peer, addresses in by_peer.items():
-                asking.start_soon(ask, peer, addresses)
-        outer.cancel_scope.cancel()
+    async def ask_all(host: Host) -> None:
+        async with trio.open_nursery() as outer:
+            outer.start_soon(_tell_later, deadline_s, on_wait)
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in by_peer.items():
+                    nursery.start_soon(ask, host, nursery.cancel_scope, peer, addresses)
+            outer.cancel_scope.cancel()
+
+    await as_a_stranger(ask_all)
     if not found:
         raise NetworkError(
             f"none of the {len(by_peer)} members that the link names gives the manifest; check the network, or ask for "

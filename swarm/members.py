@@ -12,29 +12,28 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import trio
 
+from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.membership import (
+    RECEIVERS,
     TICK_S,
     Died,
     Effect,
     MembershipMachine,
     Refute,
     Revived,
-    SendAck,
-    SendNack,
-    SendPing,
-    SendPingRequest,
+    Say,
     State,
     Suspected,
 )
@@ -42,33 +41,26 @@ from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
     RECORDS_IN_WELCOME_LIMIT,
-    Ack,
     Announce,
     Full,
     Hello,
     HelloAnswer,
     LinkMessage,
-    Nack,
-    Ping,
-    PingRequest,
     Reach,
     Refusal,
-    SignOfLife,
     Suspicion,
     SwarmMessage,
     Welcome,
 )
 from shoal.protocol.places import Rank
-from shoal.protocol.records import NodeRecord, RecordBook, seal_record
+from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
-from shoal.swarm.introductions import own_record, reason_to_refuse
 from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.last_seen import LastSeen
 from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, NoPlaceLeft
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.strangers import Strangers
 from shoal.swarm.streams import Mailbox
 
@@ -86,7 +78,8 @@ REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
 """At most so often others are told; the latter where nobody is concerned who comes first."""
 CHANGE_LIMIT_ITEMS = 1024
 
-Deliver = Callable[[PeerId, LinkMessage], None]
+Taker = Callable[[PeerId, Any], None]
+"""Takes a message of a peer; must not block."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +99,8 @@ class Change:
 class Members:
     """The swarm as this node sees it. Use from trio's thread only.
 
-    record: makes this node's current record. deliver: takes round messages, must not block. admission: None for what
-    the manifest says alone.
+    record: makes this node's current record. admission: None for what the manifest says alone. Who takes which message
+    is said by `register`; what concerns links, records and who is alive is taken here.
     """
 
     def __init__(
@@ -118,14 +111,12 @@ class Members:
         swarm_id: SwarmId,
         manifest: Manifest,
         record: Callable[[], NodeRecord],
-        deliver: Deliver,
         admission: Admission | None = None,
     ) -> None:
         self._host = host
         self._sealer = sealer
         self._swarm_id = swarm_id
         self._record = record
-        self._deliver = deliver
         self.admission = admission or Admission(manifest=manifest)
         self.book = RecordBook(swarm_id, keep=self.admission.first)
         self.on_elsewhere: Callable[[NodeRecord], None] = lambda record: None
@@ -174,7 +165,16 @@ class Members:
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
-        self._takers = self._who_takes()
+        self._takers: dict[type, Taker] = {}
+        self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
+        self.register(
+            {
+                Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
+                Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
+                Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
+            }
+        )
+        self._about_links = frozenset(self._takers)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
@@ -246,7 +246,7 @@ class Members:
 
     def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
         """Admit a peer of this swarm that the manifest admits, and whose record holds."""
-        reason = reason_to_refuse(peer, hello, self._swarm_id, self.admission)
+        reason = _reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
             self._strangers.refused(peer)
@@ -256,7 +256,7 @@ class Members:
         self._take_record(hello.record, blame=peer)
         boot, _ = self.book.order(peer)
         later = () if known is None or self.book.sealed(peer) != known else (known,)
-        if later and boot > own_record(peer, hello.record, self._swarm_id).boot:
+        if later and boot > _own_record(peer, hello.record, self._swarm_id).boot:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
             return Welcome(record=b"", others=later)
         if peer in self.links.linked() and 0 < before < boot:
@@ -275,9 +275,9 @@ class Members:
             for data in welcome.others:
                 self._take_record(data, blame=peer)
             raise RemoteError("another node with this node's key, started more often, was there", peer=peer)
-        if own_record(peer, welcome.record, self._swarm_id).boot < self.book.order(peer)[0]:
+        if _own_record(peer, welcome.record, self._swarm_id).boot < self.book.order(peer)[0]:
             raise RemoteError("an earlier life than is known of it; its key may be in use in two places", peer=peer)
-        reason = self.admission.reason_not_admitted(own_record(peer, welcome.record, self._swarm_id))
+        reason = self.admission.reason_not_admitted(_own_record(peer, welcome.record, self._swarm_id))
         if reason is not None:
             raise RemoteError(f"does not belong to this swarm: {reason}", peer=peer)
         self._take_record(welcome.record, blame=peer)
@@ -371,23 +371,25 @@ class Members:
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
         self._note_seen(peer)
-        self._takers.get(type(message), self._take_of_round)(peer, message)
+        if type(message) not in self._about_links:
+            self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
+        self._give(peer, message)
 
-    def _who_takes(self) -> dict[type, Callable[[PeerId, Any], None]]:
-        """Who takes which message; all that is not here is of rounds, and somebody else's."""
-        return {
-            **dict.fromkeys(get_args(SignOfLife), self._take_sign_of_life),
-            Reach: lambda peer, reach: self.links.message_relay.told(peer, reach.lacks),
-            Announce: lambda peer, announce: self._take_record(announce.record, blame=peer),
-            Revocations: lambda peer, revocations: self.revoke(revocations, blame=peer),
-        }
+    def register(self, takers: Mapping[type, Taker]) -> None:
+        """Give every message of these types to its taker from now on. Raises LocalError where one has a taker."""
+        if taken := self._takers.keys() & takers.keys():
+            raise LocalError(f"two take {', '.join(sorted(kind.__name__ for kind in taken))}")
+        self._takers.update(takers)
 
-    def _take_sign_of_life(self, peer: PeerId, message: SignOfLife) -> None:
-        self._carry_out(self.machine.receive(peer, message, trio.current_time()))
+    def _give(self, peer: PeerId, message: LinkMessage) -> None:
+        take = self._takers.get(type(message))
+        if take is None:
+            logger.debug("%s sends a %s, which has no meaning here", peer, type(message).__name__)
+        else:
+            take(peer, message)
 
-    def _take_of_round(self, peer: PeerId, message: LinkMessage) -> None:
-        self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
-        self._deliver(peer, message)
+    def _take_sign_of_life(self, receive: Callable[..., list[Effect]], peer: PeerId, message: LinkMessage) -> None:
+        self._carry_out(receive(self.machine, peer, message, trio.current_time()))
 
     def admits(self, peer: PeerId) -> bool:
         """Whether a peer may be heard through others: it is admitted, and said who it is."""
@@ -402,7 +404,7 @@ class Members:
         """Take what a peer said to the whole swarm, as it came through another."""
         self._note_seen(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
-        self._deliver(peer, message)
+        self._give(peer, message)
 
     def _note_seen(self, peer: PeerId) -> None:
         self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
@@ -448,16 +450,9 @@ class Members:
                 self.changes.put(Change("detoured", peer))
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
-        mine = self.machine.incarnation
         for effect in effects:
-            if isinstance(effect, SendPing):
-                self.links.send(effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
-            elif isinstance(effect, SendAck):
-                self.links.send(effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
-            elif isinstance(effect, SendNack):
-                self.links.send(effect.peer, Nack(target=effect.target, nonce=effect.nonce))
-            elif isinstance(effect, SendPingRequest):
-                self.links.send(effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
+            if isinstance(effect, Say):
+                self.links.send(effect.peer, effect.message)
             elif isinstance(effect, Suspected):
                 self.links.tell_of(effect.peer, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
                 self.changes.put(Change("suspected", effect.peer))
@@ -503,3 +498,26 @@ class Members:
                 logger.debug("record not published: %s", error)
             with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
+
+
+def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:
+    """The record in `data`. Raises RemoteError unless it is of `peer` itself."""
+    record = open_record(data, swarm_id, trio.current_time(), peer=peer).record
+    if record.peer != peer:
+        raise RemoteError(f"introduces itself with the record of {record.peer}", peer=peer)
+    return record
+
+
+def _reason_to_refuse(peer: PeerId, hello: Hello, swarm_id: SwarmId, admission: Admission) -> str | None:
+    """Why who says this hello is not let in, for its user to read; None if it is."""
+    if hello.wire != WIRE_VERSION:
+        return f"this node speaks wire version {WIRE_VERSION}, yours {hello.wire}; install the same version of Shoal"
+    if hello.swarm != swarm_id:
+        return (
+            f"this node is in swarm {swarm_id.hex()[:16]}…, yours is {hello.swarm.hex()[:16]}…; use the same swarm.toml"
+        )
+    try:
+        record = _own_record(peer, hello.record, swarm_id)
+    except RemoteError as error:
+        return f"your record does not hold: {error}"
+    return admission.reason_not_to_join(record)

@@ -17,20 +17,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import trio
+from multiaddr import Multiaddr
 
+from shoal.protocol.address import Address, CircuitAddress
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.swarm.address import Address
-from shoal.swarm.libp2p_log import redirect
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
-from shoal.swarm.reaching.circuit_address import CircuitAddress
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
 with warnings.catch_warnings():
@@ -41,8 +40,11 @@ with warnings.catch_warnings():
     from libp2p.custom_types import TProtocol
     from libp2p.host import basic_host
     from libp2p.host.basic_host import BasicHost
+    from libp2p.identity.identify.identify import ID as IDENTIFY_PROTOCOL
+    from libp2p.identity.identify.identify import identify_handler_for
     from libp2p.network.auto_connector import AutoConnector
     from libp2p.network.config import ConnectionConfig
+    from libp2p.network.connection import swarm_connection
     from libp2p.network.connection.raw_connection import RawConnection
     from libp2p.network.exceptions import SwarmException
     from libp2p.network.swarm import Swarm
@@ -64,6 +66,24 @@ SIMULTANEOUS_DIAL_WINDOW_S = 10.0
 HANDSHAKE_DEADLINE_S = 10.0
 TAKE_OVER_DEADLINE_S = 5.0
 DAEMON_RESTART_DELAY_S = 1.0
+
+
+class _Demote(logging.Handler):
+    """Passes libp2p's warnings and errors on to our log as debug lines: each is ordinary network weather to us."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("%s: %s", record.name, record.getMessage())
+
+
+def _redirect_log() -> None:
+    """Take libp2p's loggers over; to be called once it is imported."""
+    logger = logging.getLogger("libp2p")
+    if logger.handlers:
+        return  # somebody asked libp2p itself to log, with LIBP2P_DEBUG
+    logger.propagate = False
+    logger.addHandler(_Demote(logging.WARNING))
+    # This module logs on the root logger, which sets up a handler on standard error for everybody.
+    swarm_connection.logging = logging.getLogger("libp2p.network.connection")
 
 
 class NobodyListens(NetworkError):
@@ -465,6 +485,13 @@ def make_host(network: Network, peer_limits: PeerLimits) -> BasicHost:
     return host
 
 
+def tell_addresses(libp2p_host: Any, addresses: Callable[[], Iterable[str]]) -> None:
+    """Answer identify from now on, with these addresses as they are whenever somebody asks: software that passes
+    addresses on, and is not Shoal."""
+    libp2p_host.set_stream_handler(IDENTIFY_PROTOCOL, identify_handler_for(libp2p_host, use_varint_format=True))
+    libp2p_host._addrs_factory = lambda _: [Multiaddr(text.rsplit("/p2p/", 1)[0]) for text in addresses()]
+
+
 class ConnectionNotifee(INotifee):  # type: ignore[misc]
     """Calls back when a peer's connection begins and when it has ended."""
 
@@ -490,4 +517,4 @@ class ConnectionNotifee(INotifee):  # type: ignore[misc]
         pass
 
 
-redirect()
+_redirect_log()

@@ -63,7 +63,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCheck:
-    """What the check found in one round. coverage: the share of (chunk, contributor) pairs that were included.
+    """Findings of the check in one round. coverage: the share of (chunk, contributor) pairs that were included.
 
     codec: the plan's, empty if there is none to be read.
     """
@@ -81,7 +81,7 @@ class RoundCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What the check found in all rounds."""
+    """Findings of the check in all rounds."""
 
     rounds: tuple[RoundCheck, ...]
 
@@ -92,11 +92,11 @@ class Check:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What could not be verified, or contradicts itself."""
+        """Rounds that could not be verified, or that contradict themselves, a text each."""
         return tuple(error for found in self.rounds for error in found.errors)
 
     def of(self, term: str, round: int) -> RoundCheck | None:
-        """What was found in one round."""
+        """Return the findings in one round; None if it was not checked."""
         return next((found for found in self.rounds if (found.term, found.round) == (term, round)), None)
 
 
@@ -107,7 +107,7 @@ def check_swarm(witnesses: Sequence[Witness], rounds: Collection[tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Account:
-    """What one node says that happened in a round: plan, finals, and the (numel,) float32 update it applied."""
+    """One node's record of a round: plan, finals, and the (numel,) float32 update it applied."""
 
     node: int
     plan: Plan
@@ -178,7 +178,7 @@ def _folder(witness: Witness, term: str, number: int) -> Path:
 def _truth(
     account: _Account, witnesses: Sequence[Witness], term: str, number: int, errors: list[str]
 ) -> Reference | None:
-    """What the round must have led to; None, with the reason in `errors`, if that cannot be known."""
+    """Sum the round again, by the reference; None, with the reason in `errors`, if that cannot be done."""
     plan, bitmaps = account.plan, account.finals.bitmaps
     if len({participant.peer for participant in plan.participants}) != len(plan.participants):
         errors.append(f"round {number}: the plan names a participant twice")
@@ -223,7 +223,7 @@ def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: st
 
 
 def _differences(account: _Account, truth: Reference, errors: list[str]) -> int:
-    """How many of the node's applied values are wrong; all of them if there are too few or too many."""
+    """Count the node's applied values that are wrong; all of them if there are too few or too many."""
     where = f"round {account.plan.round}: node {account.node}"
     if b"".join(account.finals.chunks) != truth.finals:
         errors.append(f"{where} kept finals that are not what the contributions lead to")

@@ -60,7 +60,7 @@ class StoredExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """What one node kept of one round; all vectors are (numel,) float32, `sent` is decoded."""
+    """One node's record of one round; all vectors are (numel,) float32, `sent` is decoded."""
 
     exchange: StoredExchange
     sent: F32
@@ -111,7 +111,7 @@ def _check_round(witnesses: Sequence[Witness], term: str, number: int, settings:
 
 
 def _wrong(step: _Step, before: F32, other: F32 | None, settings: GossipSettings) -> int:
-    """How many values of the step, and of the vector that was sent for it, are not what they must be."""
+    """Count the wrong values of the step, and of the vector that was sent for it."""
     alpha, lr, gamma = np.float32(settings.momentum), np.float32(settings.lr), np.float32(settings.gamma)
     phi, momentum = np.split(before, 2)
     momentum = momentum * alpha + step.delta * lr
@@ -124,7 +124,7 @@ def _wrong(step: _Step, before: F32, other: F32 | None, settings: GossipSettings
 
 
 def _read(folder: Path, number: int) -> _Step | None:
-    """What a node kept of a round; None if it was not in it. Raises OSError, ValueError, RemoteError."""
+    """Read a node's record of a round; None if it was not in it. Raises OSError, ValueError, RemoteError."""
     place = _place(folder, number)
     if not (place / "stepped").exists():
         return None

@@ -1,4 +1,4 @@
-"""How long rounds took, and what a fault cost beside the undisturbed ones."""
+"""Durations of rounds, and the delay that a fault cost beside the undisturbed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries out a scenario's faults, from outside the nodes and at the moment the scenario names.
+"""Faults of a scenario, carried out from outside the nodes and at the moment the scenario names.
 
 Without a phase that moment is when the first node begins the round, or a later one: under `gossip` a node that was away
 goes on where the others are. With one it is exact: the node was started with a hold and stands still at that very point
@@ -34,7 +34,7 @@ TRANSFER_ROUNDS: Final = 20
 
 @dataclass(slots=True, kw_only=True)
 class FaultRecord:
-    """What became of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
+    """Record of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
 
     fault: Fault
     at: float | None = None
@@ -43,17 +43,17 @@ class FaultRecord:
 
 
 class Field(Protocol):
-    """What faults need of the swarm that they strike: a `Fleet` that knows how a node joins."""
+    """Swarm as the faults need it that strike it: a `Fleet` that knows how a node joins."""
 
     network: Network | None
 
     @property
     def nodes(self) -> list[NodeProcess]:
-        """All there are."""
+        """All nodes that there are."""
 
     @property
     def seed(self) -> int:
-        """Of what is drawn."""
+        """Seed of what is drawn."""
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none (yet)."""
@@ -69,11 +69,11 @@ class Stage(Field, Protocol):
     journal: Journal
 
     def holds(self, index: int) -> tuple[Hold, ...]:
-        """Where the node of that index is to hold for faults whose moment has not come."""
+        """Points at which the node of that index is to hold, for the faults whose moment has not come."""
 
 
 def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tuple[Hold, ...]:
-    """Where node `index` is to hold, from its next start on, for the faults whose moment has not come."""
+    """Points at which node `index` is to hold, from its next start on, for the faults whose moment has not come."""
     holds = []
     for record in records:
         fault = record.fault
@@ -84,7 +84,7 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
 
 
 async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[FaultRecord], None]) -> None:
-    """Wait for the fault's moment, do it, and let go whoever held for it.
+    """Wait for the fault's moment, carry it out, and let go the node that held for it.
 
     A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links
     for a time is undone at its end, while nobody holds any more.
@@ -113,7 +113,7 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
 
 
 async def strike(fault: Fault, swarm: Field) -> None:
-    """Do it now. A stop has ended when this returns, and a restart is done. Raises NetworkError if it cannot be done.
+    """Strike now. A stop has ended when this returns, and a restart is done. Raises NetworkError if it cannot be done.
 
     Cancellation leaves what was done so far.
     """
@@ -131,13 +131,13 @@ async def undo(fault: Fault, swarm: Field) -> None:
 
 
 def _stopped_in_a_hold(fault: Fault, swarm: Stage) -> bool:
-    """Whether the node was stopped while it held, and nobody has let it go."""
+    """True if the node was stopped while it held, and nobody has let it go."""
     stops = (f for f in swarm.scenario.faults if f.kind == "stop" and f.phase is not None)
     return swarm.node(fault.target).stopped and any(stop.target == fault.target for stop in stops)
 
 
 def has_begun(fault: Fault, swarm: Stage) -> bool:
-    """Whether the fault's moment is in the journal, be its task awake already or not."""
+    """True if the fault's moment is in the journal, be its task awake already or not."""
     held = swarm.scenario.held_node(fault)
     return any(_is_moment(fault, held, entry) for entry in swarm.journal.entries)
 
@@ -252,7 +252,7 @@ async def _speed_up(fault: Fault, swarm: Field) -> None:
 
 
 async def _cut(fault: Fault, swarm: Field) -> None:
-    """In a namespace the kernel destroys the sockets; on loopback the node drops its lanes."""
+    """Cut a node's lanes: in a namespace the kernel destroys the sockets; on loopback the node drops them."""
     if swarm.network is not None:
         if not await trio.to_thread.run_sync(swarm.network.reset_lanes, fault.target):
             raise NetworkError(f"node {fault.target} has no lanes to cut")

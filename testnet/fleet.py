@@ -20,7 +20,7 @@ from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 
 def _ignore(node: NodeProcess) -> None:
-    """Nobody wants to know."""
+    """Do nothing, where nobody wants to know."""
 
 
 class Fleet:
@@ -41,7 +41,7 @@ class Fleet:
 
     @property
     def nodes(self) -> list[NodeProcess]:
-        """All of them, by index."""
+        """All nodes, by index."""
         return [node for _, node in sorted(self._nodes.items())]
 
     def node(self, index: int) -> NodeProcess:
@@ -51,7 +51,7 @@ class Fleet:
         return self._nodes[index]
 
     def has(self, index: int) -> bool:
-        """Whether there is a node of that index."""
+        """True if there is a node of that index."""
         return index in self._nodes
 
     def home(self, index: int) -> Path:
@@ -59,17 +59,17 @@ class Fleet:
         return self.folder / "nodes" / str(index)
 
     def add(self, index: int) -> NodeProcess:
-        """A new node with a key of its own, which is not started."""
+        """Add a node with a key of its own, which is not started."""
         self._nodes[index] = self.make(index, self.home(index))
         return self._nodes[index]
 
     def make(self, index: int, folder: Path) -> NodeProcess:
-        """A node that is none of the fleet, in a folder that is made if it is not there."""
+        """Make a node that is none of the fleet, in a folder that is made if it is not there."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return NodeProcess(index, folder, self.journal, self._runtime)
 
     def found(self, manifest: Manifest) -> None:
-        """Have all nodes be of this swarm."""
+        """Write the manifest of the swarm that all nodes are to be of."""
         self.manifest = manifest
         self._manifest_path.write_text(render_manifest(manifest), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""All that the nodes of a testnet write into their event logs, in one journal of the whole swarm.
+"""Journal of a testnet: all that its nodes write into their event logs, in one order.
 
 Times are wall-clock seconds of this one machine.
 """

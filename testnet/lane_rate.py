@@ -83,7 +83,7 @@ class LaneSpeed:
 
     @property
     def ratio(self) -> float:
-        """What part of the plaintext rate the lane over its sockets has: the median over neighbouring runs."""
+        """Rate of the lane as a share of plaintext over its sockets: the median over neighbouring runs."""
         return statistics.median(one / other for one, other in zip(self.encrypted, self.plaintext, strict=True))
 
     @property
@@ -147,7 +147,7 @@ def _accept(listener: socket.socket) -> socket.socket:
 
 
 def _payloads() -> memoryview:
-    """What is sent, again and again: POOL_BYTES that differ from frame to frame."""
+    """Data to send, again and again: POOL_BYTES that differ from frame to frame."""
     pool = bytearray(POOL_BYTES)
     pattern = bytes(range(251)) * (FRAME_BYTES // 251 + 1)
     for number in range(POOL_FRAMES):
@@ -181,20 +181,20 @@ class _Regions:
         return self._pool[start : start + header.length]
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        """One frame more is here."""
+        """Note that one more frame is here."""
         self._left -= 1
         if self._left == 0:
             self.ended = time.perf_counter()
             self.done.set()
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        """No frame will come any more."""
+        """Note that no frame will come any more."""
         self.error = error
         self.done.set()
 
     @property
     def seconds(self) -> float:
-        """From the first header to the last delivery. Raises what ended the lane before."""
+        """Seconds from the first header to the last delivery. Raises what ended the lane before."""
         if not self.ended:
             raise self.error or NetworkError("the benchmark's lane ended early")
         return self.ended - self.started
@@ -230,7 +230,7 @@ def _send_sealed(connection: socket.socket, pool: memoryview, frames: int, *, sh
 
 
 def _share(connection: socket.socket, lane: Lane, offer: SharedOffer) -> None:
-    """Over a second connection, where nodes have libp2p."""
+    """Offer shared memory over a second connection, where nodes have libp2p."""
     with socket.create_connection(connection.getpeername()) as side:
         _send_message(side, msgspec.msgpack.encode(offer))
         lane.answered(_receive_message(side) == b"taken")
@@ -293,7 +293,7 @@ def _receive_message(connection: socket.socket) -> bytes:
 
 
 def send(port: int, frames: int, repetitions: int) -> None:
-    """The child's part: one connection per run, sealed and plain in turn."""
+    """Send as the child: one connection per run, sealed and plain in turn."""
     pool = _payloads()
     for way in _variants(repetitions):
         connection = socket.create_connection(("127.0.0.1", port))

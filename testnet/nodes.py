@@ -39,7 +39,7 @@ CONTROL_DEADLINE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How one start of a node differs from another.
+    """Settings in which one start of a node differs from another.
 
     rounds: after how many it stops by itself, None for never. place: where it runs. workload: that of the manifest,
     which the testnet wrote.
@@ -117,7 +117,7 @@ def start_process(command: Sequence[str], log: Path) -> Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a testnet's nodes are: real ones, or stand-ins in tests of the testnet itself.
+    """Kind of a testnet's nodes: real ones, or stand-ins in tests of the testnet itself.
 
     start: makes a process of a command line, in a session of its own, with its output at the end of a file.
     """
@@ -157,18 +157,18 @@ class NodeProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a process, running or stopped."""
+        """True if it has a process, running or stopped."""
         return bool(self.lives) and self.lives[-1].ended_at is None
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it was last seen to listen; empty if its present process does not listen yet."""
+        """Addresses on which it was last seen to listen; empty if its present process does not listen yet."""
         started_at = self.lives[-1].started_at if self.alive else float("inf")
         fresh = [event for event in self._journal.of(Listening, self.index) if event.at >= started_at]
         return fresh[-1].addresses if fresh else ()
 
     def certified(self, round: int) -> bool:
-        """Whether it certified this round itself."""
+        """True if it certified this round itself."""
         return any(event.round == round for event in self._journal.of(RoundEnded, self.index))
 
     async def run(self, launch: Launch) -> None:

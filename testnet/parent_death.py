@@ -1,4 +1,4 @@
-"""What a testnet starts ends with it, however that ends: a few lines that run in place of a program and then become it.
+"""End of a testnet's programs with their parent: a few lines that run in place of a program and then become it.
 
     python -I -S parent_death.py PARENT PROGRAM ARGUMENT…
 

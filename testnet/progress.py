@@ -1,4 +1,4 @@
-"""What a testnet tells, while it runs, to whoever watches."""
+"""Events of a running testnet, for whoever watches it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.testnet.scenario import Fault, Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone:
-    """A round was certified by the first node."""
+    """Certificate of a round, by the first node."""
 
     round: int
     members: int
@@ -44,7 +44,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossMeasured:
-    """Somebody evaluated the state after a round."""
+    """A node evaluated the state after a round."""
 
     round: int
     loss: float
@@ -82,7 +82,7 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """For whom progress does not matter."""
+    """Do nothing, where progress does not matter."""
 
 
 def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[tuple[tuple[str, int], Progress]]:

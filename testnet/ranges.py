@@ -1,4 +1,4 @@
-"""An option that stands for a key of a scenario has the range of that key, and is what the error names."""
+"""Ranges of options: one that stands for a key of a scenario has the key's range, and is what the error names."""
 
 from __future__ import annotations
 

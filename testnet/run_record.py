@@ -1,4 +1,4 @@
-"""Everything that happened in a run: the raw material of the check and the report."""
+"""Record of a run: all that happened, the raw material of the check and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Outcome = Literal["running", "left", "killed", "crashed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the testnet knows of a node beyond its events. lives: wall-clock (start, end) of its processes."""
+    """Facts that the testnet has about a node beside its events. lives: wall-clock (start, end) of its processes."""
 
     index: int
     peer_id: str
@@ -25,7 +25,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Everything that happened. began_at, ended_at: wall-clock seconds."""
+    """Record of all that happened in a run. began_at, ended_at: wall-clock seconds."""
 
     scenario: Scenario
     began_at: float
@@ -36,7 +36,7 @@ class RunRecord:
     trouble: str | None = None
 
     def counts(self, event: Event) -> TypeGuard[RoundEnded]:
-        """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
+        """True if the event ends a round of the swarm; an agent's round is one only where there are no others."""
         return isinstance(event, RoundEnded) and (self._shares or not isinstance(event, Rollouts))
 
     def begun(self, event: Event) -> int | None:
@@ -48,7 +48,7 @@ class RunRecord:
         return self.scenario.synchronisation.shares_rollouts
 
     def certified(self) -> list[tuple[int, RoundEnded]]:
-        """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
+        """Yield (node, event) of the scenario's rounds, without those that nodes certify after the last."""
         return [
             (entry.node, entry.event)
             for entry in self.entries

@@ -1,4 +1,4 @@
-"""What a testnet does: how many nodes train for how many rounds, and what is done to them meanwhile.
+"""Scenario of a testnet: how many nodes train for how many rounds, and the faults that strike them meanwhile.
 
 A scenario is a small TOML file, read strictly: an unknown key is an error that names the nearest known one, and what
 cannot be carried out is refused before anything starts, never skipped.
@@ -40,7 +40,7 @@ ROUND_LIMIT = 10_000
 FAULT_LIMIT = 256
 DURATION_LIMIT_S = 600.0
 SLOW_RATE_MBIT: Final = 4.0
-"""What the link of a slow node carries where its fault does not say."""
+"""Rate of a slow node's link where its fault does not say."""
 
 Kind = Literal["kill", "stop", "continue", "leave", "join", "restart", "partition", "heal", "slow", "corrupt", "cut"]
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
@@ -111,7 +111,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def whom(node: int | None, groups: tuple[tuple[int, ...], ...]) -> str:
-    """Whom a fault strikes, in few letters: `2`, `0 1 | 2 3`, or nothing if it is of everything."""
+    """Nodes that a fault strikes, in few letters: `2`, `0 1 | 2 3`, or nothing if it strikes everything."""
     return " | ".join(" ".join(map(str, group)) for group in groups) if node is None else str(node)
 
 
@@ -171,7 +171,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
     def _check_rollouts(self) -> None:
-        """What agents train is a policy, and their rounds have no phases."""
+        """Check that no fault of agents names a phase, and have them train a policy by default."""
         if self.workload == DEFAULT_WORKLOAD:
             msgspec.structs.force_setattr(self, "workload", DEFAULT_POLICY)
         for number, fault in enumerate(self.faults, 1):
@@ -191,18 +191,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def places(self) -> int:
-        """How many nodes there are in the end, those that join among them."""
+        """Number of nodes in the end, those that join among them."""
         return 1 + max((f.target for f in self.faults if f.kind == "join"), default=self.nodes - 1)
 
     @property
     def needs_namespaces(self) -> bool:
-        """Whether something is done to links that loopback cannot do."""
+        """True if links are to be changed in ways that loopback cannot be."""
         return bool(self.uplinks or self.behind_routers) or any(fault.kind in _LINKS for fault in self.faults)
 
     def held_node(self, fault: Fault) -> int | None:
-        """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended.
+        """Node that holds at the fault's point: its target, or the first that none ended if it strikes no running node.
 
-        In a transfer it is then who fetches the state: the last that joined or started again by that round.
+        In a transfer it is then the one that fetches the state: the last that joined or started again by that round.
         """
         if fault.phase is None:
             return None
@@ -245,7 +245,7 @@ DEMO: Final = Scenario(
         Fault(kind="join", round=5),
     )
 )
-"""What `shoal testnet` does when nothing is said."""
+"""Scenario of `shoal testnet` without options."""
 
 
 def choose_scenario(

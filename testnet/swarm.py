@@ -115,7 +115,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
 
 @contextlib.contextmanager
 def _network_for(scenario: Scenario) -> Iterator[Network | None]:
-    """Where the nodes run: in namespaces if the scenario needs them, else on loopback. Raises ConfigError."""
+    """Network of the nodes: namespaces if the scenario needs them, None for loopback. Raises ConfigError."""
     if not scenario.needs_namespaces:
         yield None
         return
@@ -127,14 +127,14 @@ def _network_for(scenario: Scenario) -> Iterator[Network | None]:
 
 
 def deadline_s(scenario: Scenario) -> float:
-    """After how long a run is over, whatever state it is in: many times what it should take."""
+    """Seconds after which a run is over, whatever state it is in: many times what it should take."""
     pauses = sum(fault.duration_s or 0.0 for fault in scenario.faults)
     per_round = ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps
     return START_DEADLINE_S + scenario.rounds * per_round + pauses
 
 
 def silence_limit_s(scenario: Scenario) -> float:
-    """After how long without any event the run is over: more than the longest a round or a pause may take."""
+    """Seconds without any event after which the run is over: more than the longest round or pause may take."""
     longest_pause = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
     return ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps + longest_pause
 
@@ -165,11 +165,11 @@ class Testnet(Fleet):
 
     @property
     def seed(self) -> int:
-        """The scenario's."""
+        """Seed of the scenario."""
         return self.scenario.seed
 
     def holds(self, index: int) -> tuple[Hold, ...]:
-        """Where the node of that index is to hold for faults whose moment has not come."""
+        """Points at which the node of that index is to hold, for the faults whose moment has not come."""
         return holds_for(self.scenario, index, self._records)
 
     # --- the run ---
@@ -195,7 +195,7 @@ class Testnet(Fleet):
         return self._interrupted
 
     async def _go_through(self) -> None:
-        """The scenario from start to finish, or until a signal comes or nothing happens any more."""
+        """Go through the scenario from start to finish, or until a signal comes or nothing happens any more."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
             nursery.start_soon(self._heed_silence, nursery.cancel_scope)
@@ -221,7 +221,7 @@ class Testnet(Fleet):
         scope.cancel()
 
     async def _start_founders(self, nursery: trio.Nursery) -> bool:
-        """Node 0 first, then the others, which join it; False if it does not come up."""
+        """Start node 0, then the others, which join it; False if it does not come up."""
         first = self.node(0)
         # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
         divided = any(fault.kind == "partition" for fault in self.scenario.faults)
@@ -250,7 +250,7 @@ class Testnet(Fleet):
                 nursery.start_soon(self._let_go, node)
 
     def _is_there(self, node: NodeProcess) -> bool:
-        """Whether it waits for its first round, linked to all other founders; not if a fault may keep it from that."""
+        """True if it waits for its first round, linked to all other founders, or a fault may keep it from that."""
         if not node.alive or node.stopped:
             return True
         peers = {event.peer for event in self.journal.of(Linked, node.index)}
@@ -282,7 +282,7 @@ class Testnet(Fleet):
         await self.launch(node, join=host.addresses, holds=self.holds(index))
 
     def _first_holds(self, index: int) -> tuple[Hold, ...]:
-        """Where a founder holds: also where all begin together."""
+        """Points at which a founder holds: also the one where all begin together."""
         holds = self.holds(index)
         return holds if self.scenario.synchronisation.shares_rollouts else tuple(dict.fromkeys((TOGETHER, *holds)))
 
@@ -320,7 +320,7 @@ class Testnet(Fleet):
         return self.scenario.rounds
 
     def _last_round_certified(self) -> bool:
-        """Whether somebody certified it; or where each counts its own, whether all who live are through theirs."""
+        """True if somebody certified the last round; or where each counts its own, if all that live ended theirs."""
         if self.scenario.synchronisation.shares_rollouts:
             return all(map(self._has_followed, self.nodes))
         last = self._last_round()
@@ -330,7 +330,7 @@ class Testnet(Fleet):
         return not any(node.alive for node in self.nodes) and not self._busy()
 
     def _busy(self) -> bool:
-        """Whether a fault has begun and is not done."""
+        """True if a fault has begun and is not done."""
         return any(not record.done and has_begun(record.fault, self) for record in self._records)
 
     def _has_followed(self, node: NodeProcess) -> bool:
@@ -388,7 +388,7 @@ class Testnet(Fleet):
         )
 
     def _outcome(self, node: NodeProcess) -> Outcome:
-        """How the node was at the end of the scenario; one that stopped after its last round was running."""
+        """State of the node at the end of the scenario; one that stopped after its last round was running."""
         if node.struck == "left":
             return "left"
         if node.alive:

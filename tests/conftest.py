@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -35,6 +36,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     trio.run(within_deadline, clock=MockClock(autojump_threshold=0) if virtual else None)
     return True
+
+
+LONGEST = (
+    "collectives/test_swarm_rounds.py",
+    "collectives/test_repair_disasters.py",
+    "node/test_daemon.py",
+    "node/test_damaged_logs.py",
+    "node/test_copied_folders.py",
+    "lab/campaigns/test_campaign.py",
+    "node/test_accusing_nodes.py",
+    "node/test_leaving.py",
+    "cli/test_named_code.py",
+    "lab/explore/test_repair.py",
+    "node/test_box_failures.py",
+    "lab/bench/test_train.py",
+    "lab/bench/test_hostile.py",
+    "node/test_traces.py",
+    "testnet/test_swarm.py",
+    "node/training/test_sharded_replica.py",
+    "node/training/test_trainer.py",
+)
+"""Files that take many seconds, which begin first: one that began last would leave all other processors idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the order of all others, and within a file, stays."""
+    here = Path(__file__).parent
+    rank = {here / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True, scope="session")

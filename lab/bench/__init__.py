@@ -1,1 +1,1 @@
-"""What `shoal bench` measures."""
+"""Benchmarks of `shoal bench`."""

@@ -69,14 +69,14 @@ WRONG: Final = Target(name="what was checked and is wrong", most=0)
 
 
 def peak_target(numel: int | None) -> Target:
-    """Of memory: no more than the values take. numel: None where nothing says."""
+    """Target of memory: no more than the values take. numel: None where nothing says."""
     most = None if numel is None else 4 * numel / MIB
     return Target(name="peak memory per peer beyond input and output, fp32, 4 peers", unit="MiB", most=most, aim=64.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench(Spec):
-    """What to measure, and which parts to run besides.
+    """Options of `shoal bench allreduce`, and the parts that other benchmarks leave out.
 
     sockets: between nodes that share no memory, as if each were on a machine of its own.
     """
@@ -129,7 +129,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench allreduce --json` prints. Times in seconds, medians over the measured rounds.
+    """Result of `shoal bench allreduce`. Times in seconds, medians over the measured rounds.
 
     median_s and times_s: from the first accepted plan until the last node has all finals, and decode_s more. breakdown:
     of a round, in which decoding is a part of working out.
@@ -159,12 +159,12 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was checked is wrong."""
+        """True if nothing that was checked is wrong."""
         return self.identical and self.exact is not False and self.fault.survivors_identical and self.fault.exact
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets, which are those of `MEASURED`."""
+        """Measured values, each with its target; most only have one at the setting `MEASURED`."""
         found = [WRONG.row(not self.ok)]
         if (self.codec, self.peers) == MEASURED:
             peak = self.peak_extra_bytes
@@ -348,7 +348,7 @@ def _drop_records(swarm: BenchSwarm, round: int) -> None:
 
 
 def to_lines(result: Allreduce) -> list[str]:
-    """What was measured, a fact a line."""
+    """Summarise the result, a fact a line."""
     parts = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {s:.3f}" for name, s in result.breakdown.items())
     error = "not measured" if result.max_abs_error is None else f"{result.max_abs_error:.2e}"
     exact = {True: "exact", False: "NOT EXACT", None: "not recomputed"}[result.exact]

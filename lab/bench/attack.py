@@ -80,12 +80,12 @@ class AttackedSwarm(LocalSwarm):
 
     @property
     def manifest(self) -> Manifest:
-        """What all members agreed on."""
+        """Manifest that all members agreed on."""
         return self._manifest
 
     @property
     def attackers(self) -> frozenset[PeerId]:
-        """Who attacks, banned or not."""
+        """PeerIds of the attackers, banned or not."""
         return frozenset(self._attacking)
 
     def _add(self, identity: Identity) -> LocalNode:
@@ -111,7 +111,7 @@ class AttackedSwarm(LocalSwarm):
         return super()._sign(final_format, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
-        """They are missing in the bitmap, and the audit looks at the bytes."""
+        """Do nothing: they are missing in the bitmap, and the audit looks at the bytes."""
 
     def _reduce(self, plan: Plan) -> Finals:
         finals = super()._reduce(plan)
@@ -127,7 +127,7 @@ class AttackedSwarm(LocalSwarm):
         return finals
 
     def _audit(self, plan: Plan, finals: Finals) -> None:
-        """What all auditors of a round find together."""
+        """Note what all auditors of a round prove together."""
         signed = beacon(plan.hash, [(final.result, final.bitmap) for final in finals.chunks])
         tickets = [ticket(node.identity, signed) for node in self.nodes.values()]
         chosen = {chunk for one in tickets for chunk in drawn(one, plan.chunks, self._audits)}
@@ -152,7 +152,7 @@ class AttackedSwarm(LocalSwarm):
         return np.frombuffer(made.encoded.payload(chunk), np.uint8)
 
     def run_round(self) -> None:
-        """From S(e − 1) to S(e); then who was proven to lie goes, if there are bans."""
+        """Go from S(e − 1) to S(e), and then remove those who were proven to lie, if there are bans."""
         super().run_round()
         for peer in self.proven if self._bans else ():
             self.nodes.pop(peer, None)
@@ -200,7 +200,7 @@ def _swarm(bench: AttackBench, attack: str, defence: str) -> AttackedSwarm:
 
 
 def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId]) -> dict[str, float | None]:
-    """What useful work says of the last round's contributions."""
+    """Weigh the last round's contributions on their own data: the useless share of attackers' and of honest ones."""
     manifest = swarm.manifest
     meter = WorkMeter(workload_of(manifest), torch.device("cpu"))
     useless: dict[bool, list[bool]] = {True: [], False: []}
@@ -288,7 +288,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _proven(cells: Sequence[Cell]) -> str:
-    """Over all cells, the first and the last round in which an attacker was proven to be one."""
+    """Rounds in which an attacker was proven to be one, the first and the last over all cells."""
     rounds = [round for cell in cells for round in cell.proven]
     found = [round for round in rounds if round is not None]
     if not found:
@@ -299,7 +299,7 @@ def _proven(cells: Sequence[Cell]) -> str:
 
 
 def _looks(result: AttackResult) -> str:
-    """What local looks say, under the recommended setting."""
+    """Table of the useless contributions, under the recommended setting."""
     cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.useless is not None]
     if not cells:
         return ""

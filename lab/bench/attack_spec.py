@@ -1,4 +1,4 @@
-"""What `shoal bench attack` compares: attacks, defences, and how large a swarm they meet in."""
+"""Specification of `shoal bench attack`: attacks, defences, and how large a swarm they meet in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ATTACKS: Final[Mapping[str, str]] = {
     "wrong_sums": "as owners of chunks, ten times the sum with the sign turned",
     "tokens": "sign_flip, of the largest number of tokens that can be declared",
 }
-"""What each attacker does in every round. All know what the honest contribute before they contribute themselves."""
+"""Behaviour of each attacker in every round. All know what the honest contribute before they contribute themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ CHUNK_VALUES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackBench(Spec):
-    """What to measure, all in swarms of one size."""
+    """Options of `shoal bench attack`, for swarms of one size."""
 
     peers: Annotated[int, Option("--peers", help="How many peers, attackers among them.")] = 16
     attackers: Annotated[int, Option("--attackers", help="How many of them attack in every round.")] = 3
@@ -97,12 +97,12 @@ class AttackBench(Spec):
 
     @property
     def attacks(self) -> list[str]:
-        """Those that are measured. Raises ConfigError."""
+        """Names of the attacks to measure. Raises ConfigError."""
         return chosen(self.attack, ATTACKS, "--attack")
 
     @property
     def defences(self) -> list[str]:
-        """Those that are measured. Raises ConfigError."""
+        """Names of the defences to measure. Raises ConfigError."""
         return chosen(self.defence, DEFENCES, "--defence")
 
     def manifest(self, seed: int, founders: list[PeerId], defence: Defence) -> Manifest:
@@ -155,7 +155,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench attack` prints. clean_val_loss: of the swarm without attackers and defence."""
+    """Result of `shoal bench attack`. clean_val_loss: of the swarm without attackers and defence."""
 
     peers: int
     attackers: int
@@ -172,7 +172,7 @@ class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets; a loss that is no number any more counts as endless."""
+        """Measured values, each with its target; a loss that is not a number any more counts as infinite."""
         ratios = [inf if one.ratio is None else one.ratio for one in self.cells if one.defence == self.recommended]
         provable = [proof for one in self.cells if one.attack in PROVABLE for proof in one.proven]
         return (

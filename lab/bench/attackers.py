@@ -36,7 +36,7 @@ WRONG_SUM = np.float32(-10)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knowledge:
-    """What the attackers know of a round: every honest contribution, ``(numel,) float32`` each, and the round."""
+    """Knowledge of the attackers in a round: every honest contribution, ``(numel,) float32`` each, and the round."""
 
     honest: Sequence[Made]
     round: int
@@ -44,19 +44,19 @@ class Knowledge:
 
     @property
     def mean(self) -> F32:
-        """Of the honest."""
+        """Mean of the honest contributions, ``(numel,) float32``."""
         mean: F32 = np.mean([made.values for made in self.honest], axis=0, dtype=np.float32)
         return mean
 
     @property
     def deviation(self) -> F32:
-        """Value by value, of the honest."""
+        """Deviation of the honest contributions, value by value."""
         deviation: F32 = np.std([made.values for made in self.honest], axis=0, dtype=np.float32)
         return deviation
 
     @property
     def norm(self) -> float:
-        """The median one of the honest."""
+        """Median norm of the honest contributions."""
         return float(np.median([np.linalg.norm(made.values) for made in self.honest]))
 
 
@@ -87,7 +87,7 @@ class Attacker(LocalNode):
             super().stand_on(state)
 
     def announce(self, head: Value, state: Any, known: Knowledge) -> Ready:
-        """What it announces in the round after `head`, and will contribute."""
+        """Return the Ready that it announces in the round after `head`, and make the contribution for it."""
         if self._trains:
             return self.train(head, state)
         if self.attack == "copy":
@@ -119,7 +119,7 @@ class Attacker(LocalNode):
         return scaled
 
     def _copy(self, head: Value, known: Knowledge) -> Ready:
-        """Everything of the first honest member."""
+        """Copy the first honest member's contribution in full."""
         made = self.contributions.made = known.honest[0]
         return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
 
@@ -129,7 +129,7 @@ class Attacker(LocalNode):
         return made
 
     def forget(self) -> None:
-        """The round is over: it has no residuals, unless it trains."""
+        """Drop the residuals at the end of a round, unless it trains."""
         if not self._trains:
             self.contributions.drop()
 
@@ -144,4 +144,4 @@ def with_nan(good: EncodedContribution) -> EncodedContribution:
     for chunk in range(good.grid.chunks):
         path = tree.path(chunk)
         buffer[good.offsets[chunk + 1] - len(path) : good.offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
-    return replace(spoilt, root=tree.root)
+    return replace(spoilt, root=tree.root, top=tree.top)

@@ -40,8 +40,8 @@ import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from shoal.collectives.aggregate import Term, chunk_scratch, weighted_mean
 from shoal.collectives.codecs import F32, U8, codec
-from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
 from shoal.swarm.lanes.seal import KEY_BYTES, LANE_ID_BYTES, TAG_BYTES
 from shoal.swarm.lanes.shared import SharedIn, SharedOffer, SharedOut
@@ -58,7 +58,7 @@ TOLERANCE: Final = {"fp32": 1e-5, "bf16": 1 / 128, "int8": 1 / 127}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What is reduced: `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives.
+    """Reduction of `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives.
 
     sockets: nothing goes through memory that two peers see.
     """
@@ -72,7 +72,7 @@ class Exchange:
 
     @property
     def chunks(self) -> list[slice]:
-        """Of the vector; chunk c belongs to peer c mod `peers`."""
+        """Slices of the vector; chunk c belongs to peer c mod `peers`."""
         return [slice(at, min(at + CHUNK_VALUES, self.numel)) for at in range(0, self.numel, CHUNK_VALUES)]
 
 
@@ -159,15 +159,15 @@ class _Vectors(ABC):
 
     @abstractmethod
     def reduce(self, number: int, arrived: Mapping[int, U8]) -> None:
-        """The mean of chunk `number` into `final`; arrived: by rank, this peer's own included."""
+        """Write the mean of chunk `number` into `final`; arrived: by rank, this peer's own included."""
 
     @abstractmethod
     def mean(self) -> F32:
-        """All of the mean, decoded: (numel,) float32."""
+        """Decode all of the mean: (numel,) float32."""
 
 
 class _Fp32(_Vectors):
-    """What travels lies in the vectors themselves."""
+    """Vectors that travel as they are."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         super().__init__(exchange, rank)
@@ -191,7 +191,7 @@ class _Fp32(_Vectors):
 
 
 class _Coded(_Vectors):
-    """What travels is encoded, and summed, by what a node encodes and sums with."""
+    """Vectors that travel encoded, and are summed, by the same calls as in a node."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         super().__init__(exchange, rank)
@@ -240,7 +240,7 @@ class _Peer:
         self._vectors.encode()
 
     def reduce(self) -> None:
-        """One all-reduce; returns when all of the mean is here."""
+        """Do one all-reduce; returns when all of the mean is here."""
         lock, waiting = threading.Lock(), [len(self._pipes)] * len(self._vectors.chunks)
         finals: dict[int, queue.SimpleQueue[U8]] = {peer: queue.SimpleQueue() for peer in self._pipes}
         vectors = self._vectors
@@ -279,11 +279,11 @@ class _Peer:
         return final
 
     def mean(self) -> F32:
-        """The mean, decoded."""
+        """Decode the mean."""
         return self._vectors.mean()
 
     def check(self) -> bool:
-        """Whether the mean is what it must be."""
+        """True if the mean is correct, within the codec's tolerance."""
         everyone = [
             np.random.default_rng(rank).random(self._exchange.numel, dtype=np.float32)
             for rank in range(self._exchange.peers)
@@ -329,7 +329,7 @@ def _be_peer(exchange: Exchange, rank: int, listeners: list[socket.socket], barr
 
 
 def measure(exchange: Exchange) -> list[Times]:
-    """What each iteration took. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
+    """Measure each iteration's times. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(exchange.peers), context.SimpleQueue()
     with ExitStack() as stack:

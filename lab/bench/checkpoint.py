@@ -41,7 +41,7 @@ def _check_folder(path: Path, option: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointBench(Spec):
-    """What to measure, and where files go, which are removed."""
+    """Options of `shoal bench checkpoint`. folder: where files go, which are removed."""
 
     state_mb: Annotated[
         int,
@@ -67,7 +67,7 @@ class CheckpointSpeed:
 
     @property
     def ratio(self) -> float:
-        """How many memory copies the trainer is blocked for."""
+        """Time for which the trainer is blocked, in memory copies of the same state."""
         return statistics.median(self.blocked_s) / statistics.median(self.copy_s)
 
     @property
@@ -77,12 +77,12 @@ class CheckpointSpeed:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (BLOCKED.row(self.ratio),)
 
 
 class MatricesWorkload:
-    """Nothing is learnt: matrices of zeros, enough for moments of that size."""
+    """Workload that learns nothing: matrices of zeros, enough for moments of that size."""
 
     metric = "no loss"
 
@@ -90,21 +90,21 @@ class MatricesWorkload:
         self._matrices = max(1, -(-state_bytes // (MOMENTS * ELEMENT_BYTES * MATRIX * MATRIX)))
 
     def build(self) -> torch.nn.Module:
-        """As many matrices as give moments of the wanted size, at least one."""
+        """Make as many matrices as give moments of the wanted size, at least one."""
         import torch
 
         return torch.nn.ParameterList(torch.zeros(MATRIX, MATRIX) for _ in range(self._matrices))
 
     def batches(self, assignment: Assignment) -> Iterator[object]:
-        """None: no step is made."""
+        """Yield no batches: no step is made."""
         return iter(())
 
     def loss(self, model: torch.nn.Module, batch: object) -> tuple[torch.Tensor, int]:
-        """Nothing to learn from: `batches` has none. Raises LocalError."""
+        """Raise LocalError: `batches` has none to learn from."""
         raise LocalError("the checkpoint benchmark makes no step")
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
+"""Comparison of ours and others in one run: repetitions alternate, so that other load on the machine meets all.
 
 One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
 of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
@@ -54,7 +54,7 @@ BESIDE_YARDSTICK: Final = (
     ("fp32, 2 peers, beside gloo", "fp32", 2, 1.8, 1.3),
     ("int8, 4 peers, beside gloo in fp32", "int8", PEERS, 1.6, 1.0),
 )
-"""What is measured, the codec, how many peers, target and aim."""
+"""Measurements: each with its codec, the number of peers, target and aim."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
 LANE_LEAST: Final = 0.8
 """Of plaintext's rate."""
@@ -62,7 +62,7 @@ LANE_LEAST: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare(Spec):
-    """What to compare, and where the page goes."""
+    """Options of `shoal bench compare`, and where the page goes."""
 
     repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.", check=Within(1, 100))] = 3
     peers: Annotated[
@@ -107,7 +107,7 @@ class Compare(Spec):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one system took in one repetition. whole_s: ours only, the round with agreement and apply."""
+    """Times of one system in one repetition. whole_s: ours only, the round with agreement and apply."""
 
     system: str
     peers: int
@@ -117,7 +117,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what `shoal bench lane --json` prints: the rates of all runs, in the order in which they alternated."""
+    """Rates of all runs that `shoal bench lane --json` prints, in the order in which they alternated."""
 
     encrypted_runs_mb_per_s: tuple[float, ...]
     shared_runs_mb_per_s: tuple[float, ...]
@@ -125,7 +125,7 @@ class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured. ok: no value was wrong. notes: what was left out, and why.
+    """Result of a comparison. ok: no value was wrong. notes: what was left out, and why.
 
     rivals: those that the user named, and by which pattern their seconds were found, "" where they print JSON.
     """
@@ -188,7 +188,7 @@ class _Run:
         self.ok = True
 
     async def repetition(self, number: int) -> None:
-        """Every system once."""
+        """Run every system once."""
         wanted = self._wanted
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
@@ -212,7 +212,7 @@ class _Run:
                 self.notes.append(str(error))
 
     async def details_and_faults(self) -> None:
-        """What is measured once: values and memory in every codec, and the faults in fp32, with the most peers."""
+        """Measure once, with the most peers: values and memory in every codec, and the faults in fp32."""
         wanted, peers = self._wanted, max(self._wanted.peers)
         for codec in CODECS:
             bench = Bench(peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters)
@@ -232,7 +232,7 @@ class _Run:
             self.faults.append((await self._ours(bench, kind)).fault)
 
     async def lane(self) -> LaneSpeeds | None:
-        """One lane beside plaintext; None, with a note, if that cannot be measured here."""
+        """Measure one lane beside plaintext; None, with a note, if that cannot be done here."""
         self._tell("one lane beside plaintext")
         command = [sys.executable, "-m", "shoal.cli.main", "bench", "lane", "--json"]
         ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
@@ -319,7 +319,7 @@ def rows_of(
 
 
 def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
-    """Of a lane to the same machine, and of one that shares no memory: one for each turn."""
+    """Ratios of a lane to the same machine, and of one that shares no memory: one for each turn."""
     if lane is None:
         return []
     plain = lane.plaintext_runs_mb_per_s

@@ -84,7 +84,7 @@ def render(found: Comparison, campaign: Mapping[str, Any] | None = None) -> str:
 
 
 def load_campaign(path: Path) -> dict[str, Any]:
-    """What a campaign reported. Raises ConfigError if the file is not a JSON object of a sane size."""
+    """Load a campaign's report. Raises ConfigError if the file is not a JSON object of a sane size."""
     try:
         with path.open("rb") as file:
             data = file.read(CAMPAIGN_LIMIT_BYTES + 1)
@@ -183,7 +183,7 @@ def _flattened(found: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPage:
-    """What was compared, and the page of it; out: where that was written."""
+    """Comparison and its page; out: where that was written."""
 
     found: Comparison
     page: str

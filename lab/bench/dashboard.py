@@ -41,7 +41,7 @@ OPEN_DEADLINE_S = 60.0
 SCRAPES = 20
 STEP_S = 0.5
 FIRST_PAINT = Target(name="first paint", unit="ms", most=1800)
-"""What https://web.dev/articles/fcp calls good."""
+"""Limit that https://web.dev/articles/fcp calls good."""
 CHROMIUM_OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -56,7 +56,7 @@ CHROMIUM_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageBench(Spec):
-    """What is served and measured."""
+    """Options of `shoal bench dashboard`."""
 
     peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 500))] = 200
     seconds: Annotated[
@@ -68,7 +68,7 @@ class PageBench(Spec):
 
 
 class PageCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """Result of `shoal bench dashboard`.
 
     first_paint_ms: of the browser's navigation. loaded_bytes: over the wire until the swarm is on the screen, the
     snapshot included; feed_bytes_per_s: afterwards. cpu_share: of one core, with a viewer; idle_cpu_share: without.
@@ -87,7 +87,7 @@ class PageCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (FIRST_PAINT.row(self.first_paint_ms),)
 
 
@@ -189,7 +189,7 @@ def _scrape_ms(url: str) -> float:
 
 
 def _feed_bytes(url: str, seconds: float) -> tuple[int, float]:
-    """Of the squeezed feed: bytes of the snapshot, and a second afterwards."""
+    """Size of the compressed feed: bytes of the snapshot, and bytes a second afterwards."""
     request = urllib.request.Request(f"{url}api/feed", headers={"accept-encoding": "gzip"})
     squeezed = len(gzip.compress(_read(f"{url}api/snapshot"), 6))
     total, began = 0, time.monotonic()
@@ -225,7 +225,7 @@ def _browser() -> Iterator[Any]:
 
 
 def _shown_ms(driver: Any) -> float:
-    """From the navigation until the swarm was drawn."""
+    """Time from the navigation until the swarm was drawn, in ms."""
     ends_at = time.monotonic() + OPEN_DEADLINE_S
     while not driver.execute_script("return document.body.dataset.seq"):
         if time.monotonic() > ends_at:
@@ -235,7 +235,7 @@ def _shown_ms(driver: Any) -> float:
 
 
 def to_lines(found: PageCost) -> list[str]:
-    """What was measured, a number a line."""
+    """Format the result, a number a line."""
     return [f"{name:<18} {value:,}" for name, value in msgspec.structs.asdict(found).items()]
 
 

@@ -1,4 +1,4 @@
-"""How long it takes the nodes of a benchmark to decode the finals, which are all there by then.
+"""Time that the nodes of a benchmark take to decode the finals, which are all there by then.
 
 A node decodes finals span by span while it makes the next state of them, so that no log tells this part from the rest.
 Here it is done alone, by the same calls: the finals of as many peers, by all cores of the machine they run on.

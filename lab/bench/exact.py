@@ -1,4 +1,4 @@
-"""What the rounds of a benchmark must have led to, recomputed from the seed without the nodes' help.
+"""Expected results of a benchmark's rounds, recomputed from the seed without the nodes' help.
 
 Every number a node works with follows from the manifest: the synthetic contributions from seed, round and member, the
 state from the contributions. So the digests in the nodes' logs are compared with digests computed here, and the error
@@ -49,7 +49,7 @@ class Recomputation:
         self._residuals = np.zeros((spec.peers, spec.numel), np.float32)
 
     def rounds(self, last: int) -> Iterator[Expected]:
-        """Rounds 1 to `last`. Takes about as long as the nodes took; blocks."""
+        """Recompute rounds 1 to `last`. Takes about as long as the nodes took; blocks."""
         with ThreadPoolExecutor(THREADS) as pool:
             for round in range(1, last + 1):
                 drawn = list(pool.map(lambda member, round=round: self._drawn(round, member), range(self._peers)))

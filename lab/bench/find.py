@@ -44,7 +44,7 @@ LINKED_ALL = Target(name="a newcomer is linked with all after", unit="s", most=7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindBench(Spec):
-    """What to measure."""
+    """Options of `shoal bench find`."""
 
     nodes: Annotated[int, Option("--nodes", help="Members of the swarm, all on this machine.", check=Within(1, 64))] = 8
     repetitions: Annotated[
@@ -63,7 +63,7 @@ class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         return LINKED.row(self.linked_s), LINKED_ALL.row(self.linked_all_s)
 
 
@@ -97,7 +97,7 @@ class LinkedSwarm(Swarm):
         return self._linked_at(node, self.members - 1) is not None and bool(self.journal.of(Contributed, node.index))
 
     def _linked_at(self, node: NodeProcess, peers: int) -> float | None:
-        """When a node was linked with so many others; None if it is not yet."""
+        """Time at which a node was linked with so many others; None if it is not yet."""
         seen: dict[str, float] = {}
         for event in self.journal.of(Linked, node.index):
             seen.setdefault(event.peer, event.at)
@@ -106,7 +106,7 @@ class LinkedSwarm(Swarm):
         return sorted(seen.values())[peers - 1] if len(seen) >= peers else None
 
     async def link(self, node: NodeProcess) -> str:
-        """What `shoal link` says of a node. Raises NetworkError."""
+        """Return the link that `shoal link` prints for a node. Raises NetworkError."""
         command = [sys.executable, "-m", "shoal.cli.main", "link", "--data-dir", str(node.folder)]
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
         if done.returncode:

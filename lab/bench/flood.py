@@ -64,7 +64,7 @@ while os.getppid() == int(sys.argv[2]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloodBench(Spec):
-    """What to measure. scale: how hard the attacker tries, 1 for what the help says."""
+    """Options of `shoal bench flood`. scale: how hard the attacker tries, 1 for what the help says."""
 
     nodes: Annotated[int, Option("--nodes", help="Nodes that train; the first is attacked.", check=Within(2, 16))] = 2
     windows: Annotated[
@@ -105,12 +105,12 @@ class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (RATE.row(self.ratio),)
 
 
 class _Window(NamedTuple):
-    """What one window showed; rates per second, and shares of one processor."""
+    """Measurements in one window; rates per second, and shares of one processor."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float
@@ -162,7 +162,7 @@ class FloodedSwarm(Swarm):
 
     @contextlib.asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """Nodes that have certified some rounds. Raises NetworkError; no process is left behind."""
+        """Start the nodes; yield once they certified some rounds. Raises NetworkError; no process is left behind."""
         async with self.owned():
             os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
             await self.start()
@@ -177,7 +177,7 @@ class FloodedSwarm(Swarm):
                 yield
 
     async def window(self, seconds: float, *, attacked: bool) -> _Window:
-        """What some seconds show, or more where rounds take longer. Raises NetworkError if there are too few."""
+        """Measure for some seconds, or more where rounds take longer. Raises NetworkError if there are too few."""
         if not attacked:
             return await self._watch(seconds)
         attacker = await trio.lowlevel.open_process(
@@ -238,7 +238,7 @@ class FloodedSwarm(Swarm):
         return [*command, ",".join(map(str, self.of_attacker))]
 
     def _rounds(self, since: float) -> list[tuple[float, int]]:
-        """When the attacked node certified rounds since then, and how many tokens they had."""
+        """Rounds that the attacked node certified since then: (time, tokens) of each, in order."""
         events = (entry.event for entry in self.journal.entries if entry.node == 0)
         return sorted(
             (event.at, event.tokens) for event in events if isinstance(event, Certified) and event.at >= since
@@ -250,7 +250,7 @@ class FloodedSwarm(Swarm):
         return sum(tokens for _, tokens in rounds[1:]) / (rounds[-1][0] - rounds[0][0])
 
     def refused(self) -> Mapping[str, int]:
-        """What the attacked node turned away."""
+        """Counts of what the attacked node turned away, by reason."""
         return request(self.nodes[0].folder, "status")["refused"]  # type: ignore[return-value]
 
 

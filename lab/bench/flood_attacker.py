@@ -66,7 +66,7 @@ source: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 class FloodReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attacker did, and what that cost it.
+    """Report of the attacker: its attempts, and their cost to itself.
 
     made: attempts by kind, and what became of them. held: the mean number of what it had open.
     """
@@ -89,7 +89,7 @@ def _delimited(text: str) -> bytes:
 
 
 class Attacker:
-    """Everything at once against one node."""
+    """Attack in all ways at once against one node."""
 
     def __init__(self, control: str, lanes: str, swarm: SwarmId, scale: float) -> None:
         self._control = control
@@ -126,7 +126,7 @@ class Attacker:
             )
 
     async def _again(self, attack: Callable[[], Awaitable[None]]) -> None:
-        """Over and over."""
+        """Repeat an attack for ever."""
         while True:
             await self._quietly(attack)
             await trio.sleep(PAUSE_S * (1 + secrets.randbelow(20)))
@@ -138,7 +138,7 @@ class Attacker:
             self.made["turned away"] += 1
 
     async def _every(self, period_s: float, act: Callable[[], None]) -> None:
-        """So often, and more at once where this process was late."""
+        """Act every `period_s`, and more often for a while where this process was late."""
         due = trio.current_time()
         while True:
             await trio.sleep_until(due := due + period_s)

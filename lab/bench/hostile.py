@@ -42,7 +42,7 @@ STEPS_OF_A_ROUND: Final = 40
 SLACK: Final = 3.0
 """A window is over after so many times what its rounds ought to take, however many there were."""
 MACHINE_S: Final = 30.0
-"""What a loaded machine may add to that."""
+"""Seconds that a loaded machine may add to that."""
 
 
 class HostileSwarm(Swarm):
@@ -63,17 +63,17 @@ class HostileSwarm(Swarm):
 
     @property
     def honest(self) -> list[NodeProcess]:
-        """The four."""
+        """The four honest nodes."""
         return self.nodes[:HONEST]
 
     @property
     def liar(self) -> NodeProcess | None:
-        """The fifth member, if there is one."""
+        """The lying fifth member, if there is one."""
         return self.nodes[HONEST] if len(self.nodes) > HONEST else None
 
     @property
     def swarm_hex(self) -> str:
-        """The SwarmId."""
+        """The SwarmId in hex."""
         return self.manifest.swarm_id.hex()
 
     def _command(self, launch: Launch) -> list[str]:
@@ -105,7 +105,7 @@ class HostileSwarm(Swarm):
     # -- what is measured ------------------------------------------------------------------------------------
 
     async def window(self, paced: list[NodeProcess]) -> Window:
-        """So many rounds of each of `paced`, or as many as there are in a few times what these ought to take."""
+        """Measure so many rounds of each of `paced`, or as many as come in a few times what these ought to take."""
         began = {node.index: self._certified_at(node)[-1] for node in paced}
         memory: dict[int, int] = {}
         files: dict[int, int] = {}
@@ -222,7 +222,7 @@ def _result(
 
 
 def _growth(before: dict[int, int], after: dict[int, int]) -> int:
-    """Of the node that grew most."""
+    """Growth of the node that grew most."""
     return max((most - before[index] for index, most in after.items() if index in before), default=0)
 
 

@@ -36,7 +36,7 @@ LEFT_OUT: Final = ("control.sock", "control.path", "lock")
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """What became of a strike. paced: the honest nodes whose rounds count meanwhile. made: what the attacker did."""
+    """Effect of a strike. paced: the honest nodes whose rounds count meanwhile. made: what the attacker did."""
 
     paced: list[NodeProcess]
     made: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
 
 
 async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
-    """Kill the last of the four and start it again; the others."""
+    """Kill the last of the four and start it again; returns the others."""
     *others, founder = swarm.honest
     await end(founder)
     await swarm.launch_with(founder)
@@ -93,14 +93,14 @@ async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
 
 
 async def _without_place(node: NodeProcess) -> int:
-    """How many came to it when all its places were taken, or were not dialled for that."""
+    """Count the peers that the node turned away, or did not dial, because all its places were taken."""
     status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
     return int(status["refused"].get(Reason.LINKS.value, 0))
 
 
 @contextlib.asynccontextmanager
 async def lying_member(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
-    """The fifth member lies as long as a file is there."""
+    """Let the fifth member lie as long as a file is there."""
     swarm.strike.touch()
     try:
         yield
@@ -112,7 +112,7 @@ async def lying_member(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[Non
 
 @contextlib.asynccontextmanager
 async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
-    """A copy of a node's folder runs beside it, as long as it will. Once it is gone the other goes on, if it ended.
+    """Run a copy of a node's folder beside it, as long as it will. Once it is gone the other goes on, if it ended.
 
     The rounds of the node that was copied do not count meanwhile: that it stops signing is what it is to do.
     """

@@ -96,17 +96,17 @@ class Silent:
         await Line(self, await trio.open_tcp_stream(at.host, at.port), dials=at.peer).run()
 
     def record(self) -> bytes:
-        """What it says of itself, sealed."""
+        """Return its own record, sealed."""
         record = NodeRecord(peer=self.peer_id, boot=1, control_addresses=(self._address,), phase="training")
         return seal_record(self.sealer, record)
 
     def linked(self, line: Line) -> None:
-        """A link is up."""
+        """Note that a link is up."""
         self.links.add(line.peer)
         self._note_change()
 
     def parted(self, line: Line) -> None:
-        """It has ended, if there was one."""
+        """Note that a line has ended, if there was one."""
         self.links.discard(line.peer)
         self._note_change()
 
@@ -263,7 +263,7 @@ class Line:
         await self._stream.send_all(len(data).to_bytes(2, "big") + data)
 
     async def _take(self, size: int) -> bytes:
-        """So much of what was said under the cipher."""
+        """Receive `size` bytes of what was said under the cipher."""
         while len(self._plain) < size:
             self._plain += self._noise.decrypt(await self._receive_packet())
         taken = bytes(self._plain[:size])

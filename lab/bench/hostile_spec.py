@@ -1,4 +1,4 @@
-"""What `shoal bench hostile` is asked for, and what it found."""
+"""Specification of `shoal bench hostile`, and its result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileBench(Spec):
-    """What to measure. places: all that a node has, unless said otherwise."""
+    """Options of `shoal bench hostile`. places: all that a node has, unless said otherwise."""
 
     kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
     round_s: Annotated[
@@ -67,7 +67,7 @@ class HostileBench(Spec):
 
     @property
     def must(self) -> float:
-        """Which share of their pace rounds have to keep."""
+        """Share of their pace that rounds have to keep."""
         return MUST_BESIDE_STRANGERS if self.kind in STRANGERS else MUST_BESIDE_A_LIAR
 
 
@@ -84,8 +84,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. Growth is of the honest node that grew most, from its peak left alone to its peak when struck.
+    """Result of `shoal bench hostile`.
 
+    Growth is of the honest node that grew most, from its peak left alone to its peak when struck.
     recovered_s: from the end of the strike until each honest node has certified a round after it, of which all four
     are members; None if that did not come. attacks: what the attacker did, by what it is. problems: what shows that
     something was taken over. ended: the honest nodes whose process is gone, and should not be.
@@ -107,7 +108,7 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was found beside its targets."""
+        """Measured values, each with its target."""
         pace = Target(name="rounds kept their pace", unit="of it", least=self.bench.must)
         return (
             UNTOUCHED.row(len(self.problems) + self.wrong_values + (self.taken_over and not self.problems)),

@@ -48,7 +48,7 @@ from shoal.protocol.wire import HASH_BYTES, WIRE_VERSION, Sealer, SwarmId, canon
 from shoal.swarm.host import Host
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
 from shoal.swarm.muxer import FOREIGN_ERRORS
-from shoal.swarm.rendezvous.varint_frames import encode_varint
+from shoal.swarm.net_stream import encode_varint
 from shoal.swarm.streams import MessageStream
 
 FAR: Final = 1_000_000
@@ -254,7 +254,7 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """As many silent strangers at each node as it has places. They come one after the other, and cost little.
+    """Silent strangers at each node, as many as it has places. They come one after the other, and cost little.
 
     A node lets few in, but dials whom it hears of: one that is not silent says where the others are. Where a node has
     not dialled one of them for a while, or parted from it, that one comes by itself.

@@ -26,7 +26,7 @@ CHAIN_NAME = "chain.log"
 
 
 def problems_of(manifest: Manifest, honest: Mapping[PeerId, Path], liar: PeerId | None = None) -> tuple[str, ...]:
-    """What shows that somebody took something over, a line each; none if nobody did.
+    """Signs that somebody took something over, a line each; none if nobody did.
 
     honest: the folders of the honest nodes, whose processes have ended. liar: the member that was struck with, which
     may be banned, left out or said to have left. Blocks while it reads.
@@ -81,7 +81,7 @@ class _Reading:
             self._look_at(entry.value)
 
     def _look_at(self, value: Value) -> None:
-        """Whether it names whom it may not."""
+        """Check that a value names as members, leaves and bans only peers it may, and does not go back."""
         names: dict[str, set[Any]] = {
             "strangers are members": set(value.members) - self._known,
             "left who did not": set(value.leaves) & self._honest,
@@ -99,7 +99,7 @@ def _given(bans: Sequence[Any] | msgspec.UnsetType) -> Sequence[Any]:
 
 
 def wrong_values_of(folders: Sequence[tuple[PeerId, Path]], rounds: set[tuple[str, int]]) -> int:
-    """How many elements of the updates that these nodes applied are other than their contributions come to.
+    """Count the elements of the updates that these nodes applied and that differ from the contributions' sum.
 
     The nodes ran in test mode. Blocks while it recomputes.
     """

@@ -41,7 +41,7 @@ _RESET_HIGH_WATER: Final = "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What was found. exact: every node applied the reference. max_abs_error: of the mean, against float64.
+    """Findings in the nodes. exact: every node applied the reference. max_abs_error: of the mean, against float64.
 
     The bytes are those of the node for which they were highest; None where the system does not tell.
     """

@@ -71,7 +71,7 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         return LANES.row(self.lane_ratio), DONORS.row(self.donor_rate_ratio)
 
 
@@ -148,7 +148,7 @@ def _peak_bytes() -> int:
 
 
 def to_lines(speed: JoinSpeed) -> list[str]:
-    """What was measured, a fact a line."""
+    """Summarise the result, a fact a line."""
     lines = [
         f"join       {speed.seconds:.2f} s: {speed.state_mb:.0f} MB from {speed.donors} donors, every chunk verified",
         f"rate       {speed.mb_per_s:.0f} MB/s, {speed.lane_ratio:.2f} of the lanes' {speed.lane_mb_per_s:.0f} MB/s",

@@ -75,16 +75,16 @@ class _Sink:
     chunks: ChunkExchange
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Nothing is expected."""
+        """Refuse every frame: none is expected."""
         return None
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        """A request."""
+        """Take a request for a chunk."""
         if header.kind in KINDS:
             self.chunks.received(peer, header)
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        """The joiner is done."""
+        """Do nothing: the joiner is done."""
 
 
 class Donor:
@@ -146,12 +146,12 @@ def frame_places(vector_bytes: int) -> list[tuple[int, int]]:
 
 
 async def send_message(stream: trio.abc.Stream, message: bytes) -> None:
-    """One message of the control connection."""
+    """Send one message over the control connection."""
     await stream.send_all(len(message).to_bytes(4, "big") + message)
 
 
 async def receive_message(stream: trio.abc.Stream) -> bytes | None:
-    """The next message; None at the end. Raises NetworkError for one that is too long."""
+    """Receive the next message; None at the end. Raises NetworkError for one that is too long."""
     head = await _receive_exactly(stream, 4)
     if head is None:
         return None

@@ -55,7 +55,7 @@ POOL_FRAMES: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinBench(Spec):
-    """What to measure. training: whether the second part runs; serving_s: for how long at least."""
+    """Options of `shoal bench join`. training: whether the second part runs; serving_s: for how long at least."""
 
     state_mb: Annotated[
         int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.", check=Within(1, 16_000))
@@ -93,7 +93,7 @@ class JoinBench(Spec):
 
 
 class _Sink:
-    """Where the joiner's lanes deliver: chunks to the exchange, bare frames into a pool."""
+    """Destination of the joiner's lanes: chunks go to the exchange, bare frames into a pool."""
 
     chunks: ChunkExchange
 
@@ -106,19 +106,19 @@ class _Sink:
         self.done = trio.Event()
 
     def expect_raw(self) -> None:
-        """As many bare frames as a state has."""
+        """Expect as many bare frames as a state has."""
         self._left = self._frames
         self.done = trio.Event()
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Where a frame goes."""
+        """Memory that a frame is received into."""
         if header.kind is not FrameKind.CONTRIBUTION:
             return self.chunks.region(peer, header)
         offset = header.chunk % POOL_FRAMES * FRAME_LIMIT_BYTES
         return self._pool[offset : offset + header.length]
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        """A frame is there."""
+        """Take a frame that is there."""
         if header.kind in KINDS:
             self.chunks.received(peer, header)
             return
@@ -129,8 +129,8 @@ class _Sink:
         self._token.run_sync_soon(self.done.set)
 
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        """A lane ended."""
-        self.chunks.lane_closed(peer)
+        """Note that a lane ended."""
+        self.chunks.lane_failed(peer)
 
 
 class Joiner:
@@ -178,7 +178,7 @@ class Joiner:
             await self.lanes.ensure(peer, deadline_s=DEADLINE_S)
 
     async def receive_raw(self) -> float:
-        """Have the donors send bare frames; the seconds that takes."""
+        """Have the donors send bare frames; returns the seconds that takes."""
         self._sink.expect_raw()
         began = time.perf_counter()
         async with trio.open_nursery() as nursery:
@@ -189,12 +189,12 @@ class Joiner:
         return time.perf_counter() - began
 
     async def join(self) -> tuple[CertifiedState, float, float]:
-        """Fetch the state as a newcomer; it, the seconds from the first request on, and the processor time."""
+        """Fetch the state as a newcomer; returns it, the seconds from the first request on, and the processor time."""
         self.become_newcomer()
         return await self.fetch()
 
     def become_newcomer(self) -> None:
-        """Have nothing of the state, and memory ready for it."""
+        """Make an empty state folder, and memory ready for the state."""
         self._joins += 1
         folder = self._folder / f"join{self._joins}"
         for name in ("state", "finals"):
@@ -212,7 +212,7 @@ class Joiner:
         self.catchup.prepare()  # as a node does when its model is built
 
     async def fetch(self) -> tuple[CertifiedState, float, float]:
-        """Fetch the state, once, after `become_newcomer`; what `join` returns."""
+        """Fetch the state, once, after `become_newcomer`; returns what `join` does."""
         chain = _chain_to(self._digest)
         search = StateSearch(self.catchup.scores, lambda: self.catchup.replayed_rounds)
         cpu, began = self.cpu_s(), time.perf_counter()

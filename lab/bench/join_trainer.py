@@ -1,4 +1,4 @@
-"""What a donor of `shoal bench join` does besides serving: it trains, in a process of its own, as a node does.
+"""Training of a donor in `shoal bench join` besides serving: in a process of its own, as a node does.
 
     python -m shoal.lab.bench.join_trainer COUNTER
 

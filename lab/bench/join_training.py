@@ -46,11 +46,11 @@ STATE_MB_PER_DONOR: Final = 200
 WARM_UP_S: Final = 2.0
 LOOK_S: Final = 0.1
 CPU_TICK_S: Final = 0.01
-"""How finely the kernel tells processor time."""
+"""Resolution of the kernel's accounts of processor time."""
 
 
 class TrainingRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What part of their undisturbed rate the trainers keep.
+    """Share of their undisturbed rate that the trainers keep.
 
     Both ratios are medians over all fetches; those of `ratio` are in `ratios`. donors: how many
     trained and served. served_mb_per_s: what the joiner got of them together while it fetched, and cap_mb_per_s: what
@@ -68,7 +68,7 @@ class TrainingRate(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far the trainers have come: steps, seconds by the clock, and of their processor time."""
+    """Progress of the trainers: steps, seconds by the clock, and of their processor time."""
 
     steps: int
     wall_s: float
@@ -96,7 +96,7 @@ class _Machines:
     counters: list[Path]
 
     def progress(self) -> _Progress:
-        """So far."""
+        """Progress of all trainers so far."""
         cpu_s = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.trainers)
         steps = sum(int.from_bytes(counter.read_bytes(), "little") for counter in self.counters)
         return _Progress(steps, time.perf_counter(), cpu_s)
@@ -108,7 +108,7 @@ class _Machines:
                 await trio.sleep(LOOK_S)
 
     async def rates(self, seconds: float) -> _Rates:
-        """Over that time."""
+        """Measure the rates over that time."""
         before = self.progress()
         await trio.sleep(seconds)
         return self.progress().since(before)
@@ -165,7 +165,7 @@ async def _alternate(bench: JoinBench, joiner: Joiner, machines: _Machines) -> T
 
 
 def bind(process: int, core: int) -> None:
-    """All threads of a process run on that core only, and those that they start."""
+    """Bind all threads of a process, and those that they start, to that core."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         with suppress(OSError):  # it ended meanwhile
             os.sched_setaffinity(int(thread.name), {core})

@@ -17,7 +17,7 @@ SOCKETS: Final = Target(name="one encrypted lane, sockets beside plaintext", uni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBench(Spec):
-    """What to measure."""
+    """Options of `shoal bench lane`."""
 
     repetitions: Annotated[
         int, Option("--repetitions", help="Measured turns of all ways; one more warms up.", check=Within(1, 10_000))
@@ -62,7 +62,7 @@ def to_lines(speed: LaneSpeed) -> list[str]:
 
 
 def rows(speed: LaneSpeed) -> tuple[Row, ...]:
-    """What was measured beside its targets."""
+    """Measured values, each with its target."""
     return SHARED.row(speed.shared_ratio), SOCKETS.row(speed.ratio)
 
 

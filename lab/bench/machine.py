@@ -19,7 +19,7 @@ FLAGS: Final = ("aes", "vaes", "avx2", "avx512f", "sha_ni")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the numbers belong to. flags: those of `FLAGS` that the processor has. load: over the minute before."""
+    """Machine that the numbers belong to. flags: those of `FLAGS` the processor has. load: over the minute before."""
 
     cpu: str
     cores: int
@@ -62,7 +62,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Of the first processor; nothing where the system has no such file."""
+    """Facts about the first processor; none where the system has no such file."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().partition("\n\n")[0].splitlines() if path.exists() else []
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

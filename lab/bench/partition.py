@@ -52,11 +52,12 @@ CHUNK_VALUES: Final = 4096
 INNER_STEPS: Final = 20
 STEP_S: Final = 0.1
 STALENESS_ROUNDS: Final = 60
-"""What was missed may count so many rounds later. Rounds are short here; in a swarm of longer ones the default does."""
+"""Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
+"""
 TOLERANCE: Final = 0.05
 """By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
 WITHIN_S: Final = 10.0
-"""How soon after the heal there must be one chain and full speed."""
+"""Time from the heal within which there must be one chain and full speed."""
 ONE_CHAIN: Final = Target(name="one chain after the heal", unit="s", most=WITHIN_S)
 FULL_SPEED: Final = Target(name="a round of all four after the heal", unit="s", most=WITHIN_S)
 NONE_LOST: Final = Target(name="steps lost", most=0)
@@ -71,7 +72,7 @@ TRAINED_ON: Final = Target(name="steps that the others made alone", least=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBench(Spec):
-    """What to measure, and where its folders stay."""
+    """Options of `shoal bench partition`, and where its folders stay."""
 
     seconds: Annotated[float, Option("--seconds", help="For how long the halves are apart.", check=Within(5, 300))] = (
         30.0
@@ -107,7 +108,7 @@ class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. majority: the half that went on, empty if none did; previous_lead: the planner before.
+    """Result of `shoal bench partition`. majority: the half that went on, if any; previous_lead: the planner before.
 
     one_chain_s, full_speed_s: from the heal until all four are past what was certified without them, and until a round
     of all four is certified; None if that never came. round_before_s, round_after_s: medians.
@@ -135,12 +136,12 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether all is as it must be."""
+        """True if all targets are met."""
         return not missed(self.rows)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         led = self.previous_lead in self.majority
         return (
             WENT_ON.row(self.rounds_of_majority if led else 0),
@@ -157,7 +158,7 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def partition_scenario(seconds: float, seed: int) -> Scenario:
-    """Two and two apart for so long, with some rounds before and after."""
+    """Scenario of a partition, two nodes and two, for so long, with some rounds before and after."""
     # No round is shorter than its steps, so the half that goes on is not done before the heal.
     rounds = APART_ROUND + int(seconds / (INNER_STEPS * STEP_S)) + ROUNDS_AFTER
     return Scenario(
@@ -209,7 +210,7 @@ def run(bench: PartitionBench, tell: ShowNow) -> PartitionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What one node left: its events, when it announced its contribution to a round, and when it made its steps."""
+    """Log of one node: its events, when it announced its contribution to a round, and when it made its steps."""
 
     index: int
     peer_id: str
@@ -219,7 +220,7 @@ class _Told:
     steps: Sequence[float]
 
     def reached(self, round: int, since: float) -> float | None:
-        """When it was past a round, by its own certificate or another's; not before `since`."""
+        """Time at which it was past a round, by its own certificate or another's; not before `since`."""
         events = (e for e in self.events if isinstance(e, Certified | CaughtUp) and e.round >= round)
         return min((max(since, event.at) for event in events), default=None)
 
@@ -231,7 +232,7 @@ class _Told:
 
 
 def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
-    """What the report and the nodes' folders say of a partition that began at `apart_at` (wall clock). Blocks."""
+    """Evaluate a partition that began at `apart_at` (wall clock) from the report and the nodes' folders. Blocks."""
     seconds = report.scenario.faults[0].duration_s or 0.0
     heal_at = apart_at + seconds
     told = [_read(node.index, node.peer_id, folder / "nodes" / str(node.index)) for node in report.nodes]
@@ -303,7 +304,7 @@ def _one_chain_s(told: Sequence[_Told], last: int, heal_at: float) -> float | No
 
 
 def _full_speed_s(told: Sequence[_Told], heal_at: float) -> float | None:
-    """Until the first round after the heal that all members contributed to is certified by all."""
+    """Seconds from the heal until all have certified a round that all contributed to."""
     ends: dict[int, list[float]] = {}
     for node in told:
         for event in node.certified():
@@ -359,7 +360,7 @@ def tally(
 
 
 def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
-    """Per chunk whether the peer's contribution is in it."""
+    """True for each chunk that has the peer's contribution in it."""
     place = next((at for at, one in enumerate(plan.participants) if one.peer == peer_id and one.weight), None)
     if place is None:
         return [False] * len(finals.bitmaps)
@@ -367,7 +368,7 @@ def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
 
 
 def _steps_in(node: _Told, plan: Plan, number: int, problems: list[str]) -> np.ndarray:
-    """How many steps each chunk of the node's contribution holds, ``(chunks,) int64``."""
+    """Number of steps in each chunk of the node's contribution, ``(chunks,) int64``."""
     root = next(one.root for one in plan.participants if one.peer == node.peer_id)
     for path in sorted((node.folder / "rounds" / f"0.0-{number}").glob("contribution*")):
         stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)

@@ -36,7 +36,7 @@ class RandomTokensWorkload(TextWorkload):
             yield torch.randint(SYMBOLS, (self.batch, self.context + 1), dtype=torch.uint8, generator=generator)
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """As of `text`; parameters, their gradients and the sums over them stay float32."""
+        """Loss as of `text`; parameters, their gradients and the sums over them stay float32."""
         with self._precision(batch.device.type):
             return super().loss(model, batch)
 

@@ -46,7 +46,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartBench(Spec):
-    """What to measure: a regression whose saved state has about so many MB."""
+    """Options of `shoal bench restart`: a regression whose saved state has about so many MB."""
 
     state_mb: Annotated[
         int, Option("--state-mb", help="MB (10^6 bytes) of the certified state on disk.", check=Within(1, 1_000_000))
@@ -64,7 +64,7 @@ class Restart:
 
     @property
     def net_s(self) -> float:
-        """Without importing torch."""
+        """Seconds without those of importing torch."""
         return self.total_s - self.import_torch_s
 
 
@@ -82,7 +82,7 @@ class RestartSpeed:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its target."""
+        """Measured value, with its target."""
         return (INEXACT.row(sum(not restart.exact for restart in self.restarts)),)
 
 
@@ -126,7 +126,7 @@ class LoneNode(Swarm):
         )
 
     def events(self, kind: type[E]) -> list[E]:
-        """Those of that kind of this life."""
+        """Events of that kind of this life."""
         began = self.node(0).lives[-1].started_at
         return [event for event in read_kind(self.home(0) / LOG_NAME, kind) if event.at >= began]
 

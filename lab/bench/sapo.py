@@ -20,7 +20,7 @@ from shoal.lab.bench.machine import one_thread, this_machine
 from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
-from shoal.node.sapo.char_model import CharPolicy
+from shoal.node.sapo.char_policy import CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, RoundReport, Score
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
@@ -36,7 +36,7 @@ OnRound = Callable[[int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One that learns."""
+    """Agent that learns."""
 
     learner: Learner
     sharing: MemberSharing

@@ -55,7 +55,7 @@ class Attacker:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who this attacker is."""
+        """PeerId of this attacker."""
         return self._sealer.peer_id
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
@@ -63,7 +63,7 @@ class Attacker:
         self._heard.append(data)
 
     def attack(self, round_number: int) -> None:
-        """Do in this round what this kind does."""
+        """Attack in this round as its kind does."""
         sealed = {
             "liar": self._lie,
             "garbage": self._litter,

@@ -1,4 +1,4 @@
-"""What `shoal bench sapo` found, for people: tables beside the paper's, curves of the reward, a page.
+"""Results of `shoal bench sapo` for people: tables beside the paper's, curves of the reward, a page.
 
 Everything on the page is from the results it is given; the targets and the paper's figures are those below.
 """
@@ -60,7 +60,7 @@ _DEFINITIONS: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """What runs that are compared with one another have in common."""
+    """Settings that runs have in common which are compared with one another."""
 
     agents: int
     rounds: int
@@ -179,7 +179,7 @@ def _rows(swarm: Swarm, runs: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]
 
 
 def _beside_alone(setting: str, runs: Sequence[SapoResult]) -> tuple[list[float], list[float]]:
-    """Of each seed, reward and reward per token beside those of the run in which nobody shares."""
+    """Ratios of each seed's reward, and reward per token, to those of the run in which nobody shares."""
     alone = {one.seed: one for one in runs if _setting(one) == ALONE}
     pairs = [(one, alone[one.seed]) for one in runs if _setting(one) == setting and one.seed in alone]
     return (
@@ -189,7 +189,7 @@ def _beside_alone(setting: str, runs: Sequence[SapoResult]) -> tuple[list[float]
 
 
 def _shared_rows(swarm: Swarm, runs: Sequence[SapoResult]) -> tuple[Row, Row]:
-    """What sharing must bring: the worst seed counts."""
+    """Gains that sharing must bring, each with its target: the worst seed counts."""
     reward, tokens = (min(ratios, default=None) for ratios in _beside_alone(SHARED, runs))
     return REWARD[swarm.skills].row(reward), PER_TOKEN.row(tokens)
 
@@ -220,7 +220,7 @@ def _attacks(results: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
 
 
 def _attacked(results: Sequence[SapoResult]) -> str:
-    """What attackers cost, in one sentence."""
+    """Describe the cost of attackers, in one paragraph."""
     row = ATTACKED.row(Spread.of(_attacked_ratios(results)))
     refused: dict[str, int] = {}
     for one, _ in _attacked_pairs(results):
@@ -253,7 +253,7 @@ def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, Sap
 
 
 def _settings(runs: Iterable[SapoResult]) -> list[str]:
-    """Those that occur, the least sharing one first."""
+    """Settings that occur, the least sharing one first."""
     return sorted({_setting(one) for one in runs}, key=lambda text: -int(text.partition("/")[0]))
 
 
@@ -272,7 +272,7 @@ def _most(runs: Sequence[SapoResult]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SapoTableOptions(PageOptions):
-    """What the user asked `shoal bench sapo-table` for."""
+    """Options of `shoal bench sapo-table`."""
 
     results: Annotated[
         list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")

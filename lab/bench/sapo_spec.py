@@ -1,4 +1,4 @@
-"""What `shoal bench sapo` measures: the swarm, its tasks, its models, and what comes out."""
+"""Specification of `shoal bench sapo`: the swarm, its tasks, its models, and the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from shoal.lab.bench.machine import Machine
 from shoal.lab.case import Numbers, Spec, parse_numbers
 from shoal.node.options import Option
-from shoal.node.sapo.char_model import CharModelSettings
+from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.learner import LearnerSettings
@@ -90,17 +90,17 @@ class SapoBench:
 
     @property
     def attacking(self) -> int:
-        """How many agents attack."""
+        """Number of agents that attack."""
         return round(self.attackers * self.agents)
 
     @property
     def honest(self) -> int:
-        """How many agents learn."""
+        """Number of agents that learn."""
         return self.agents - self.attacking
 
     @property
     def learner(self) -> LearnerSettings:
-        """Of every honest agent."""
+        """Settings of every honest agent's learner."""
         grpo = replace(self.updates.grpo, external=self.terms)
         return LearnerSettings(
             local=self.local,
@@ -112,7 +112,7 @@ class SapoBench:
 
     @property
     def facts(self) -> dict[str, int | float | str]:
-        """What tells this bench's results from those of another, under the names that `SapoResult` has for it."""
+        """Settings that tell this bench's results from those of another, under their names in `SapoResult`."""
         return {
             "local": self.local,
             "external": self.external,
@@ -130,7 +130,7 @@ class SapoBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SapoOptions(Spec):
-    """What the user asked `shoal bench sapo` for, as written."""
+    """Options of `shoal bench sapo`, as written."""
 
     local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
     external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
@@ -193,7 +193,7 @@ class SapoOptions(Spec):
 
     @property
     def benches(self) -> list[SapoBench]:
-        """All that are to run, one after the other. Raises ConfigError."""
+        """Benches to run, one after the other. Raises ConfigError."""
         return [self.bench_of(local, external) for local, external in self._settings()]
 
     def _settings(self) -> list[tuple[int, int]]:
@@ -212,7 +212,7 @@ def task_choices() -> list[TaskChoice]:
 
 
 def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:
-    """What an agent is warmed up on."""
+    """Tasks that an agent is warmed up on."""
     if bench.skills == "like":
         return choices
     half = len(choices) // 2
@@ -246,12 +246,12 @@ class ExactFamily(TaskFamily):
         return self._gym.solution(task)
 
     def score(self, task: Task, text: str) -> float:
-        """See above."""
+        """Score a text 1 for the family's own answer, 0 for any other."""
         return float(answer_in(text) == self.solution(task))
 
 
 class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench sapo` prints. All figures are of the honest agents.
+    """Result of `shoal bench sapo`. All figures are of the honest agents.
 
     cumulative_reward: the sum over rounds and agents of the mean reward of the completions that the agent generated
     itself in that round. final_reward: the mean of these over the last tenth of the rounds. reward_by_round: their mean

@@ -23,7 +23,7 @@ from shoal.protocol.rollouts import RolloutError, announce_group, encode_group, 
 from shoal.protocol.wire import Sealer, SwarmId
 
 ROUND_S: Final = 1.0
-"""How long a round takes by the clock of the quotas, which nothing else uses."""
+"""Duration of a round by the clock of the quotas, which nothing else uses."""
 KEPT_ROUNDS: Final = 4
 """For so many rounds a group can be chosen, and is held for those who pull it."""
 
@@ -33,14 +33,14 @@ class Listener(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who it is."""
+        """PeerId of the listener."""
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
-        """Something that `sender` published."""
+        """Receive an announcement that `sender` published."""
 
 
 class SharedMemory:
-    """What all agents reach: who listens to announcements, and the groups that are held, by digest."""
+    """Memory that all agents reach: the listeners to announcements, and the groups that are held, by digest."""
 
     def __init__(self, seed: int) -> None:
         self.swarm_id = SwarmId(blake3(b"shoal bench sapo" + seed.to_bytes(8, "big")).digest())
@@ -66,7 +66,7 @@ class SharedMemory:
         self._held[digest] = (round_number, data)
 
     def held(self, digest: bytes) -> bytes | None:
-        """A group, read over the shoulder: not counted as pulled."""
+        """Return a group without counting it as pulled."""
         return self._held[digest][1] if digest in self._held else None
 
     def fetch(self, offers: Sequence[Offer]) -> Mapping[bytes, bytes]:
@@ -110,7 +110,7 @@ class MemberSharing:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who this agent is."""
+        """PeerId of this agent."""
         return self._sealer.peer_id
 
     def begin_round(self, round_number: int) -> None:
@@ -138,7 +138,7 @@ class MemberSharing:
         return collect(self._intake, self._judge, fetch, offers, count=count, round_number=self._round)
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
-        """An announcement that `sender` published."""
+        """Receive an announcement that `sender` published."""
         try:
             self._book.receive(data, peer=sender, now=self._round * ROUND_S, round_number=self._round)
         except RolloutError as error:

@@ -114,7 +114,7 @@ def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
 
 
 def summary(result: SapoResult) -> list[str]:
-    """What was measured, a fact a line."""
+    """Summarise the result, a fact a line."""
     first = result.reward_by_round[: max(1, result.rounds // 10)]
     honest = len(result.warm_up_rewards)
     lines = [

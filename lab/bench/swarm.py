@@ -40,8 +40,9 @@ SEED: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSpec:
-    """What swarm to measure. holds: by node, where it stops; who has any, and all with `test_mode`, is in test mode.
+    """Specification of a swarm to measure.
 
+    holds: by node, where it stops; a node that has any, and every node with `test_mode`, is in test mode.
     environment: settings of the nodes' processes, each NAME=VALUE. sockets: nodes share no memory: all that moves goes
     through the kernel's sockets.
     """
@@ -64,7 +65,7 @@ class BenchSpec:
 
     @property
     def round_deadline_s(self) -> float:
-        """After how long a round has failed."""
+        """Seconds after which a round has failed."""
         return ROUND_DEADLINE_S + self.numel * self.peers / SLOW_VALUES_PER_S
 
 
@@ -108,11 +109,11 @@ class BenchSwarm(Swarm):
         await super().launch(node, join=join, rounds=rounds, holds=(*holds, *own))
 
     def _all_linked(self) -> bool:
-        """Whether each node believes all others alive, and is linked with them."""
+        """True if each node believes all others alive, and is linked with them."""
         return all(len(_peers_of(node.folder)) == self.spec.peers - 1 for node in self.nodes)
 
     def begun(self, node: NodeProcess, round: int) -> bool:
-        """Whether the node's present process has begun that round."""
+        """True if the node's present process has begun that round."""
         began_at = node.lives[-1].started_at
         return any(e.round == round and e.at >= began_at for e in self.journal.of(RoundStarted, node.index))
 
@@ -156,7 +157,7 @@ class BenchSwarm(Swarm):
         )
 
     def certified_by(self, round: int) -> dict[int, Certified]:
-        """Who certified that round, by the node's index."""
+        """Certificates of that round, by the index of the node that logged it."""
         return {
             e.node: e.event for e in self.journal.entries if isinstance(e.event, Certified) and e.event.round == round
         }
@@ -196,7 +197,7 @@ def _closed_gates(folder: Path, rounds: int, held: ExitStack) -> dict[int, IO[st
 
 
 def _peers_of(folder: Path) -> set[str]:
-    """Who is linked with the node in `folder` and has not died since, by its log."""
+    """Peers that the node in `folder` is linked with and believes alive, by its log."""
     linked: set[str] = set()
     dead: set[str] = set()
     for event in read_log(folder / LOG_NAME):

@@ -201,7 +201,7 @@ class SyntheticSwarm:
             self._loss = event.loss
 
     def kill(self, count: int = 1) -> list[str]:
-        """So many peers die; who."""
+        """Have `count` peers die; returns their PeerIds."""
         found = [peer for peer in self._members() if peer != self._me][:count]
         for peer in found:
             self._dead[peer] = self._sent

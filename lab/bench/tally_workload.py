@@ -22,7 +22,7 @@ WORKLOAD_NAME = "shoal.lab.bench.tally_workload:TallyWorkload"
 QUANTUM: Final = 2.0**-10
 """Exact in float32, and far above the rounding of values that hundreds of steps lead to."""
 TOKENS: Final = 1
-"""What a step weighs."""
+"""Weight of a step."""
 NOTES: Final = "steps"
 _MADE: Final = struct.Struct("<d")
 
@@ -50,7 +50,7 @@ class TallyWorkload:
         return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
-        """Nothing, and again nothing, as often as it is asked for."""
+        """Yield a batch without content after each step's time, as often as asked."""
         import torch
 
         while True:
@@ -65,12 +65,12 @@ class TallyWorkload:
         return model.get_parameter("idle").sum() * 0.0, TOKENS
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 
 def steps_made(folder: Path) -> list[float]:
-    """When steps were made that are noted in a folder, in wall-clock seconds; none if nothing is."""
+    """Times of the steps that are noted in a folder, in wall-clock seconds; none if nothing is."""
     path = folder / NOTES
     data = path.read_bytes() if path.exists() else b""
     return [at for (at,) in _MADE.iter_unpack(data[: len(data) // _MADE.size * _MADE.size])]

@@ -41,7 +41,7 @@ ROUND_S: Final = 60.0
 
 
 def stretch_of(made: Iterable[Contributed], bench: ThroughputBench) -> Stretch:
-    """All these of one node together."""
+    """Add up these contributions of one node."""
     made = list(made)
     steps = sum(event.steps for event in made)
     return Stretch(
@@ -61,7 +61,7 @@ class Cpu(NamedTuple):
     daemons_s: float
 
     def share_since(self, earlier: Cpu) -> CpuShare:
-        """Per second."""
+        """Processor time per second since `earlier`."""
         took_s = self.at - earlier.at
         return CpuShare(
             trainers=(self.trainers_s - earlier.trainers_s) / took_s,
@@ -70,17 +70,17 @@ class Cpu(NamedTuple):
 
 
 class Nodes(Swarm):
-    """As many processes as `bench` has nodes, in an empty folder; `command` makes the command line of each."""
+    """Processes of the nodes of `bench`, in an empty folder; `command` makes the command line of each."""
 
     def __init__(self, bench: ThroughputBench, folder: Path, command: Callable[[Launch], list[str]]) -> None:
         super().__init__(folder, bench.nodes, bench.manifest, runtime=Runtime(command=command))
         self.round_steps = self.manifest.sync.round_steps
         self.start_s = START_DEADLINE_S + bench.shape.parameters / VALUES_PER_S
-        """How long they may take to start."""
+        """Time limit for the nodes to start."""
 
     @asynccontextmanager
     async def running(self, *, joined: bool) -> AsyncIterator[None]:
-        """All of them, started. joined: by the address of the first, as soon as it has one.
+        """Start all of them, and yield them. joined: by the address of the first, as soon as it has one.
 
         Raises ConfigError, NetworkError; whatever happens, no process is left.
         """
@@ -93,17 +93,17 @@ class Nodes(Swarm):
             yield
 
     def error_of(self, node: NodeProcess) -> ShoalError:
-        """What it means that a node ended by itself: wrong usage may be its user's fault."""
+        """Return the error for a node that ended by itself: wrong usage may be its user's fault."""
         if node.lives[-1].exit_code == WRONG_USAGE and (words := output_of(node).strip()):
             return ConfigError(words.splitlines()[-1])
         return super().error_of(node)
 
     def made(self, node: int) -> list[Contributed]:
-        """What that node did, in order."""
+        """Contributions that the node made, in order."""
         return self.journal.of(Contributed, node)
 
     def cpu(self) -> Cpu:
-        """Processor time so far, and now."""
+        """Return the processor time so far, and now."""
         nodes = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
         trainers = [child for node in nodes for child in node.children(recursive=True)]
         return Cpu(at=time.monotonic(), trainers_s=cpu_s(trainers), daemons_s=cpu_s(nodes))
@@ -144,12 +144,12 @@ async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
 
 
 def since(made: list[Contributed], moment: float) -> list[Contributed]:
-    """Those stretches that were begun at `moment` or later."""
+    """Contributions that were begun at `moment` or later."""
     return [event for event in made if event.at - event.wall_s >= moment]
 
 
 def enough(made: list[Contributed], rounds: int) -> bool:
-    """Whether these say something: so many stretches, and so long."""
+    """True if these contributions are enough to measure by: so many, and so long."""
     return len(made) >= rounds and sum(event.wall_s for event in made) >= LEAST_S
 
 
@@ -189,7 +189,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
 
 
 def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], cpu: CpuShare) -> Together:
-    """What the logs say of these rounds. Raises NetworkError where a node contributed to none of them."""
+    """Measure these rounds by the logs. Raises NetworkError where a node contributed to none of them."""
     stretches = list[Stretch]()
     missed = 0
     for node in range(bench.nodes):
@@ -214,6 +214,6 @@ def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int],
 
 
 def _is_through(journal: Journal, node: int, round: int) -> bool:
-    """Whether the node has certified that round and contributed to it, or a later one where it missed some."""
+    """True if the node has certified that round and contributed to it, or to a later one where it missed some."""
     kinds: tuple[type[Certified | Contributed], ...] = (Certified, Contributed)
     return all(any(event.round >= round for event in journal.of(kind, node)) for kind in kinds)

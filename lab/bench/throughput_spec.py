@@ -1,4 +1,4 @@
-"""What `shoal bench throughput` measures, and what comes of it. No torch, no processes.
+"""Specification of `shoal bench throughput`, and its result. No torch, no processes.
 
     rate of a node       tokens ÷ seconds, from the end of its warm-up on: every second counts, whatever was done in it
     with or without      the sum over the nodes
@@ -36,7 +36,7 @@ DTYPES: Final = ("auto", "bf16", "float32")
 OVERHEADS: Final[Mapping[str, Target]] = {
     "streaming": Target(name="tokens per second that the swarm costs, streaming", unit="of the loops' alone", most=0.03)
 }
-"""What a strategy may cost, where that has a target."""
+"""Limits on the cost of a strategy, where that has a target."""
 UNEQUAL: Final = Target(name="runs in which nodes came to different states", most=0)
 SYMBOLS: Final = 256
 HEAD_WIDTH: Final = 64
@@ -48,19 +48,19 @@ WARM_UP_ROUNDS: Final = 2
 
 
 class Shape(NamedTuple):
-    """How large a model is."""
+    """Size of a model."""
 
     width: int
     layers: int
 
     @property
     def heads(self) -> int:
-        """Of 64 channels each."""
+        """Number of heads, of 64 channels each."""
         return max(1, self.width // HEAD_WIDTH)
 
     @property
     def parameters(self) -> int:
-        """How many values are trained: matrices, norms, and the symbols' vectors on both ends."""
+        """Number of trained values: matrices, norms, and the symbols' vectors on both ends."""
         return self.layers * (12 * self.width**2 + 2 * self.width) + self.width + 2 * SYMBOLS * self.width
 
 
@@ -78,7 +78,7 @@ SIZES: Final[Mapping[str, Shape]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputBench(Spec):
-    """What to measure."""
+    """Options of `shoal bench throughput`."""
 
     parameters: Annotated[
         str, Option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
@@ -131,13 +131,13 @@ class ThroughputBench(Spec):
 
     @property
     def shape(self) -> Shape:
-        """Of the model."""
+        """Size of the model."""
         size = SIZES[self.parameters]
         return Shape(self.width or size.width, self.layers or size.layers)
 
     @property
     def tokens_per_step(self) -> int:
-        """What one node trains on in one step."""
+        """Tokens that one node trains on in one step."""
         return self.batch * self.context
 
     @property
@@ -148,18 +148,18 @@ class ThroughputBench(Spec):
         return min(default, CHUNK_VALUES_STEP * max(1, steps))
 
     def device_of(self, node: int) -> str:
-        """What that node computes on."""
+        """Device that the node computes on."""
         devices = self.device.split(",")
         return devices[node % len(devices)]
 
     def options(self) -> dict[str, str | int]:
-        """Of the workload."""
+        """Options of the workload."""
         shape = self.shape
         sizes = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
         return {**sizes, "context": self.context, "batch": self.batch, "dtype": self.dtype}
 
     def manifest(self, founders: Sequence[PeerId]) -> Manifest:
-        """The swarm's. Raises ConfigError for settings that there are not."""
+        """Manifest of the swarm. Raises ConfigError for settings that there are not."""
         sync = {"inner_steps": self.inner_steps, "strategy": self.strategy}
         tables = {
             "swarm": {"name": "throughput", "founders": list(founders), "admission": "open"},
@@ -172,7 +172,7 @@ class ThroughputBench(Spec):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node did in some time: `wall_s`, of which `steps_s` were steps and `blocked_s` waiting for a round."""
+    """Work of one node in `wall_s`, of which `steps_s` were steps and `blocked_s` waiting for a round."""
 
     tokens: int
     steps: int
@@ -189,7 +189,7 @@ class CpuShare(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """Of all processes."""
+        """Share of all processes."""
         return self.trainers + self.daemons
 
 
@@ -202,7 +202,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all together."""
+        """Rate of all loops together."""
         return rate(self.loops)
 
 
@@ -222,7 +222,7 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all together."""
+        """Rate of all nodes together."""
         return rate(self.nodes)
 
     @property
@@ -248,7 +248,7 @@ def step_s(stretches: Sequence[Stretch]) -> float:
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured: `repeat` runs of the swarm, and one more of the loops alone, in turns."""
+    """Result of `shoal bench throughput`: `repeat` runs of the swarm, and one more of the loops alone, in turns."""
 
     bench: ThroughputBench
     alone: tuple[Alone, ...]
@@ -256,7 +256,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overheads(self) -> tuple[float, ...]:
-        """Of each run of the swarm, against the loops before and after it."""
+        """Overhead of each run of the swarm, against the loops before and after it."""
         without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s for run in self.alone)]
         return tuple(1 - run.tokens_per_s / peace for run, peace in zip(self.together, without, strict=True))
 
@@ -269,31 +269,31 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work_overhead(self) -> float:
-        """The median."""
+        """Median of the work overheads."""
         return statistics.median(self.work_overheads)
 
     @property
     def overhead(self) -> float:
-        """The median."""
+        """Median of the overheads."""
         return statistics.median(self.overheads)
 
     @property
     def target(self) -> Target | None:
-        """What the overhead should not exceed, if anything."""
+        """Target of the overhead, if it has one."""
         return OVERHEADS.get(self.bench.strategy)
 
     @property
     def target_met(self) -> bool | None:
-        """None where the strategy has no target."""
+        """True if the overhead meets its target; None where the strategy has none."""
         return None if self.target is None else self.target.row(self.overhead).met
 
     @property
     def sound(self) -> bool:
-        """Whether all nodes came to the same states, in every run."""
+        """True if all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         unequal = UNEQUAL.row(sum(not run.sound for run in self.together))
         return (unequal,) if self.target is None else (unequal, self.target.row(self.overhead))

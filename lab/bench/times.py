@@ -1,4 +1,4 @@
-"""When what happened in the rounds of a benchmark, read from the nodes' event logs.
+"""Times of the stages in the rounds of a benchmark, read from the nodes' event logs.
 
     planned ───► finals here ────► reduced ──► voted ──► certified
      (first)        (last)          (last)     (last)     (last)
@@ -54,7 +54,7 @@ class RoundTimes:
 
     @property
     def total_s(self) -> float:
-        """From the first accepted plan until the last peer has applied."""
+        """Seconds from the first accepted plan until the last peer has applied."""
         return self.reduce_s + self.work_out_s + self.agree_s + self.apply_s
 
 
@@ -93,7 +93,7 @@ def read_node(folder: Path) -> dict[int, NodeRound]:
 
 
 def _node_round(seen: _Seen, certified: Certified) -> NodeRound | None:
-    """None for a round that it did not reduce."""
+    """Times of one round at one node; None for a round that it did not reduce."""
     if seen.first_plan is None or seen.reduced_plan is None or seen.reduced is None:
         return None
     return NodeRound(
@@ -134,7 +134,7 @@ def median_times(rounds: Sequence[RoundTimes]) -> RoundTimes:
 
 
 def round_at(nodes: Sequence[dict[int, NodeRound]], round: int) -> list[NodeRound]:
-    """That round at each of these nodes. Raises NetworkError if one did not go through it."""
+    """Times of that round at each of these nodes. Raises NetworkError if one did not go through it."""
     missing = [str(index) for index, rounds in enumerate(nodes) if round not in rounds]
     if missing:
         raise NetworkError(f"round {round} is not whole in the log of node {', '.join(missing)}")

@@ -74,12 +74,12 @@ class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def byte_ratio(self) -> float:
-        """How many times fewer bytes the strategy sent."""
+        """Factor by which the strategy sent fewer bytes than synchronous training."""
         return self.sync_curve[-1].wire_bytes / max(1, self.curve[-1].wire_bytes)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared, in full: the manifest's sections as they were, and whether in one process.
+    """Settings of the comparison, in full: the manifest's sections as they were, and whether in one process.
 
     inner_steps: H. round_steps: those between two rounds, fewer where there are fragments.
     """
@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench train` prints. The numbers are medians over the seeds; tokens are the certified ones."""
+    """Result of `shoal bench train`. The numbers are medians over the seeds; tokens are the certified ones."""
 
     strategy: str
     nodes: int
@@ -116,7 +116,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether everything that ran was certified and exact."""
+        """True if everything that ran was certified and exact."""
         return all(run.sound for run in self.seeds)
 
     @property
@@ -137,7 +137,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         found = (UNSOUND.row(sum(not run.sound for run in self.seeds)), self.loss_row, self.byte_row)
         return tuple(row for row in found if row is not None)
 
@@ -280,7 +280,7 @@ def _are_alike(one: TrainResult, other: TrainResult) -> bool:
 
 
 def _json(value: object) -> bytes:
-    """Equal for what is written alike."""
+    """Key that is equal for settings that are written alike."""
     return msgspec.json.encode(value, order="deterministic")
 
 

@@ -20,7 +20,7 @@ from shoal.lab.bench.train_spec import replica_of, workload_of
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.training.inner_state import SavedInner
 from shoal.node.training.trainer_messages import Assignment, Contribution, Train
-from shoal.node.training.training import share_of
+from shoal.node.training.training_client import share_of
 from shoal.node.workload import Workload
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
@@ -88,7 +88,7 @@ class GossipNode:
 
     @property
     def made(self) -> _Made:
-        """Its work of this round. Raises LocalError before `train`."""
+        """Result of this round's training. Raises LocalError before `train`."""
         if self._made is None:
             raise LocalError("no vector of this round was made")
         return self._made
@@ -119,16 +119,16 @@ class GossipSwarm:
         self.tokens = 0
         """Trained on by all nodes."""
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
-        """A node ends; another begins on a snapshot of the first that is left."""
+        """End a node, and begin another on a snapshot of the first that is left."""
         del self.nodes[gone]
         snapshot = next(iter(self.nodes.values())).state
         self.nodes[identity.peer_id] = GossipNode(identity, self._manifest, self._workload, snapshot)
 
     def run_round(self, partners: Mapping[PeerId, PeerId] | None = None) -> None:
-        """All train, exchange vectors two by two, and step.
+        """Train all, exchange vectors two by two, and step.
 
         partners: whose vector each takes, where that is known; who is not in it steps alone.
         """
@@ -144,7 +144,7 @@ class GossipSwarm:
                 self.wire_bytes += sum(chunk.nbytes for chunk in self.nodes[partner].made.vector.chunks)
 
     def _proposed(self) -> dict[PeerId, PeerId]:
-        """Whom everyone proposes to each other in this round."""
+        """Partner that everyone proposes to each peer in this round."""
         found = pairs(self._manifest.swarm_id, self.round, self.nodes)
         return {one: other for pair in found for one, other in (pair, pair[::-1])}
 

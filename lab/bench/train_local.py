@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term as Summand
+from shoal.collectives.aggregate import combine
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
-from shoal.collectives.robust import combine
 from shoal.collectives.state import CertifiedState, StateHeader
-from shoal.collectives.summing import Term as Summand
 from shoal.lab.bench.train_gossip import GossipSwarm
 from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_of
 from shoal.node.state.contributions import Contributions
@@ -115,22 +115,22 @@ class LocalSwarm:
         self._fragments = first.fragments
         self._outer = OuterSettings.of(manifest)
         self.wire_bytes = 0
-        """What all nodes would have sent over lanes, without frames and control."""
+        """Bytes that all nodes would have sent over lanes, without frames and control."""
         for node in self.nodes.values():
             node.stand_on(self.state)
 
     @property
     def round(self) -> int:
-        """The newest certified one."""
+        """Number of the newest certified round."""
         return self.state.round
 
     @property
     def tokens(self) -> int:
-        """Certified so far."""
+        """Tokens certified so far."""
         return self.state.tokens
 
     def add(self, identity: Identity) -> None:
-        """A node comes: it stands on the certified state, and contributes from the second round on."""
+        """Add a node: it stands on the certified state, and contributes from the second round on."""
         self._add(identity).stand_on(self.state)
 
     def _add(self, identity: Identity) -> LocalNode:
@@ -138,11 +138,11 @@ class LocalSwarm:
         return node
 
     def remove(self, gone: PeerId) -> None:
-        """A node ends with all that it had not contributed."""
+        """End a node with all that it had not contributed."""
         del self.nodes[gone]
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
-        """A node ends, and another comes."""
+        """End a node, and add another."""
         self.remove(gone)
         self.add(identity)
 
@@ -174,7 +174,7 @@ class LocalSwarm:
             node.stand_on(self.state)
 
     def _announce(self) -> dict[PeerId, Ready]:
-        """Everyone trains; what they announce."""
+        """Train every node, and return what they announce."""
         head, members = self.head, self.head.members
         return {
             peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
@@ -186,7 +186,7 @@ class LocalSwarm:
         return next(iter(self.nodes.values())).evaluate()
 
     def _reduce(self, plan: Plan) -> Finals:
-        """What the owners make of the contributions, chunk by chunk."""
+        """Reduce the contributions as their owners do, chunk by chunk."""
         final_format = FinalFormat(plan)
         return Finals(plan=plan, chunks=tuple(self._reduce_chunk(final_format, chunk) for chunk in range(plan.chunks)))
 
@@ -210,7 +210,7 @@ class LocalSwarm:
         return final
 
     def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
-        """What the owner of a chunk says that it came to."""
+        """Sign a chunk's result as its owner."""
         return final_format.sign(self.nodes[final_format.owner(chunk)].identity, chunk, mean, included)
 
     def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:

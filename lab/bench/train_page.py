@@ -35,7 +35,7 @@ from shoal.protocol.toml_text import parse_toml
 RESULT: Final = "train.json"
 LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
 LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
-"""Where results are; beside a page each begins with the page's name."""
+"""Names of the results' files; beside a page each begins with the page's name."""
 TITLE: Final = "Training: strategies beside synchronous data parallel"
 METRIC: Final = "bits per byte"
 _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#7b2d8b", "#b08900", "#444444")
@@ -97,7 +97,7 @@ def render(
 
 
 def _tried(results: Sequence[TrainResult]) -> list[str]:
-    """Other settings, and their ratios; nothing without any."""
+    """Section on other settings, and their ratios; nothing without any."""
     if not results:
         return []
     rows = ((_name(result), _settings(result), *_reached(result)) for result in results)
@@ -193,7 +193,7 @@ def _curve(at: int, name: str, points: Sequence[Point], across: Callable[[Point]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(Spec):
-    """What the user asked `shoal bench train` for, as written."""
+    """Options of `shoal bench train`, as written."""
 
     strategy: Strategy = "diloco"
     nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
@@ -237,7 +237,7 @@ class TrainOptions(Spec):
 
     @property
     def bench(self) -> TrainBench:
-        """What to run. Raises ConfigError."""
+        """Benchmark that these options describe. Raises ConfigError."""
         return TrainBench(
             strategy=self.strategy,
             nodes=self.nodes,
@@ -273,7 +273,7 @@ def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
 
 
 def summary(result: TrainResult) -> list[str]:
-    """What was measured, a fact a line."""
+    """Summarise the result, a fact a line."""
     ratio, fewer = result.loss_ratio, result.byte_ratio
     blocked = "not measured" if result.blocked_fraction is None else f"{result.blocked_fraction:.1%} of the time"
     lines = [
@@ -297,7 +297,7 @@ CASE: Final = Case(spec=TrainOptions, run=run, lines=summary, sound=attrgetter("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTableOptions(PageOptions):
-    """What the user asked `shoal bench train-table` for."""
+    """Options of `shoal bench train-table`."""
 
     results: Annotated[
         list[Path],

@@ -1,4 +1,4 @@
-"""What `shoal bench train` compares: a strategy and synchronous data parallel, on equal terms.
+"""Specification of `shoal bench train`: a strategy and synchronous data parallel, on equal terms.
 
 Both begin with the parameters drawn from the manifest's seed. In round e, member m of n draws its batches from
 `Assignment(seed, e, m, n)`; under synchronous data parallel the same n members take as many steps with the same
@@ -35,7 +35,7 @@ SECTIONS: Final = ("sync", "inner", "round")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Where training has come to after a round: certified tokens, bytes sent by all so far, held-out loss of that."""
+    """State of training after a round: certified tokens, bytes sent by all so far, held-out loss."""
 
     round: int
     tokens: int
@@ -76,7 +76,7 @@ class TrainBench:
 
     @property
     def round_tokens(self) -> int:
-        """How many tokens a round in which every node counts brings."""
+        """Number of tokens in a round in which every node counts."""
         workload = load_workload(WORKLOAD, self.options, None)
         assert isinstance(workload, TextWorkload)
         return self.nodes * self._sync.round_steps * workload.batch * workload.context
@@ -87,17 +87,17 @@ class TrainBench:
 
     @property
     def full_rounds(self) -> int:
-        """How many rounds it takes where nobody is replaced."""
+        """Number of rounds where nobody is replaced."""
         return -(-self.tokens // self.round_tokens)
 
     @property
     def replaced(self) -> int:
-        """How many nodes are replaced at a time."""
+        """Number of nodes that are replaced at a time."""
         return max(1, round(self.churn * self.nodes)) if self.churn else 0
 
     @property
     def rounds(self) -> int:
-        """How many rounds are enough: replacements cost some, and so do fragments until each has had its first.
+        """Number of rounds to allow: replacements cost some, and so do fragments until each has had its first.
 
         How long a newcomer needs to start, in rounds, depends on the machine, and so do the steps that nodes of
         different speed share out among themselves: there is room for as many again.

@@ -41,7 +41,7 @@ TRAINER: Final = "shoal.node.training.trainer_start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmRun:
-    """What came of one run. points: before round 1 and after each round, to the one that certified the last tokens.
+    """Outcome of one run. points: before round 1 and after each round, to the one that certified the last tokens.
 
     ideal_tokens_per_s: the sum of the nodes' speeds; None where nodes come and go, for then there is no one sum.
     blocked_fraction: the share of the trainers' time in which they waited for a round; None if nothing was timed.
@@ -79,7 +79,7 @@ class Speeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speeds_of(folder: Path, nodes: int) -> Speeds:
-    """What the logs in a testnet's folder say of a run in which no node came or went."""
+    """Measure speeds by the logs in a testnet's folder, of a run in which no node came or went."""
     lives = _lives_in(folder, range(nodes))
     return Speeds(
         tokens_per_s=_speed([line for life in lives for line in life.certified]),
@@ -107,7 +107,7 @@ async def train_in_swarm(
 
 
 def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
-    """What the report, and the nodes' logs in `folder`, say of a run. Raises NetworkError."""
+    """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
     lives = _lives_in(folder, [node.index for node in report.nodes])
     points = _points(report, [life.certified for life in lives], bench.tokens)
     speed = _speed([line for life in lives for line in life.certified])
@@ -122,7 +122,7 @@ def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
 
 
 def _sound(report: Report) -> bool:
-    """Whether what was certified is right, and every fault of those rounds happened."""
+    """True if what was certified is right, and every fault of those rounds happened."""
     certified = report.rounds_certified
     return (
         report.forks == 0
@@ -135,7 +135,7 @@ def _sound(report: Report) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """What one process of a node certified and contributed, in order."""
+    """Rounds that one process of a node certified and contributed to, in order."""
 
     node: Path
     certified: tuple[Certified, ...]
@@ -177,7 +177,7 @@ def _points(report: Report, lives: Iterable[Sequence[Certified]], wanted: int) -
 
 
 def _sent(lives: Iterable[Sequence[Certified]], rounds: int) -> list[int]:
-    """What all nodes had sent after each round, from 0 to `rounds`: per life the newest counter up to there."""
+    """Bytes that all nodes had sent after each round, from 0 to `rounds`: per life the newest counter up to there."""
     total = [0] * (rounds + 1)
     for certified in lives:
         for number in range(rounds + 1):

@@ -35,15 +35,15 @@ class JoinedWorkload:
 
     @property
     def metric(self) -> str:
-        """The workload's own."""
+        """Metric of the workload itself."""
         return self._workload.metric
 
     def build(self) -> torch.nn.Module:
-        """One model."""
+        """Make one model."""
         return self._workload.build()
 
     def batches(self, assignment: Assignment) -> Iterator[list[Any]]:
-        """Per step the batches that the members of `assignment`'s round draw, in their order."""
+        """Yield for each step the batches that the members of `assignment`'s round draw, in their order."""
         shares = [
             self._workload.batches(msgspec.structs.replace(assignment, member=member, members=self._members))
             for member in range(self._members)
@@ -60,7 +60,7 @@ class JoinedWorkload:
         return total / tokens, tokens
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """The workload's own."""
+        """Evaluate as the workload itself does."""
         return self._workload.evaluate(model)
 
 
@@ -79,12 +79,12 @@ class SynchronousTraining:
 
     @property
     def tokens(self) -> int:
-        """How many were trained on so far."""
+        """Number of tokens trained on so far."""
         return self._workload.tokens
 
     @property
     def numel(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return self._replica.layout.numel
 
     @property

@@ -40,7 +40,7 @@ WRONG: Final = Target(name="runs with wrong values, or not all verified", most=0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenBench(Spec):
-    """What to measure. slow: of the last node; step_s: of the others."""
+    """Options of `shoal bench uneven`. slow: of the last node; step_s: of the others."""
 
     nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.", check=Within(2, 16))] = 4
     slow: Annotated[float, Option("--slow", help="How many times slower the last of them is.", check=Within(1, 10))] = (
@@ -77,7 +77,7 @@ class UnevenBench(Spec):
 
 
 class UnevenResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, with shares by speed and with equal ones."""
+    """Result of `shoal bench uneven`, with shares by speed and with equal ones."""
 
     bench: UnevenBench
     fair: Speeds
@@ -86,12 +86,12 @@ class UnevenResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the slow node costs no more than it may, and every value is right."""
+        """True if the slow node costs no more than it may, and every value is right."""
         return not missed(self.rows)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         return SPEED.row(self.fair.ratio), WRONG.row(not self.sound)
 
 

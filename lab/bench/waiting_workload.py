@@ -20,6 +20,6 @@ class WaitingWorkload(RegressionWorkload):
         object.__setattr__(self, "_step_s", 0.0 if data is None else float(Path(data).read_text()))
 
     def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
-        """As of regression, after the wait."""
+        """Loss as of regression, after the wait."""
         time.sleep(self._step_s)  # type: ignore[attr-defined]
         return super().loss(model, batch)

@@ -60,7 +60,7 @@ _Bare = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanBench(Spec):
-    """What to measure; None leaves it to the profile. bare_s: 0 leaves bare connections out."""
+    """Options of `shoal bench wan`; None leaves it to the profile. bare_s: 0 leaves bare connections out."""
 
     peers: Annotated[
         int, Option("--peers", help="How many nodes, each with a line of its own.", check=Within(2, 16))
@@ -106,7 +106,7 @@ class WanBench(Spec):
 
     @property
     def values(self) -> int:
-        """How many values a reduction has."""
+        """Number of values in a reduction."""
         if self.numel is not None:
             return self.numel
         each = codec(self.codec).encoded_bytes(1 << 20) / (1 << 20) * _share(self.peers)
@@ -115,12 +115,12 @@ class WanBench(Spec):
 
     @property
     def payload_bytes(self) -> int:
-        """What a peer sends in a reduction, the mean over all peers."""
+        """Bytes that a peer sends in a reduction, the mean over all peers."""
         return round(codec(self.codec).encoded_bytes(self.values) * _share(self.peers))
 
 
 def _share(peers: int) -> float:
-    """Of its encoded values, what a peer sends: the parts that others own, and its own part's final to all of them."""
+    """Bytes a peer sends, in its encoded values: the parts that others own, and its own part's final to all of them."""
     return 2 * (peers - 1) / peers
 
 
@@ -139,7 +139,7 @@ class WanRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench wan --json` prints; rates in one direction, in Mbit/s. None: not asked for.
+    """Result of `shoal bench wan`; rates in one direction, in Mbit/s. None: not asked for.
 
     many_bbr_mbit_s: of MANY connections each way at once, the mean of both ways. emulator_share: of one core, while
     nodes reduced; None where the kernel does it.
@@ -163,7 +163,7 @@ class Wan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What was measured beside its targets."""
+        """Measured values, each with its target."""
         return SHARE.row(self.link_share), DIFFERENT.row(not self.identical)
 
 
@@ -273,7 +273,7 @@ def _peers(swarm: BenchSwarm, round: int) -> list[NodeRound]:
 
 
 class RoundTally:
-    """What the rounds of one run come to."""
+    """Tally of the rounds of one run."""
 
     def __init__(self, bench: WanBench) -> None:
         self.rounds: list[WanRound] = []
@@ -333,7 +333,7 @@ def run(bench: WanBench, tell: ShowNow) -> Wan:
 
 
 def to_lines(result: Wan) -> list[str]:
-    """What was measured, a fact a line."""
+    """Summarise the result, a fact a line."""
 
     def rate(mbit: float | None) -> str:
         return "not measured" if mbit is None else f"{mbit:.1f} Mbit/s"

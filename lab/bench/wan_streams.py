@@ -1,4 +1,4 @@
-"""What bare TCP connections move over a link: to be run at its two ends.
+"""Throughput of bare TCP connections over a link: to be run at its two ends.
 
     python -m shoal.lab.bench.wan_streams receive HOST PORT CONNECTIONS SECONDS     prints bytes/s, after "up"
     python -m shoal.lab.bench.wan_streams send HOST PORT CONNECTIONS SECONDS CONGESTION_CONTROL

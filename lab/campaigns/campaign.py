@@ -61,7 +61,7 @@ _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What to run. only: a single one of the runs, as the seed makes it among the others; None for all.
+    """Settings of a campaign. only: a single one of the runs, as the seed makes it among the others; None for all.
 
     keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
     most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
@@ -77,7 +77,7 @@ class Campaign:
     short: bool = False
 
     def drawn(self) -> tuple[Run, ...]:
-        """Its runs. Raises ConfigError."""
+        """Draw its runs. Raises ConfigError."""
         groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
         runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
         if self.only is None:
@@ -109,7 +109,7 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
 
 @asynccontextmanager
 async def _runtime(campaign: Campaign) -> AsyncIterator[Runtime | None]:
-    """How its nodes are started."""
+    """Start and stop the runtime that starts its nodes; None for the usual one."""
     if campaign.short and sys.platform == "linux":
         async with forking() as runtime:
             yield runtime
@@ -133,7 +133,7 @@ class _Course:
         self._interrupted = False
 
     async def run(self, runs: Sequence[Run], runtime: Runtime | None) -> bool:
-        """All runs; True if a signal ended them."""
+        """Do all runs; True if a signal ended them."""
         turns = trio.Semaphore(ABREAST if self._campaign.short else 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
@@ -150,7 +150,7 @@ class _Course:
         scope.cancel()
 
     async def _run_group(self, group: Group, runs: list[Run], runtime: Runtime | None, turns: trio.Semaphore) -> None:
-        """The runs of one group, on one swarm; on another when that is not whole any more. Then others have a turn."""
+        """Do the runs of one group, on one swarm; on another when that is not whole any more, after other groups."""
         manifest_of = short_manifest if self._campaign.short else None
         swarms = 0
         while runs:
@@ -180,7 +180,7 @@ class _Course:
             gate = await self._do(swarm, runs.pop(0), gate)
 
     async def _do(self, swarm: LivingSwarm, run: Run, gate: int) -> int | None:
-        """One run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
+        """Do one run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
         await trio.to_thread.run_sync(swarm.forget, gate)
         attempt = _Attempt(swarm, run, gate)
         following = None
@@ -201,7 +201,7 @@ class _Course:
         self._on_run(record)
 
     def _save_failure(self, swarm: LivingSwarm, record: RunRecord) -> None:
-        """What it takes to understand a failed run, and to do it again."""
+        """Save what it takes to understand a failed run, and to do it again."""
         folder = self._out / "failures" / str(record.run.number)
         campaign = self._campaign
         again = f"shoal campaign --runs {campaign.runs} --seed {campaign.seed} --only {record.run.number}"
@@ -242,7 +242,7 @@ class _Attempt:
         self._whole_s: float | None = None
 
     async def carry_out(self) -> int:
-        """The fault, the certificate, everybody's return; returns where the next round begins.
+        """Strike, and wait for the certificate and everybody's return; returns where the next round begins.
 
         Raises NetworkError if the survivors or the whole swarm do not get there.
         """
@@ -274,7 +274,7 @@ class _Attempt:
         )
 
     def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:
-        """What came of it, the rounds up to `last` judged. Blocks."""
+        """Judge the rounds up to `last`, and return the run's record. Blocks."""
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
         window = Window(

@@ -1,4 +1,4 @@
-"""Judges what a swarm did in the rounds of one run, from what its nodes left on disk: event logs and audit files.
+"""Judgement of a swarm's rounds in one run, from what its nodes left on disk: event logs and audit files.
 
 * every certified round is recomputed (`check.py`), and every element of every applied update compared;
 * a fork is a (term, round) that was certified with two different digests or values;
@@ -30,11 +30,12 @@ from shoal.testnet.run_record import RunRecord, settled_rounds
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MACHINE_S: Final = 3.0
-"""What a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time."""
+"""Seconds that a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time.
+"""
 
 
 def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:
-    """Within how many seconds after `faults` that strike together a round must be certified by who is left.
+    """Seconds after `faults` that strike together within which the survivors must certify a round.
 
     A kill or stop is noticed when its node is believed dead at the latest; a cut when lanes cannot be had again, the
     stall deadline is over, and the lead believes a lone accuser. Then the lead, or the next one, waits for what was on
@@ -51,12 +52,12 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
 
 
 def machine_s(load: float) -> float:
-    """What a machine adds to a bound that has so many runnable processes a core: MACHINE_S for each one too many."""
+    """Seconds to add to a bound for a load of so many runnable processes a core: MACHINE_S for each one too many."""
     return MACHINE_S * max(0.0, load - 1.0)
 
 
 def load_per_core() -> float:
-    """How many runnable processes a core this machine had, over the last minute."""
+    """Number of runnable processes a core on this machine, over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
@@ -71,7 +72,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What to judge: the rounds of one run, the faulted one first.
+    """Rounds of one run to judge, the faulted one first.
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
     nodes that faults struck in it; how long it took those says nothing about the protocol. cut: of the others some had
@@ -89,7 +90,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words.
+    """Findings in the rounds of one run. All but rounds_checked are to be zero or empty; problems has each in words.
 
     evicted: nodes that no fault struck and that the faulted round went on without. coverage: the share of what all
     nodes contributed that this round included, where lanes were cut and it was certified.
@@ -189,7 +190,7 @@ def _forks(certified: Iterator[RoundEnded]) -> set[tuple[str, int]]:
 
 
 def broken_votes(member: Member, first: int, last: int) -> list[str]:
-    """Where in these rounds a node went against what it had signed, over all its lives."""
+    """List the rounds in which a node went against what it had signed, over all its lives."""
     said: set[tuple[str, str, int, int]] = set()
     promised: dict[tuple[str, int], int] = {}
     broken = []

@@ -1,4 +1,4 @@
-"""Carries out the fault of one run on a living swarm: chosen, struck at its point, and taken back afterwards.
+"""Fault of one run on a living swarm: chosen, struck at its point, and taken back afterwards.
 
 A node that is to be struck in a phase holds at that very point, and no other does. A kill between vote and certificate
 has no point to hold at: the victim's log is watched instead, and the record says whether the certificate was faster.
@@ -30,14 +30,14 @@ from shoal.testnet.scenario import Kind
 
 POINT_DEADLINE_S: Final = 30.0
 SECOND_POINT_S: Final = 0.5
-"""How long the first of two victims holds for the second, which may never come to its point without it."""
+"""Time for which the first of two victims holds for the second, which may never come to its point without it."""
 WATCH_S: Final = 0.002
 CUT_PERIOD_S: Final = 0.03
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CarriedFault:
-    """What a run's fault came to. at: wall clock; held_s: how long the first victim stood still for it before."""
+    """Fault of a run as it was done. at: wall clock; held_s: how long the first victim stood still for it before."""
 
     victims: tuple[NodeProcess, ...]
     point: str = ""
@@ -127,11 +127,11 @@ class Fault:
         self.strike.held_s = time.time() - holding.at
 
     def _over(self) -> bool:
-        """Whether the round was certified before the point was met."""
+        """True if the round was certified before the point was met."""
         return any(self._swarm.certificate(node, self._gate) is not None for node in self.survivors)
 
     async def _strike(self, kind: Kind, *victims: NodeProcess) -> None:
-        """Do to these what a scenario calls so; to all victims where none are named."""
+        """Strike these as a scenario calls it; all victims where none are named."""
         for node in victims or self.strike.victims:
             await strike(scenario.Fault(kind=kind, round=self._gate, node=node.index), self._swarm)
 
@@ -182,7 +182,7 @@ class Fault:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def take_back(self) -> None:
-        """Continue who is stopped, start who was killed. Raises NetworkError."""
+        """Continue the stopped victims, and start the killed ones. Raises NetworkError."""
         swarm = self._swarm
         killed = [node for node in self.strike.victims if node.struck == "killed"]
         quiet = self.survivors if killed and self._run.quiet else ()

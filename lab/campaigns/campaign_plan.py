@@ -1,4 +1,4 @@
-"""What a fault campaign does: which fault strikes which round of which swarm, all of it drawn from one seed.
+"""Plan of a fault campaign: which fault strikes which round of which swarm, all of it drawn from one seed.
 
 A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a codec each,
 whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share; where a fault
@@ -60,7 +60,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """For folders and lines."""
+        """Name for folders and lines."""
         return f"{self.peers}x{self.codec}"
 
 
@@ -87,7 +87,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Which faults a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`.
+    """Faults that a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`.
 
     anywhere: else they strike in the midst of a reduce, but for what has another place by its kind.
     """

@@ -1,4 +1,4 @@
-"""What came of a campaign: a record per run, and the report over all of them."""
+"""Outcome of a campaign: a record per run, and the report over all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.lab.campaigns.campaign_plan import Run
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run.
+    """Outcome of one run.
 
     released_at, struck_at: wall clock. round_s: from the beginning of the faulted round to its certificate, in the
     median of the survivors, without the time that the victim stood still to be struck. delay_s: how much longer that
@@ -44,7 +44,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether anything about it was not as it should be."""
+        """True if anything about the run was not as it should be."""
         return bool(
             self.wrong_values
             or self.forks
@@ -136,7 +136,7 @@ def report_of(
 
 
 def ok(report: CampaignReport) -> bool:
-    """Whether all runs were done, and all were as they should be."""
+    """True if all runs were done, and all were as they should be."""
     return report.runs == report.runs_drawn and not report.failed_runs
 
 

@@ -48,7 +48,7 @@ WHOLE_DEADLINE_S: Final = 90.0
 GATHER_DEADLINE_S: Final = 30.0
 GATHER_TRIES_LIMIT: Final = 5
 AHEAD: Final = 2
-"""How many rounds ahead a hold is set, so that it is there before anybody begins that round."""
+"""Number of rounds ahead for which a hold is set, so that it is there before anybody begins that round."""
 
 
 ManifestOf = Callable[[Group, int, list[PeerId]], Manifest]
@@ -85,7 +85,7 @@ class LivingSwarm(Swarm):
 
     @property
     def calm_s(self) -> float:
-        """How long an undisturbed round of this swarm takes, in the median."""
+        """Median duration of this swarm's undisturbed rounds, in seconds."""
         return statistics.median(self._calm_s)
 
     async def begin(self) -> None:
@@ -140,16 +140,16 @@ class LivingSwarm(Swarm):
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def certificate(self, node: NodeProcess, round: int) -> Certified | None:
-        """What a node logged when it certified a round; None if it did not."""
+        """Event that a node logged when it certified a round; None if it did not."""
         return next((e for e in self.journal.of(Certified, node.index) if e.round == round), None)
 
     def is_past(self, node: NodeProcess, round: int) -> bool:
-        """Whether a node has the state after this round, computed by itself or, where it was evicted, fetched."""
+        """True if a node has the state after this round, computed by itself or, where it was evicted, fetched."""
         caught_up = any(event.round >= round for event in self.journal.of(CaughtUp, node.index))
         return caught_up or self.certificate(node, round) is not None
 
     def holding(self, node: NodeProcess, round: int, phase: str) -> Holding | None:
-        """What a node logged when it began to hold there; None if it did not."""
+        """Event that a node logged when it began to hold there; None if it did not."""
         events = self.journal.of(Holding, node.index)
         return next((e for e in events if (e.round, e.phase) == (round, phase)), None)
 
@@ -159,7 +159,7 @@ class LivingSwarm(Swarm):
         await self.order_all(nodes, "hold", f"{gate}:train")
 
     def under_way(self, node: NodeProcess) -> bool:
-        """Whether the present process of a node has begun a round."""
+        """True if the present process of a node has begun a round."""
         return any(event.at >= node.lives[-1].started_at for event in self.journal.of(RoundStarted, node.index))
 
     async def gather(self, after: int) -> int:
@@ -182,7 +182,7 @@ class LivingSwarm(Swarm):
         raise NetworkError("the nodes do not come together")
 
     def whole(self, after: int) -> bool:
-        """Whether there is a round after `after` that all certified, and contributed to."""
+        """True if there is a round after `after` that all certified, and contributed to."""
         rounds = {event.round for event in self.journal.of(Certified) if event.round > after}
         return any(self._contributed(number) for number in rounds)
 
@@ -230,7 +230,7 @@ def campaign_manifest(
     options: Mapping[str, object] = MODEL,
     inner_steps: int = INNER_STEPS,
 ) -> Manifest:
-    """Short rounds over many small chunks; the protocol's own deadlines."""
+    """Manifest of short rounds over many small chunks; the protocol's own deadlines."""
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": workload, "seed": seed, "options": dict(options)},
@@ -241,7 +241,7 @@ def campaign_manifest(
 
 
 def short_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manifest:
-    """The same, but training waits more than it computes: for several swarms at once on few cores."""
+    """Manifest as for a campaign, but training waits more than it computes: for several swarms at once on few cores."""
     options = {**MODEL, "step_s": PACED_STEP_S}
     return campaign_manifest(group, seed, founders, workload=PACED_REGRESSION, options=options, inner_steps=PACED_STEPS)
 

@@ -44,7 +44,7 @@ PAGE_NAME: Final = "chaos.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What to run: scenarios for `minutes`, at most `scenarios` of them; or `only` a single one of them.
+    """Settings of a chaos campaign: for `minutes`, at most `scenarios` scenarios; or `only` a single one of them.
 
     Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
     """
@@ -122,7 +122,7 @@ def _write(report: ChaosReport, out: Path) -> None:
 
 
 def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
-    """What came of a scenario, from its report and what its nodes left in `folder`. Blocks."""
+    """Judge a scenario by its report and what its nodes left in `folder`. Blocks."""
     load = load_per_core()
     broken = [line for member in _members(report, folder) for line in broken_votes(member, 1, ROUND_LIMIT)]
     bound_s = bound_of(report, load)
@@ -157,7 +157,7 @@ def _members(report: Report, folder: Path) -> list[Member]:
 
 
 def bound_of(report: Report, load: float) -> float:
-    """Within how many seconds one round must come after another in this scenario, whatever was done.
+    """Seconds within which one round must come after another in this scenario, whatever was done.
 
     As a campaign's bound of two faults that strike together, one of them to the links; with what the longest fault
     lasts, and a machine's share of the time that grows with its load (runnable processes a core).

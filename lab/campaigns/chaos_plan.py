@@ -1,4 +1,4 @@
-"""What a chaos campaign does: scenarios of a few faults each, whose kinds and phases come from one shuffled deck.
+"""Plan of a chaos campaign: scenarios of a few faults each, whose kinds and phases come from one shuffled deck.
 
 A *move* is a fault of some kind in some phase with whatever has to go with it: a repair needs a loss in the same round,
 a transfer somebody who joins, and who was stopped for an open time is continued. Every pair of kind and phase is a card
@@ -92,7 +92,7 @@ def draw_scenario(seed: int, number: int) -> Scenario:
 
 @dataclass(slots=True, kw_only=True)
 class _Cast:
-    """Who is struck. order: the nodes in the order in which they are; who is lost is not struck again."""
+    """Nodes that a scenario can strike. order: the order in which they are; who is lost is not struck again."""
 
     nodes: int
     order: list[int]
@@ -125,7 +125,7 @@ class _Cast:
         )
 
     def _newcomer(self, round: int) -> int:
-        """Somebody who joins, and has a state to fetch."""
+        """Have a node join, which has a state to fetch; returns its index."""
         self.joined += 1
         index = self.nodes + self.joined - 1
         self._add(Fault(kind="join", node=index, round=round, phase="train"))
@@ -163,7 +163,7 @@ class _Cast:
         self.faults.append(fault)
 
     def _next(self) -> int:
-        """Whom to strike: of those that are not lost, who was not for the longest time."""
+        """Return the next node to strike: of those that are not lost, the one not struck for the longest time."""
         node = self.order.pop(0)
         self.order.append(node)
         return node

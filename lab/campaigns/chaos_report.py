@@ -1,4 +1,4 @@
-"""What came of a chaos campaign: a record per scenario, and the report over all, for programs and for people."""
+"""Outcome of a chaos campaign: a record per scenario, and the report over all, for programs and for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.testnet.scenario import whom
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one scenario.
+    """Outcome of one scenario.
 
     faults: each with `delay_s`, how much longer its round took than the median of undisturbed ones. A fault with an
     `error` was not done: its moment never came, or there was nothing to strike. late_rounds: those that came later
@@ -41,12 +41,12 @@ class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether anything about it was not as it should be."""
+        """True if anything about the scenario was not as it should be."""
         return bool(self.problems)
 
     @property
     def missed(self) -> int:
-        """How many of its faults were not done."""
+        """Number of its faults that were not done."""
         return sum(fault.error is not None for fault in self.faults)
 
 
@@ -129,12 +129,12 @@ def _of_a_kind(faults: Sequence[FaultReport]) -> FaultsOfAKind:
 
 
 def ok(report: ChaosReport) -> bool:
-    """Whether anything was done, and all was as it should be."""
+    """True if anything was done, and all was as it should be."""
     return report.faults_done > 0 and not report.failed
 
 
 def problems_of(report: Report, *, broken: Sequence[str], late: Sequence[str]) -> tuple[str, ...]:
-    """All for which a scenario failed. Faults that could not be done are none: they are counted apart."""
+    """List why a scenario failed. Faults that could not be done are no reason: they are counted apart."""
     problems = [*broken, *late, *report.unverified]
     if report.trouble is not None:
         problems.append(report.trouble)

@@ -44,7 +44,7 @@ from shoal.testnet.scenario import ROUND_LIMIT
 LOOK_PERIOD_S: Final = 10.0
 JUDGE_PERIOD_S: Final = 5.0
 WHOLE_DEADLINE_S: Final = 300.0
-"""How long after a fault was undone all nodes may take to contribute to one round again."""
+"""Time after the end of a fault within which all nodes must contribute to one round again."""
 LAST_DEADLINE_S: Final = 60.0
 MODEL: Final = {"inputs": 160, "outputs": 64}
 INNER_STEPS: Final = 40
@@ -54,7 +54,7 @@ CHUNK_VALUES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """What to run: `nodes` for `minutes` of training with a fault every `period_s`, steps of `step_s` each."""
+    """Settings of a soak: `nodes` train for `minutes` with a fault every `period_s`, in steps of `step_s` each."""
 
     minutes: float = 120.0
     nodes: int = 4
@@ -63,13 +63,13 @@ class Soak:
     step_s: float = 0.1
 
     def strikes(self, *, links: bool) -> tuple[SoakFault, ...]:
-        """Its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
+        """Draw its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
         kinds = [kind for kind in KINDS if links or kind not in LINKED]
         return draw_faults(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
-    """Rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
+    """Manifest of rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
     tables: dict[str, object] = {
         "swarm": {"name": "soak", "founders": founders, "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": soak.step_s}},
@@ -105,7 +105,9 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
 
 
 def gap_bound_s(nodes: int, gaps_s: Sequence[float], load: float) -> float:
-    """Within how many seconds one round must come after another, whatever struck: as a campaign's bound of one fault.
+    """Seconds within which one round must come after another, whatever struck: as a campaign's bound of one fault.
+
+    gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
 
     gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
     """
@@ -136,7 +138,7 @@ class _Course:
         self._interrupted = False
 
     async def run(self, strikes: Sequence[SoakFault]) -> bool:
-        """From the start to the end; True if a signal ended it."""
+        """Run from the start to the end; True if a signal ended it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
             try:
@@ -170,7 +172,7 @@ class _Course:
     # -- faults ----------------------------------------------------------------------------------------------
 
     async def _strike_all(self, strikes: Sequence[SoakFault]) -> None:
-        """Raises NetworkError if the swarm does not get over one of them."""
+        """Strike with all faults, one after the other. Raises NetworkError if the swarm does not get over one."""
         for strike in strikes:
             if self._elapsed() > strike.at_s + self._soak.period_s:
                 continue  # the one before took its time: it is left out, and the report says how many were done
@@ -226,12 +228,12 @@ class _Course:
             self._judge(self._rounds.ripe())
 
     def _judge(self, until: int) -> None:
-        """In the main thread: nobody appends to the journal meanwhile."""
+        """Judge the rounds up to `until`. In the main thread: nobody appends to the journal meanwhile."""
         if until > self._rounds.last:
             self._rounds.judge(until)
 
     async def _judge_the_rest(self) -> None:
-        """All that was certified by every node. The nodes still run: they can be let be, for only files are read."""
+        """Judge all that was certified by every node. The nodes still run, and can: only files are read."""
         journal = self._swarm.journal
         with trio.move_on_after(LAST_DEADLINE_S):
             head = self._head()
@@ -241,7 +243,7 @@ class _Course:
     # -- the report ------------------------------------------------------------------------------------------
 
     def report(self, drawn: int, without_links: str | None) -> SoakReport:
-        """What came of it. Blocks."""
+        """Judge the soak, and return its report. Blocks."""
         soak, rounds = self._soak, self._rounds
         seconds = self._ended - self._began
         steady = steady_of(soak.nodes)
@@ -280,7 +282,7 @@ class _Course:
         )
 
     def _restarted(self, steady: Sequence[int]) -> list[str]:
-        """Steady nodes whose trainer ended and began again: nothing was done to them that ends a process."""
+        """List the steady nodes whose trainer ended and began again: nothing was done to them that ends a process."""
         found = []
         for node in steady:
             trainers = {s.born for s in self._samples if s.node == node and s.role == "trainer"}
@@ -289,7 +291,7 @@ class _Course:
         return found
 
     def _digests_equal(self) -> bool:
-        """Whether all nodes hold the same state after the last round that all have certified or computed again."""
+        """True if all nodes hold the same state after the last round that all have certified or computed again."""
         last: dict[int, dict[int, str]] = {}
         for entry in self._swarm.journal.entries:
             if isinstance(entry.event, Certified):

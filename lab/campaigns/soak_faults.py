@@ -1,4 +1,4 @@
-"""Carries out the faults of a soak on a living swarm, each from its beginning until it is undone."""
+"""Faults of a soak on a living swarm, each from its beginning until it is undone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def inject_fault(strike: SoakFault, swarm: LivingSwarm) -> str | None:
 
 
 def faults_of(strike: SoakFault, nodes: int) -> tuple[Fault, ...]:
-    """What a scenario calls it, one after the other, in a swarm of so many nodes. Who is ended comes back."""
+    """List the faults of a scenario that make up a strike, in a swarm of so many nodes. Ended nodes come back."""
     number, lasts_s = strike.number, strike.lasts_s
     if strike.kind in ("partition", "halves"):
         rest = tuple(index for index in range(nodes) if index not in strike.nodes)

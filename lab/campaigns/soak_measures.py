@@ -1,4 +1,4 @@
-"""What the processes of a soak take up, sample by sample, and whether any of it grows.
+"""Measurements of a soak's processes and folders, sample by sample, and a verdict on whether any of it grows.
 
     rss, threads, descriptors    per process: the daemon and the trainer of every node
     disk                         per data folder, without what is kept for ever (below) and what the soak itself prunes
@@ -78,7 +78,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one measure of one process or folder grew.
+    """Verdict on the growth of one measure of one process or folder.
 
     lives: how many processes were compared; 1 for one that lived through the soak. before, after: the medians that were
     compared; for `kept`, bytes a round. slope_per_h: the median of all slopes between two samples (Theil and Sen).
@@ -95,12 +95,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def growth(self) -> float:
-        """What came on top; of what is kept for ever, all that comes with a round."""
+        """Increase of the measure; for what is kept for ever, all that comes with a round."""
         return max(self.before, self.after) if self.measure == "kept" else self.after - self.before
 
     @property
     def holds(self) -> bool:
-        """Whether that is no growth."""
+        """True if the growth is within its limit."""
         return self.growth <= self.limit
 
 
@@ -135,7 +135,7 @@ def look_at_processes(pid: int, *, at_s: float, node: int, round: int, now: floa
 
 
 def _is_trainer(process: psutil.Process) -> bool:
-    """Whether a child of a daemon trains; multiprocessing's resource tracker does not."""
+    """True if a child of a daemon trains; multiprocessing's resource tracker does not."""
     return not any("resource_tracker" in word for word in process.cmdline())
 
 
@@ -164,7 +164,7 @@ def _everything_in(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Which seconds are compared: the first and the last quarter of what follows the warm-up."""
+    """Seconds that are compared: the first and the last quarter of what follows the warm-up."""
 
     begin: float
     end: float
@@ -202,7 +202,7 @@ def judge(samples: Sequence[Sample], *, seconds: float, steady: Sequence[int]) -
 
 
 def unjudged(verdicts: Sequence[Verdict], *, nodes: int, steady: Sequence[int]) -> tuple[str, ...]:
-    """What there is no verdict on though there must be one, in words: the measures of steady nodes, and all folders."""
+    """List the measures of steady nodes, and of all folders, that have no verdict though they must, in words."""
     judged = {(verdict.node, verdict.role, verdict.measure) for verdict in verdicts}
     wanted: list[tuple[int, Role, Measure]] = [(n, "folder", m) for n in range(nodes) for m in ("disk", "kept")]
     for node in steady:
@@ -286,7 +286,7 @@ def _at_equal_age(measure: Measure, samples: Sequence[Sample]) -> list[Verdict]:
 
 
 def slope(samples: Sequence[Sample], measure: Measure) -> float | None:
-    """How much a measure grows an hour: the median slope of pairs half the samples apart; None of too few."""
+    """Growth of a measure per hour: the median slope of pairs half the samples apart; None of too few."""
     apart = len(samples) // 2
     if apart < LEAST_SAMPLES:
         return None

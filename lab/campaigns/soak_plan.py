@@ -1,4 +1,4 @@
-"""What strikes the swarm of a soak: a fault every period, drawn from one seed.
+"""Plan of a soak's faults: one every period, drawn from one seed.
 
 The first half of the nodes is *steady*: faults strike them too, but never end their processes, so that those can be
 watched from the beginning of the soak to its end. The processes of the others end and begin again and again.

@@ -1,4 +1,4 @@
-"""What came of a soak."""
+"""Outcome of a soak."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(report: SoakReport) -> bool:
-    """Whether it went to its end, nothing grew, and every round was exact."""
+    """True if it went to its end, nothing grew, and every round was exact."""
     return (
         report.trouble is None
         and not report.problems

@@ -23,7 +23,7 @@ class PacedRegression(RegressionWorkload):
     step_s: float = 0.1
 
     def batches(self, assignment: Assignment) -> Iterator[Batch]:
-        """Endless samples, one every `step_s`."""
+        """Yield samples without end, one every `step_s`."""
         for batch in super().batches(assignment):
             time.sleep(self.step_s)
             yield batch

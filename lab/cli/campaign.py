@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignOptions(LongRunOptions):
-    """What the user asked `shoal campaign` for."""
+    """Options of `shoal campaign`."""
 
     runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200
     seed: Annotated[int, Option("--seed", help="Which faults, where and when.")] = 1
@@ -82,7 +82,7 @@ def run_line(record: RunRecord, runs: int) -> str:
 
 
 def summary(report: CampaignReport, out: Path) -> list[str]:
-    """What came of it, a fact a line; the last says whether all was as it should be."""
+    """Summarise a campaign, a fact a line; the last says whether all was as it should be."""
     lines = [
         f"runs       {report.runs} of {report.runs_drawn}, {count(report.rounds_checked, 'round')} recomputed, "
         f"in {report.wall_s:.0f} s",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions(LongRunOptions):
-    """What the user asked `shoal chaos` for."""
+    """Options of `shoal chaos`."""
 
     minutes: Annotated[float, Option("--minutes", help="For how long scenarios are begun.")] = 60.0
     seed: Annotated[int, Option("--seed", help="Which scenarios.")] = 1
@@ -71,7 +71,7 @@ def scenario_line(record: ScenarioRecord) -> str:
 
 
 def summary(report: ChaosReport, out: Path) -> list[str]:
-    """What came of it, a fact a line; the last says whether all was as it should be."""
+    """Summarise a chaos campaign, a fact a line; the last says whether all was as it should be."""
     from shoal.lab.campaigns.chaos_report import ok
 
     lines = [

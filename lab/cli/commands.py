@@ -1,4 +1,4 @@
-"""Which commands the laboratory adds to `shoal`."""
+"""Commands that the laboratory adds to `shoal`."""
 
 from __future__ import annotations
 

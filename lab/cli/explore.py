@@ -31,7 +31,7 @@ PROGRESS_PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreOptions:
-    """What the user asked `shoal explore` for."""
+    """Options of `shoal explore`."""
 
     what: Annotated[str, typer.Argument(metavar="agreement|rules|repair", help="What to explore.")] = "agreement"
     members: Annotated[int, Option("--members", help="Members of the electorate; member v leads view v.")] = 3
@@ -230,7 +230,7 @@ def to_json(exploration: AnyExploration) -> str:
 
 
 def _found(exploration: AnyExploration) -> dict[str, object]:
-    """What some schedule led to, and so was exercised."""
+    """Outcomes that some schedule led to, and that were exercised so."""
     certified = exploration.certified
     if isinstance(certified, int):
         names = ("plans", "revisions", "repaired", "certified")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What the user asked `shoal simulate` for."""
+    """Options of `shoal simulate`."""
 
     peers: Annotated[int, Option("--peers", help="How many nodes there are at the start.")] = 8
     rounds: Annotated[int, Option("--rounds", help="How many rounds are to be certified.")] = 20
@@ -53,7 +53,7 @@ def simulate(options: SimulateOptions) -> None:
 
 
 def scenario_of(options: SimulateOptions) -> Scenario:
-    """What is to be simulated. Raises ConfigError."""
+    """Build the scenario to simulate. Raises ConfigError."""
     from shoal.lab.simulate.scenario import Churn, FaultFile, Scenario, load_faults
     from shoal.testnet.ranges import check_option
 

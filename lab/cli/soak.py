@@ -23,7 +23,7 @@ _IN_BYTES = ("rss", "disk", "kept")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions(LongRunOptions):
-    """What the user asked `shoal soak` for."""
+    """Options of `shoal soak`."""
 
     minutes: Annotated[float, Option("--minutes", help="How long.")] = 120.0
     nodes: Annotated[int, Option("--nodes", help="How many nodes.")] = 4
@@ -69,7 +69,7 @@ def fault_line(record: SoakFaultRecord) -> str:
 
 
 def summary(report: SoakReport, out: Path) -> list[str]:
-    """What came of it, a fact a line; the last says whether all was as it should be."""
+    """Summarise a soak, a fact a line; the last says whether all was as it should be."""
     from shoal.lab.campaigns.soak_report import ok
 
     lines = [

@@ -46,7 +46,7 @@ Cast = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the last number of a state stands for: the values certified, and what may still happen."""
+    """Meaning of the last number of a state: the values certified, and what may still happen."""
 
     certified: frozenset[bytes]
     crashes: int
@@ -54,7 +54,7 @@ class Standing:
 
 
 def _without_later(steps: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
-    """Only the first step that signs in the last view, if there is one; before a vote also what would come too late."""
+    """Keep the first step that signs in the last view, if any; before a vote also what would come too late."""
     last = [step for step in steps if step[1].in_last_view]
     if not last:
         return steps
@@ -171,7 +171,7 @@ class Explorer:
         return number
 
     def _possible(self, position: int, number: int, heard: tuple[int, ...]) -> list[Outcome]:
-        """What a member may do when each member said what is numbered in `heard`."""
+        """List a member's possible steps when each member has sent the messages numbered in `heard`."""
         outcomes = self._outcomes.get((number, heard))
         if outcomes is not None:
             return outcomes
@@ -202,7 +202,7 @@ class Explorer:
         return self.members.leads(position, number, self._others(position, heard, ViewChange, Leave))
 
     def _others(self, position: int, heard: tuple[int, ...], *kinds: type[Message]) -> list[tuple[int, Message]]:
-        """What the other members said of these kinds."""
+        """Messages of these kinds from the other members, each with its sender."""
         others = [(i, message) for i, said in enumerate(heard) if i != position for message in self._said[said]]
         return [(i, message) for i, message in others if isinstance(message, kinds)]
 

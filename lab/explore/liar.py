@@ -49,7 +49,7 @@ FAR_VIEWS = 8
 _STRANGER = Identity.from_seed(b"\xff" * 32)
 
 Signers = Mapping[tuple[int, bytes], frozenset[int]]
-"""Who signed something of a kind, by view and hash of the value."""
+"""Signers of messages of a kind, by view and hash of the value."""
 
 
 class _Remembering(Identity):
@@ -115,7 +115,7 @@ class Liar:
         yield from self._decisions(values, _signers(heard, Vote))
 
     def _certificates(self, values: Mapping[bytes, Value], prepares: Signers) -> Iterator[PreparedValue]:
-        """Those that hold, with its own Prepare where need be."""
+        """Yield the prepare certificates that hold, with its own Prepare where need be."""
         for view in range(self._scope.views):
             for value_hash, value in values.items():
                 prepared = prepared_by(self._with_me(prepares.get((view, value_hash), ())), view, value)

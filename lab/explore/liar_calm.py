@@ -45,8 +45,10 @@ class Calm:
         self._blamed: str | None = None
 
     def decides(self) -> str | None:
-        """Why nothing is decided by the first view that an honest member leads; None if something is, or if the honest
-        that have not left are no quorum."""
+        """Return why nothing is decided by the first view that an honest member leads; None if something is.
+
+        Returns None too if the honest that have not left are no quorum.
+        """
         up = [i for i, machine in self._machines.items() if machine.member and machine.standing.value != "left"]
         peers = [self._members.peers[i] for i in up]
         if not outweighs(self._members.previous, peers, (), self._scope.faults):

@@ -28,7 +28,7 @@ class LiarExplorer(Explorer):
         self._machine = self.members.states[self.start[scope.liar]].machine
         self._liar_numbers: dict[Said, int] = {}
         self.forks = 0
-        """How often, in `crash`, a second value was certified."""
+        """Number of times that, in `crash`, a second value was certified."""
         self.start = self._with_liar(self.start, frozenset())
 
     def _with_liar(self, state: State, before: Said) -> State:
@@ -45,7 +45,7 @@ class LiarExplorer(Explorer):
         return [] if position == self.scope.liar else super()._possible(position, number, heard)
 
     def _hears(self, position: int, number: int, sender: int, said: int) -> list[Outcome]:
-        """What a liar proposes and its hearer does not accept only keeps that from accepting something else."""
+        """Drop what a liar proposes and its hearer rejects: it only keeps that from accepting something else."""
         outcomes = super()._hears(position, number, sender, said)
         if sender != self.scope.liar:
             return outcomes

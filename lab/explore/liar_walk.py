@@ -22,10 +22,10 @@ from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
 
 LOSS, LYING = 0.05, 0.25
-"""How likely a message is lost, and how often it is the liar who acts."""
+"""Probabilities that a message is lost, and that it is the liar who acts."""
 
 TO_THE_POINT = 0.7
-"""How often the liar says something of the view that its hearer is in, and of what that prepared, if anything."""
+"""Probability that a liar's message is of the view that its hearer is in, and of what that prepared, if anything."""
 
 TWO_FACED = 0.5
 """In how many walks the liar tells one half of the others one of its true values, and the other half the other."""

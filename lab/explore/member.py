@@ -1,4 +1,4 @@
-"""What one member of an explored agreement can do: the real machine, its log, and what it has said.
+"""One member of an explored agreement, and its possible steps: the real machine, its log, and its messages.
 
 A `Member` is one state of one member and never changes; `Members` numbers those that were met and remembers what each
 did with what it met, so that whoever combines members deals in small integers and every step of the machine is run
@@ -93,8 +93,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash) said for the first time; `in_last_view` if it signs
-    something in a view after which there is none. A `violation` ends the search."""
+    """Outcome of a step.
+
+    `votes` are (view, value hash) said for the first time; `in_last_view` if it signs something in a view after which
+    there is none. A `violation` ends the search.
+    """
 
     text: str
     after: int
@@ -109,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Who steps, from which state, what it does in words, at which rank, and how often it is killed or leaves in it."""
+    """Step of a member from a state, in words and with its rank, and how often it is killed or leaves in it."""
 
     position: int
     number: int
@@ -149,7 +152,7 @@ class Members:
         return known
 
     def _key(self, machine: Agreement) -> object:
-        """Machines of one member with equal keys behave alike from here on."""
+        """Key of a machine: those of one member with equal keys behave alike from here on."""
         if machine.standing is Standing.DECIDED:
             assert machine.certificate is not None
             return machine.certificate.value.hash
@@ -179,7 +182,7 @@ class Members:
         return [outcome for kind in kinds for outcome in kind(position, number)]
 
     def moves(self, position: int, number: int) -> list[Outcome]:
-        """Gives up on its view, for any higher one."""
+        """Give up on a member's view, for any higher one."""
         outcomes: list[Outcome] = []
         for view in range(self.states[number].machine.view + 1, self.scope.views):
             machine = copy_of(self.states[number].machine)
@@ -188,7 +191,7 @@ class Members:
         return outcomes
 
     def proposes(self, position: int, number: int) -> list[Outcome]:
-        """As a lead that nothing binds, proposes the outcome of one of its plans, or to go back."""
+        """Propose, as a lead that nothing binds, the outcome of one of its plans, or to go back."""
         before, me = self.states[number].machine, self.peers[position]
         if not before.free_to_plan:
             return []
@@ -203,7 +206,7 @@ class Members:
         return outcomes
 
     def leaves(self, position: int, number: int) -> list[Outcome]:
-        """Promises to sign nothing, if it may."""
+        """Have a member promise to sign nothing, if it may."""
         if not self.scope.leaves:
             return []
         machine = copy_of(self.states[number].machine)
@@ -211,7 +214,7 @@ class Members:
         return self._carried_out(step, machine, machine.leave())
 
     def returns(self, position: int, number: int) -> list[Outcome]:
-        """Is killed, loses what is not on disk, and returns."""
+        """Kill a member, so that it loses what is not on disk, and have it return."""
         member = self.states[number]
         if not self.scope.crashes:
             return []
@@ -223,7 +226,7 @@ class Members:
         ]
 
     def computes(self, position: int, number: int) -> list[Outcome]:
-        """Gets the finals, or the state, of a proposal that it waits to vote on."""
+        """Give a member the finals, or the state, of a proposal that it waits to vote on."""
         machine = copy_of(self.states[number].machine)
         for effect in machine.resume():
             if isinstance(effect, NeedFinals | NeedState):
@@ -234,7 +237,7 @@ class Members:
         return []
 
     def hears(self, position: int, number: int, sender: int, message: Message) -> list[Outcome]:
-        """One message. In reduced schedules a member has the finals of whatever it hears proposed."""
+        """Let a member hear one message. In reduced schedules it has the finals of whatever it hears proposed."""
         machine = copy_of(self.states[number].machine)
         step = _Step(position, number, f"hears member {sender} {self.values.told(message)}", stage(message) + 1)
         try:
@@ -254,7 +257,7 @@ class Members:
         return machine.computed(self.values.report(wanted.value))
 
     def may_vote(self, member: Member) -> bool:
-        """Whether others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
+        """True if others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
         machine = member.machine
         return (
             machine.standing is not Standing.DECIDED
@@ -263,7 +266,7 @@ class Members:
         )
 
     def votes(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
-        """Hears Prepares of what it accepted until they are a quorum. Which make it up changes nothing that follows."""
+        """Let a member hear Prepares of what it accepted until they are a quorum; which ones changes nothing after."""
         machine = copy_of(self.states[number].machine)
         view, mine = machine.view, machine._my_prepares[machine.view]
         names: list[str] = []
@@ -281,13 +284,13 @@ class Members:
         return []
 
     def may_lead(self, member: Member) -> bool:
-        """Whether what others say about views and leaves can make this member lead: it waits, or needs nobody."""
+        """True if others' ViewChanges and leaves can make this member lead: it waits, or needs nobody."""
         machine = member.machine
         alone = self.scope.members - self.scope.leaves <= 2
         return machine.standing is Standing.OPEN and (alone or (machine.leading and not machine.proposed))
 
     def leads(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
-        """Hears view changes and leaves, any of them in any order, until it acts as a lead; or moves there after it.
+        """Let a member hear view changes and leaves, in any order, until it acts as a lead; or moves there after it.
 
         The latter makes a difference only where a member is a quorum by itself, and leads as soon as it has moved.
         """
@@ -328,7 +331,7 @@ class Members:
         return outcomes
 
     def _as_said_by(self, machine: Agreement, position: int, sender: int, message: Message) -> tuple[PeerId, Message]:
-        """What a member says, under its own key: where members were exchanged it may have been said under another's."""
+        """Sign a message with its sender's own key: where members were exchanged it may carry another's signature."""
         if not self.scope.reduced:
             return self.peers[sender], message
         who = position if self.peers[sender] == machine._me else sender
@@ -342,7 +345,7 @@ class Members:
         return self.peers[who], message
 
     def _blamed(self, step: _Step, sender: int, error: RemoteError) -> list[Outcome]:
-        """Nothing if `sender` lies, as then it may be blamed."""
+        """Return the violation of blaming an honest member; none if `sender` lies, as then it may be blamed."""
         if self._forks_only or (self.scope.liars and sender == self.scope.liar):
             return []
         step = replace(step, text=f"{step.text}, and blames it: {error}")
@@ -409,7 +412,7 @@ class Members:
         )
 
     def _ends(self, said: Iterable[Message]) -> bool:
-        """Whether something was signed in the last view: nothing that it binds to comes after it.
+        """True if something was signed in the last view: nothing that it binds to comes after it.
 
         Where a liar leads that view it may be for the one value or the other.
         """
@@ -451,7 +454,7 @@ class Members:
         return None
 
     def _plain(self, message: Message) -> Message:
-        """Without what saves work only, and, where votes are counted and not heard, without whose key made them."""
+        """Strip a message of what saves work only, and, where votes are counted and not heard, of its signature."""
         if isinstance(message, Propose):
             self.values.by_hash[message.value.hash] = message.value
         message = self._proofs.message(message)
@@ -482,7 +485,7 @@ def _frozen(held: object, lowest: int | None = None) -> object:
 
 
 def _without_others(machine: Agreement) -> Agreement:
-    """What it gathered of others' signatures is gathered anew where it is used: not all of it was said everywhere."""
+    """Copy a machine without others' signatures: they are gathered anew where used, as not all were said everywhere."""
     copy = copy_of(machine)
     for name in ("_prepares", "_votes", "_changes"):
         rows = vars(machine)[name]

@@ -20,7 +20,7 @@ LYING_MIN_MEMBERS = 4
 
 @cache
 def reached(quorum: str, members: int, planner: int, supporters: int, leaves: int = 0) -> bool:
-    """Whether the voters in the bit mask `supporters` are a quorum of `members`; quorum: `crash` or `lying`."""
+    """True if the voters in the bit mask `supporters` are a quorum of `members`; quorum: `crash` or `lying`."""
     peers, previous = _electorate(members, planner)
     counted, gone = ([peer for i, peer in enumerate(peers) if mask >> i & 1] for mask in (supporters, leaves))
     return is_quorum(previous, counted, gone, faults=FaultModel(quorum))
@@ -34,7 +34,7 @@ def _electorate(members: int, planner: int) -> tuple[tuple[PeerId, ...], Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What voters of one number can bear under one fault model. The planner of the last round is voter 0.
+    """Faults that a number of voters can bear under one fault model. The planner of the last round is voter 0.
 
     needed, needed_without: the fewest voters that are a quorum, with the planner among them and without it; None if
     there is no such quorum. deaths, deaths_without: how many may be dead whoever they are, and if the planner is not
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def one_forks(self) -> str:
-        """Which one liar can fork."""
+        """Names of the voters of whom one liar can fork."""
         if not self.forkers:
             return "nobody"
         if len(self.forkers) == self.members:

@@ -52,9 +52,12 @@ PROGRESS_PERIOD_STATES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairExploration:
-    """What a search found. `complete`: every schedule of the scope was walked. `plans`, `revisions` and `repaired` are
-    how many plans were made, how many of them revise another, and of how many of these somebody had all finals;
-    `certified` how many values gathered a quorum of votes, each in some schedule."""
+    """Findings of a search.
+
+    `complete`: every schedule of the scope was walked. `plans`, `revisions` and `repaired` are how many
+    plans were made, how many of them revise another, and of how many of these somebody had all finals;
+    `certified` how many values gathered a quorum of votes, each in some schedule.
+    """
 
     scope: RepairScope
     states: int
@@ -125,7 +128,7 @@ class RepairExplorer:
         return steps
 
     def may_return(self, state: State, position: int) -> bool:
-        """Whether this member may be killed and return once more."""
+        """True if this member may be killed and return once more."""
         return self._returns.allowed(state[-1], position)
 
     def after(self, state: State, position: int, outcome: Outcome) -> State | str:

@@ -53,7 +53,7 @@ _ATOMS += (FunctionType, MethodType, BuiltinMethodType, type)
 
 
 class _Atomic(dict[Any, bool]):
-    """By kind of object, whether it never changes, and so may be shared."""
+    """Table by kind of object: whether it never changes, and so may be shared."""
 
     def __missing__(self, kind: Any) -> bool:
         dataclass: Any = getattr(kind, "__dataclass_params__", None)
@@ -65,7 +65,7 @@ _ATOMIC = _Atomic()
 
 
 class _Slots(dict[Any, tuple[str, ...]]):
-    """By kind of object, the attributes that it keeps in slots."""
+    """Table by kind of object: the attributes that it keeps in slots."""
 
     def __missing__(self, kind: Any) -> tuple[str, ...]:
         slots = self[kind] = tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
@@ -144,7 +144,7 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
 
 
 def machine_key(machine: RoundMachine) -> Hashable:
-    """Equal for machines of one member that behave alike."""
+    """Key that is equal for machines of one member that behave alike."""
     return _key(machine, machine.agreement.view, set())
 
 
@@ -204,7 +204,7 @@ def _pending_copy(of: PendingChunk) -> PendingChunk:
 
 
 def reduction_key(reduction: Reduction | None) -> Hashable:
-    """Equal for reductions of one member that behave alike."""
+    """Key that is equal for reductions of one member that behave alike."""
     if reduction is None:
         return None
     inboxes = frozenset(
@@ -219,7 +219,7 @@ def reduction_key(reduction: Reduction | None) -> Hashable:
 
 
 def kept_key(kept: Mapping[bytes, Kept], reduction: Reduction | None) -> Hashable:
-    """Equal where reductions that are begun again find the same. Of the one under way, its own key says it all."""
+    """Key that is equal where reductions begun again find the same. Of the one under way, its own key says it all."""
     under_way = None if reduction is None else reduction.lineage
     return frozenset(
         (lineage, _finals_key(left.signed), _finals_key(left.finals))

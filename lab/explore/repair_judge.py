@@ -1,4 +1,4 @@
-"""What must hold of every step of a round with repairs, in words of its own: nothing here asks the machines.
+"""Invariants of every step of a round with repairs, in words of their own: nothing here asks the machines.
 
 Each function returns what is wrong, or None. `Past` is what a member did in all its lives.
 """
@@ -40,7 +40,7 @@ def owners_of(plan: Plan) -> list[int]:
 
 
 def standing_of(plan: Plan) -> dict[int, tuple[int, bytes]]:
-    """Of the chunks that stand: from whom (a place) they are to be had, and their hash."""
+    """Chunks that stand, each with the place that has its final, and its hash."""
     return {chunk: (part.place, result) for part in plan.standing for chunk, result in part.by_chunk().items()}
 
 
@@ -89,7 +89,7 @@ def wrong_contribution(setup: ScopeSetup, parcel: Parcel) -> str | None:
 
 
 def wrong_held(held: Held, finals: Mapping[int, tuple[int, bytes]]) -> str | None:
-    """Who closes off says all that it holds of those it closes off; `finals` are (place of signer, hash) by chunk."""
+    """Check that a Held has all its sender's finals of the evicted; `finals` are (place of signer, hash) by chunk."""
     said = {(chunk, part.place, result) for part in held.chunks for chunk, result in part.by_chunk().items()}
     if said != {(chunk, place, result) for chunk, (place, result) in finals.items()}:
         return "held finals that were not said"
@@ -97,7 +97,7 @@ def wrong_held(held: Held, finals: Mapping[int, tuple[int, bytes]]) -> str | Non
 
 
 def wrong_report(held: Iterable[Held], finals: Finals) -> str | None:
-    """Who closed off, and lacked a final of the evicted, never completes a plan with that final from its owner."""
+    """Check that no member that closed off without an evicted owner's final completes a plan with that final."""
     plan, standing = finals.plan, standing_of(finals.plan)
     for word in held:
         if word.lineage != plan.lineage:
@@ -148,7 +148,7 @@ def wrong_revision(before: Plan | None, plan: Plan, helds: Mapping[PeerId, Colle
 
 
 def _results(held: Held) -> dict[int, set[bytes]]:
-    """Per chunk, the hashes that it names."""
+    """Hashes that a Held names, by chunk."""
     named: dict[int, set[bytes]] = {}
     for part in held.chunks:
         for chunk, result in part.by_chunk().items():
@@ -157,7 +157,7 @@ def _results(held: Held) -> dict[int, set[bytes]]:
 
 
 def report_of(finals: Finals) -> Report:
-    """What stands for the digest of the next state: a hash of all that the finals decode to and count."""
+    """Return a Report whose digest, in place of the next state's, hashes all that the finals decode to and count."""
     plan = finals.plan
     return Report(
         term=plan.term,

@@ -32,7 +32,7 @@ from shoal.protocol.messages import (
 )
 
 LOUD = Plan | Evict | Propose | Ready
-"""What any member may act on when it hears it; on other words a lead does, when it acts."""
+"""Messages on which any member may act when it hears them; on others a lead does, when it acts."""
 
 
 class Members:
@@ -164,7 +164,7 @@ class Members:
         return frozenset(which for which in found if self.finals[which].plan.lineage == reduction.lineage)
 
     def _stale(self, number: int, voice: int, which: int) -> bool:
-        """Whether a message is a plan that its maker forgot, and this member follows a later one of the same maker."""
+        """True if a message is a plan that its maker forgot, and this member follows a later one of the same maker."""
         old, plan = self.voices[voice].old, self.states[number].machine.plan
         if self.scope.stale or plan is None or self.messages[which] not in old:
             return False
@@ -179,7 +179,7 @@ class Members:
     def _done(
         self, key: Hashable, context: Context, wanted: tuple[int, ...], find: Callable[[], Iterable[Doing]]
     ) -> list[Outcome]:
-        """What comes of doings; of those that interrupt a reduction also after any part of `wanted` has arrived."""
+        """List outcomes of doings; of those that interrupt a reduction also after any part of `wanted` arrived."""
         known = self._known.get(key)
         if known is None:
             self._interrupting[key] = []
@@ -200,7 +200,7 @@ class Members:
         return known
 
     def _wants(self, position: int, number: int, parcel: Parcel) -> bool:
-        """Whether a payload makes a difference: it is of the reduction under way, and not of a later revision."""
+        """True if a payload makes a difference: it is of the reduction under way, and not of a later revision."""
         reduction = self.states[number].reduction
         if reduction is None or reduction.lineage != parcel.lineage:
             return False
@@ -211,7 +211,7 @@ class Members:
         return run.violation is not None or reduction_key(run.reduction) != reduction_key(reduction)
 
     def _minded_of(self, number: int, voice: int) -> tuple[int, ...]:
-        """What in `voice` a lead in this state may act on although it says nothing to anyone else."""
+        """Messages in `voice` that a lead in this state may act on although it says nothing to anyone else."""
         known = self._minded.get((number, voice))
         if known is None:
             minded = [m for m in self._said[voice] if self._minds(number, self.messages[m])]
@@ -246,7 +246,7 @@ class Members:
         return self._lacking[number]
 
     def ways_back(self, position: int, member: MemberState) -> tuple[WayBack, ...]:
-        """How a member may return: with its contribution, if it has one, or without."""
+        """List how a member may return: with its contribution, if it has one, or without."""
         has_one = position != self.scope.late and not member.lost
         return (WayBack.WITH, WayBack.WITHOUT) if has_one else (WayBack.AS_BEFORE,)
 
@@ -280,7 +280,7 @@ class Members:
         )
 
     def _only_voted(self, run: Run, before: MemberState) -> bool:
-        """Whether all that others see of a step is signed in the last view."""
+        """True if all that others see of a step is signed in the last view."""
         said = run.said - before.said
         votes = all(isinstance(m, Prepare | Vote) and m.view == self.scope.views - 1 for m in said)
         return bool(said) and votes and run.posted == before.posted
@@ -294,7 +294,7 @@ class Members:
         return any(isinstance(m, Plan | Evict) and m.attempt >= self.scope.attempts for m in fresh)
 
     def told(self, message: Message) -> str:
-        """What a message says, for people."""
+        """Describe a message, for people."""
         name = self.setup.name
         if isinstance(message, Plan):
             kind = "plan" if message.origin == NO_HASH else "revision"
@@ -312,7 +312,7 @@ def _others(position: int, voices: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _only_later(plan: Plan, revision: Plan) -> bool:
-    """Whether a revision changes nothing but the deadline."""
+    """True if a revision changes nothing but the deadline."""
     same = (plan.owners, plan.evicted, plan.standing) == (revision.owners, revision.evicted, revision.standing)
     return same and (plan.lineage, plan.view) == (revision.lineage, revision.view)
 

@@ -87,7 +87,7 @@ Said = frozenset[Message]
 
 @dataclass(slots=True)
 class Here(Surroundings):
-    """What a member looks at in one step. Who has lost its contribution trains no more in this round."""
+    """Surroundings of a member in one step. A member that lost its contribution trains no more in this round."""
 
     setup: ScopeSetup
     position: int
@@ -100,37 +100,37 @@ class Here(Surroundings):
 
     @property
     def chain(self) -> Chain:
-        """That to which the round is not added."""
+        """Chain to which the round is not added."""
         return self.setup.chain
 
     @property
     def made(self) -> bool:
-        """Whether its contribution is here."""
+        """True if its contribution is here."""
         return not self.lost and self.position != self.setup.scope.late
 
     @property
     def paused(self) -> bool:  # type: ignore[override]
-        """Whether it gives nothing."""
+        """True if it gives nothing."""
         return self.lost
 
     def bound_in(self, position: Position) -> tuple[DurableRecord, ...]:
-        """What is on disk; it is all of one round."""
+        """Records on disk; they are all of one round."""
         return self.log
 
     def alive(self) -> frozenset[PeerId]:
-        """Who is believed alive."""
+        """Peers believed alive."""
         return self.believed
 
     def linked(self) -> Collection[PeerId]:
-        """Everyone."""
+        """Peers with a link: all of them."""
         return self.setup.peers
 
     def rules(self, round: int) -> Rules:
-        """Those of the scope."""
+        """Rules of the scope."""
         return self.setup.rules
 
     def new_life(self) -> bytes:
-        """What stands for random bytes."""
+        """Number of its life, hashed, in place of random bytes."""
         return self.setup.life(self.position, self.life)
 
 
@@ -161,7 +161,7 @@ class MemberState:
 
     @property
     def machine(self) -> RoundMachine:
-        """Its round."""
+        """Machine of the member's round."""
         return machine_of(self.member)
 
 
@@ -174,14 +174,14 @@ def machine_of(member: Member | None) -> RoundMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """What members are made of; tests put machines with a bug in here."""
+    """Classes that members are made of; tests put machines with a bug in here."""
 
     machine: MakeMachine = RoundMachine
     reduction: MakeReduction = Reduction
 
 
 class Passed(enum.Enum):
-    """What has passed: nothing, the deadlines that a lead keeps, or also the patience with the lead."""
+    """Deadlines that have passed: none, those that a lead keeps, or also the timeout on the lead."""
 
     NOTHING = ""
     DEADLINES = ", and waits no longer for them"
@@ -189,7 +189,7 @@ class Passed(enum.Enum):
 
 
 class WayBack(enum.Enum):
-    """How a member that was killed is there again: its contribution may be on disk, or lost, or none as before."""
+    """State in which a killed member returns: its contribution is on disk, or lost, or there is none as before."""
 
     WITH = "returns with its contribution"
     WITHOUT = "returns without its contribution"
@@ -231,7 +231,7 @@ class Run:
         self.votes: list[tuple[int, bytes]] = []
         self.cuts: list[MemberState] = []
         self.interrupted = False
-        """Whether a reduction was closed off, revised or ended: then it matters what had arrived."""
+        """True if a reduction was closed off, revised or ended: then it matters what had arrived."""
         self.violation: str | None = None
         self.readies = {} if state.member is None else dict(state.machine._gathering._readies)
         self._before: Plan | None = None if state.member is None else state.machine.plan
@@ -364,7 +364,7 @@ class Run:
         self._look_at_reduction()
 
     def copy(self, finals: Finals) -> None:
-        """Those that lack come from somebody who has them all, by the plan that is followed or an earlier one."""
+        """Copy the finals that lack from somebody who has them all, by the plan that is followed or an earlier one."""
         reduction = self.reduction
         assert reduction is not None
         final_format = FinalFormat(finals.plan)
@@ -540,7 +540,7 @@ class Run:
         self.said.add(message)
 
     def _unfounded(self, vote: Prepare | Vote) -> str | None:
-        """Who signs has had all finals of what it signs for, in this life or an earlier one, and found that digest."""
+        """Check that a signer had all finals of the value, in this life or an earlier one, and found that digest."""
         value = next((r.value for r in self.log if r.value is not None and r.value.hash == vote.value), None)
         founded = value is not None and (value.plan, value.digest) in self.finals
         return None if founded else "a vote without the finals"
@@ -583,4 +583,4 @@ DOERS: Doers = {
     WorkOut: lambda run, effect: report_of(effect.finals),
     Write: Run._write,
 }
-"""What does each effect of a member. Whatever follows on a decided round is out of scope, and so are stalls."""
+"""Handler of each effect of a member. Whatever follows on a decided round is out of scope, and so are stalls."""

@@ -1,4 +1,4 @@
-"""What of a round with repairs is explored: how large, by whom, over which contributions."""
+"""Scope of the exploration of a round with repairs: how large, by whom, over which contributions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE = domain_hash("explored state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairScope:
-    """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
+    """Bounds on the schedules. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1, and `attempts` how many plans a lead may make in one; `crashes` is how often a member
     may be killed and return. With `returning` only those may who are named there, each as often as it is named: scopes
@@ -73,23 +73,23 @@ class RepairScope:
             raise ConfigError(f"--codec {self.codec}: must be one of {', '.join(CODECS)}")
 
     def may_return(self, member: int) -> bool:
-        """Whether this member returns in any schedule."""
+        """True if this member returns in any schedule."""
         return self.crashes > 0 and (not self.returning or member in self.returning)
 
 
 class Returns:
-    """How often who may still return, as a number: that of all together, or eight times that of each member named."""
+    """Returns that are left, as a number: that of all together, or eight times that of each member named."""
 
     def __init__(self, scope: RepairScope) -> None:
         self._named = bool(scope.returning)
         self.start = sum(map(self.one, scope.returning)) if self._named else scope.crashes
 
     def one(self, member: int) -> int:
-        """What the return of a member takes."""
+        """Amount that one return of a member takes off."""
         return 8**member if self._named else 1
 
     def allowed(self, left: int, member: int) -> bool:
-        """Whether a member may return while so much is left."""
+        """True if a member may return while so much is left."""
         return (left // self.one(member)) % 8 > 0
 
 
@@ -98,7 +98,7 @@ def _listed(members: Sequence[int]) -> str:
 
 
 class ScopeSetup:
-    """What does not change while schedules of one scope are walked."""
+    """Constants of a scope while its schedules are walked."""
 
     def __init__(self, scope: RepairScope) -> None:
         self.scope = scope
@@ -129,7 +129,7 @@ class ScopeSetup:
         return EncodedContribution.encode(values.astype(np.float32), self.grid, self.scope.codec, dither=dither)
 
     def life(self, number: int, which: int) -> bytes:
-        """What stands for the random bytes of a member's life; its first is number 0."""
+        """Bytes of a member's life, in place of random ones; its first is number 0."""
         return domain_hash("explored life", self.peers[number].encode(), bytes([which]))
 
     def _ready(self, number: int) -> Ready:
@@ -164,5 +164,5 @@ class ScopeSetup:
         return tuple(ranges)
 
     def name(self, peer: PeerId) -> str:
-        """What a member is called."""
+        """Name of a member, for people."""
         return f"member {self.number[peer]}"

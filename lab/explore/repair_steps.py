@@ -1,4 +1,4 @@
-"""What one member of a round with repairs may do in one state, with what others said by then."""
+"""Possible steps of one member of a round with repairs in one state, given others' messages by then."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 Act = Callable[[Run], None]
 Doing = tuple[str, Act]
-"""What a member does, in words, and the doing of it."""
+"""Action of a member: its description, and the function that does it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What of a member others may notice: what it said and posted, of which plans it has all finals, and a restart."""
+    """Part of a member that others may notice: what it said and posted, the plans it has all finals of, a restart."""
 
     said: Said
     posted: frozenset[Parcel]
@@ -36,7 +36,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash); a `violation` ends the search."""
+    """Outcome of a step. `votes` are (view, value hash); a `violation` ends the search."""
 
     text: str
     after: int
@@ -74,7 +74,7 @@ class Context:
         return Step(self._position, self._number, text, crashes)
 
     def plainly(self, doings: Iterable[Doing], interrupting: list[Doing]) -> Iterator[Outcome]:
-        """Each of these; those that interrupt a reduction are noted."""
+        """Try each of these; those that interrupt a reduction are noted."""
         for text, act in doings:
             run = _tried(self._run(), act)
             yield from self._members.outcomes(self._step(text), run)
@@ -86,7 +86,7 @@ class Context:
         return self.plainly([(text, act)], [])
 
     def after_arrivals(self, doings: Iterable[Doing], wanted: tuple[int, ...]) -> Iterator[Outcome]:
-        """Each of these, when any part of what is wanted has arrived before; of two for one place only one."""
+        """Try each of these after any part of what is wanted has arrived; of two for one place only one."""
         for arrived in _parts(self._sorted(wanted), all_of_them=False):
             what = ", ".join(map(told_parcel, arrived))
             for text, act in doings:
@@ -152,7 +152,7 @@ class Context:
             yield f"{text}, which was away", parted
 
     def acts(self, quiet: tuple[tuple[int, int], ...]) -> Iterator[Doing]:
-        """Any part of what was said to a lead, any belief about who lives, deadlines passed or not."""
+        """Let a lead act on any part of what was said to it, any belief about who lives, deadlines passed or not."""
         setup = self._members.setup
         me = setup.peers[self._position]
         others = [peer for peer in setup.peers if peer != me]
@@ -164,7 +164,7 @@ class Context:
                     yield self.looks(heard, alive, passed)
 
     def looks(self, heard: tuple[tuple[int, Message], ...], alive: frozenset[PeerId], passed: Passed) -> Doing:
-        """With these words, this belief and this much time passed."""
+        """Have the member look, with these words, this belief and this much time passed."""
         setup = self._members.setup
         said = "" if not heard else f"with word from {', '.join(f'member {i}' for i, _ in heard)} "
         dead = ", ".join(setup.name(p) for p in setup.peers if p not in alive) or "nobody"
@@ -187,7 +187,7 @@ class Context:
             yield from self._members.outcomes(self._step("copies the finals that lack"), run)
 
     def returns(self) -> Iterator[Outcome]:
-        """Is killed, loses what is not on disk, and returns."""
+        """Kill the member, so that it loses what is not on disk, and have it return."""
         for way in self._members.ways_back(self._position, self._members.states[self._number]):
             run = _tried(self._run(), partial(_return, way))
             yield from self._members.outcomes(self._step(f"is killed and {way.value}", crashes=1), run)

@@ -64,7 +64,7 @@ def walk_repair(
 
 @dataclass(slots=True)
 class _Found:
-    """What all walks led to: by hash, the plans made, those that revise another, those with finals, and values."""
+    """Findings of all walks: by hash, the plans made, those that revise another, those with finals, and values."""
 
     member_states: int = 0
     plans: set[bytes] = field(default_factory=set)
@@ -152,7 +152,7 @@ class _Walk(Walk):
     def _hand_out(
         self, position: int, said: frozenset[Message], posted: frozenset[Parcel], *, only: int | None = None
     ) -> None:
-        """What a member has said and posted beyond that goes into the bags, or into that of one."""
+        """Put a member's new messages and posts into the bags of all, or into that of one."""
         member = self._members.states[self.state[position]]
         # In an order that does not depend on hashes, which differ between processes.
         for message in sorted(member.said - said, key=repr):

@@ -50,8 +50,11 @@ LED_FREE, LED_COMPELLED = "free", "compelled"
 
 
 class Common(NamedTuple):
-    """What no voter's state holds: the rank and view of the last step, the restarts left, what honest leads proposed in
-    each view and what members make of it, and what was taken from a careful liar."""
+    """State beside that of the voters.
+
+    The rank and view of the last step, the restarts left, what honest leads proposed in each view and what members make
+    of it, and what was taken from a careful liar.
+    """
 
     rank: int
     view: int
@@ -62,7 +65,7 @@ class Common(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that a member does: the `state` after it, and what is wrong with it, if anything.
+    """Step of a member: the `state` after it, and what is wrong with it, if anything.
 
     votes: whether it may have made a certificate. moves: whether it gives a view up.
     """
@@ -75,7 +78,7 @@ class Step:
 
 
 class _Said(NamedTuple):
-    """What a voter has said, as lists."""
+    """Messages of a voter so far, as lists."""
 
     prepares: tuple[tuple[int, int], ...]
     votes: tuple[tuple[int, int], ...]
@@ -173,7 +176,7 @@ class RulesExplorer:
         return number
 
     def facts(self, state: State) -> Facts:
-        """What the honest have said."""
+        """Collect what the honest have signed."""
         prepares: dict[tuple[int, int], int] = {}
         votes: dict[tuple[int, int], int] = {}
         movers: list[list[Mover]] = [[] for _ in range(self.scope.views)]
@@ -201,7 +204,7 @@ class RulesExplorer:
         return numbers
 
     def _ranked(self, common: Common, view: int, kind: int, used: Used, killed: int = 0) -> Common | None:
-        """What is common after a step, or None where reduced schedules have that step earlier."""
+        """Return what is common after a step, or None where reduced schedules have that step earlier."""
         if not self.scope.reduced:
             return common._replace(used=used, crashes=common.crashes - killed)
         rank = view * _RANKS + kind
@@ -272,7 +275,7 @@ class RulesExplorer:
                 yield from self._signs(state, common, place, signing._replace(wrong=wrong), view, _PREPARE, text, used)
 
     def _together(self, common: Common) -> bool:
-        """Whether all who would prepare the one proposal of this view may do so at once."""
+        """True if all who would prepare the one proposal of this view may do so at once."""
         return self.scope.reduced and self.scope.lead(common.view) in self.scope.honest
 
     def _prepared_together(self, state: State, facts: Facts, common: Common) -> Iterator[Step]:
@@ -304,7 +307,7 @@ class RulesExplorer:
                     yield value, target == FREE, used
 
     def _unacceptable(self, facts: Facts, view: int, value: int) -> str | None:
-        """What is wrong with preparing a value, if it is one that only liars propose."""
+        """Return what is wrong with preparing a value, if it is one that only liars propose."""
         kind = self.values[value].kind
         if kind is Kind.FALSE:
             return "an honest member signed a digest that it did not compute"
@@ -386,7 +389,7 @@ class RulesExplorer:
     # -- what must never happen ----------------------------------------------------------------------------------
 
     def _judged(self, state: State) -> str | None:
-        """What is wrong with the certificates that anyone could make of what has been signed."""
+        """Return what is wrong with the certificates that anyone could make of what has been signed."""
         facts, used = self.facts(state), self._commons[state[-1]].used
         certified: dict[int, list[tuple[int, Used]]] = {}
         for view in range(self.scope.views):

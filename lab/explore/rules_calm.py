@@ -1,4 +1,4 @@
-"""What comes of a state of the model once the network is calm: a decision, in the first view with an honest lead.
+"""Liveness of the model once the network is calm: a decision, in the first view with an honest lead.
 
 Everything that honest members say is then heard, and nobody dies any more; some may be dead already, as long as the
 rest is a quorum. Liars are silent or go on: a lead may be shown any ViewChange of theirs, and members far views.
@@ -27,7 +27,7 @@ class Calm:
         self._stalls: dict[object, str | None] = {}
 
     def stalled(self, memories: Sequence[Memory], facts: Facts) -> str | None:
-        """Why nothing would be decided if the network were calm from here on, if that is so.
+        """Return why nothing would be decided if the network were calm from here on; None if something would be.
 
         memories: of the honest members, in order.
         """
@@ -64,7 +64,7 @@ class Calm:
                 yield f"{name} is proposed in view {view}, and finds no quorum"
 
     def _free_value(self, left: int) -> int:
-        """What a lead proposes that is free and has heard everybody: nobody refuses it."""
+        """Number of the value that a lead proposes which is free and has heard everybody: nobody refuses it."""
         counted = left if self.scope.quorum != LYING else 0
         return next(
             i for i, (_, kind, leaves) in enumerate(self._guards.values) if kind is Kind.TRUE and leaves == counted

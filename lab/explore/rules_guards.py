@@ -24,7 +24,7 @@ Mover = tuple[int, tuple[int, ...]]
 
 
 class Facts(NamedTuple):
-    """What honest voters have signed: who prepared and voted, by view and value, who moved to each view, who left."""
+    """Signatures of honest voters: who prepared and voted, by view and value, who moved to each view, who left."""
 
     prepares: dict[tuple[int, int], int]
     votes: dict[tuple[int, int], int]
@@ -45,7 +45,7 @@ class Guards:
     # -- quorums -------------------------------------------------------------------------------------------------
 
     def is_quorum(self, supporters: int, leaves: int) -> bool:
-        """Whether voters are a quorum, for a value or for ViewChanges that count these leaves."""
+        """True if voters are a quorum, for a value or for ViewChanges that count these leaves."""
         known = self._quorums.get((supporters, leaves))
         if known is None:
             known = self._quorums[supporters, leaves] = self._is_quorum(supporters, leaves)
@@ -63,7 +63,7 @@ class Guards:
         return any(reached(scope.quorum, scope.members, planner, supporters, leaves) for planner in planners)
 
     def _suffices(self, honest: int, leaves: int, *, lying: bool, fewer: bool = False) -> bool:
-        """Whether honest voters, with the liars or without, are enough; `fewer` if one may be missing."""
+        """True if honest voters, with the liars or without, are enough; `fewer` if one may be missing."""
         supporters = honest | (self._liars if lying else 0)
         if self.is_quorum(supporters, leaves):
             return True
@@ -74,7 +74,7 @@ class Guards:
         return False
 
     def proven(self, leaves: int, facts: Facts, used: Used) -> Used | None:
-        """Whether whoever is said to have left signed that."""
+        """Check that all who are said to have left signed that; returns what it takes from a liar, None if not."""
         if self.bug is Bug.UNPROVEN_LEAVES:
             return used
         if leaves & ~self._liars & ~facts.left:
@@ -84,7 +84,7 @@ class Guards:
     # -- certificates --------------------------------------------------------------------------------------------
 
     def prepared(self, facts: Facts, view: int, value: int, used: Used) -> Used | None:
-        """Whether there is a prepare certificate of a value in a view."""
+        """Find a prepare certificate of a value in a view; returns what it takes from a liar, None without one."""
         leaves = self.values[value].leaves
         proven = self.proven(leaves, facts, used)
         if proven is None or self.bug is Bug.ONE_STEP:
@@ -102,7 +102,7 @@ class Guards:
         return None
 
     def decided(self, facts: Facts, view: int, value: int, used: Used) -> Used | None:
-        """Whether there is a quorum of votes for a value in a view."""
+        """Find a quorum of votes for a value in a view; returns what it takes from a liar, None without one."""
         leaves = self.values[value].leaves
         proven = self.proven(leaves, facts, used)
         if proven is None:
@@ -119,7 +119,7 @@ class Guards:
     # -- view changes --------------------------------------------------------------------------------------------
 
     def compelled(self, facts: Facts, view: int, movers: Sequence[Mover], used: Used) -> set[tuple[int, Used]]:
-        """What one quorum's ViewChanges to a view can compel, by the rule of members: a value, or FREE."""
+        """List what one quorum's ViewChanges to a view can compel, by the rule of members: a value, or FREE."""
         if view == 0 or self.bug is Bug.ACCEPTS_WITHOUT_MOVES:
             return {(FREE, used)}
         lowest, invented = self.bug is Bug.FOLLOWS_LOWEST, self.bug in (Bug.BELIEVES_INVENTED, Bug.ONE_STEP)
@@ -129,7 +129,7 @@ class Guards:
         return compelled
 
     def led(self, facts: Facts, view: int, movers: Sequence[Mover], used: Used) -> set[tuple[int, Used, bool]]:
-        """What an honest lead goes by when it heard one quorum, and whether members find that this compels it."""
+        """List what an honest lead may conclude from one quorum, and whether members find that this compels it."""
         right = {(target, after, True) for target, after in self.compelled(facts, view, movers, used)}
         if view == 0:
             return right
@@ -173,7 +173,7 @@ class Guards:
     def _lied(
         self, facts: Facts, view: int, level: int, shown: set[int], used: Used, *, invented: bool
     ) -> Iterator[tuple[int, Used]]:
-        """What is compelled at `level` with a liar's ViewChange, which may itself be what shows the certificate."""
+        """List what a liar's ViewChange compels at `level`, which may itself be what shows the certificate."""
         targets = shown if level < 0 else range(len(self.values))
         for target in targets:
             held: Used | None = used
@@ -186,7 +186,7 @@ class Guards:
     # -- what is accepted ----------------------------------------------------------------------------------------
 
     def accepts(self, member: int, value: int, *, free: bool) -> bool:
-        """Whether an honest member prepares a value that nothing compels, or that is compelled."""
+        """True if an honest member prepares a value that nothing compels, or that is compelled."""
         kind = self.values[value].kind
         if kind is Kind.FALSE:
             return self.bug is Bug.ACCEPTS_FALSE
@@ -197,7 +197,7 @@ class Guards:
         return kind is Kind.TRUE or member != self.scope.honest[-1]
 
     def joins_far(self, movers: int) -> bool:
-        """Whether ViewChanges of these move a member further than to its next view."""
+        """True if ViewChanges of these move a member further than to its next view."""
         return self.is_quorum(movers, 0) or (self.bug is Bug.FOLLOWS_ONE and movers > 0)
 
 

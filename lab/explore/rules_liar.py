@@ -1,4 +1,4 @@
-"""What the liars of the model have been needed for, and whether it convicts them.
+"""Liars of the model: what they have been needed for, and whether it convicts them.
 
 Liars keep no promise, so they need no state: each of their messages is there as soon as somebody wants it. A careful
 liar, who says nothing that convicts it, is another matter: what honest members took from it is recorded, and whatever
@@ -16,8 +16,11 @@ UNSHOWN = -2
 
 
 class Used(NamedTuple):
-    """What somebody took from a careful liar: whether it left, the value of its Prepare, Propose and Vote in each view,
-    and for each view the lowest view of a prepare certificate with which it said it moved there."""
+    """Messages that were taken from a careful liar.
+
+    Whether it left, the value of its Prepare, Propose and Vote in each view, and for each view the lowest view of a
+    prepare certificate with which it said it moved there.
+    """
 
     left: bool
     prepared: tuple[int, ...]
@@ -39,32 +42,35 @@ class Liar:
         self.start = Used(False, nothing, nothing, nothing, (UNSHOWN,) * views)
 
     def leave(self, used: Used) -> Used | None:
-        """It leaves."""
+        """Have the liar leave; None if that, with what was used before, would convict it."""
         return self._judged(used._replace(left=True)) if self.careful else used
 
     def prepare(self, used: Used, view: int, value: int) -> Used | None:
-        """It prepares."""
+        """Have the liar prepare a value; None if that would convict it."""
         if not self.careful:
             return used
         row = _signed(used.prepared, view, value)
         return None if row is None else self._judged(used._replace(prepared=row))
 
     def propose(self, used: Used, view: int, value: int) -> Used | None:
-        """It proposes."""
+        """Have the liar propose a value; None if that would convict it."""
         if not self.careful:
             return used
         row = _signed(used.proposed, view, value)
         return None if row is None else self._judged(used._replace(proposed=row))
 
     def vote(self, used: Used, view: int, value: int) -> Used | None:
-        """It votes."""
+        """Have the liar vote for a value; None if that would convict it."""
         if not self.careful:
             return used
         row = _signed(used.voted, view, value)
         return None if row is None else self._judged(used._replace(voted=row))
 
     def move(self, used: Used, view: int, shown: int) -> Used | None:
-        """It moves to `view` with a prepare certificate of view `shown`, or NONE; beyond the last view always."""
+        """Have the liar move to `view` with a prepare certificate of view `shown`, or NONE; None if that convicts it.
+
+        It may always move beyond the last view.
+        """
         if not self.careful or view >= len(used.moved):
             return used
         before = used.moved[view]

@@ -1,4 +1,4 @@
-"""What the model of the rules is explored for: how large, with which liars, about which values.
+"""Scope of the model of the rules: how large, with which liars, about which values.
 
 Voters are numbered in the order in which they lead, and sets of them are bit masks: voter v is bit v, and leads view v,
 v + n, and so on. Views and values are small integers too.
@@ -20,7 +20,7 @@ CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesScope:
-    """Which schedules of the model there are. Member v leads view v.
+    """Bounds on the schedules of the model. Member v leads view v.
 
     quorum: the fault model, `crash` or `lying`. `liars` members from number `liar` on may send any message at any time.
     `views` are 0 to views − 1; `plans` is how many values an honest lead may choose from; `planner` is which member
@@ -65,12 +65,12 @@ class RulesScope:
 
     @property
     def careful(self) -> bool:
-        """Whether the liar says nothing that convicts it, so that a fork without evidence is found if there is one."""
+        """True if the liar says nothing that convicts it, so that a fork without evidence is found if there is one."""
         return self.quorum == CRASH and self.liars == 1 and not self.careless
 
     @property
     def forks_tolerated(self) -> bool:
-        """Whether there are more liars than the quorum is made for, free to be convicted."""
+        """True if there are more liars than the quorum is made for, free to be convicted."""
         return self.quorum == CRASH and self.liars > 0 and not self.careful
 
     @property
@@ -104,7 +104,7 @@ class RulesScope:
 
 
 class Kind(enum.Enum):
-    """What honest members think of a value."""
+    """Judgement of honest members on a value."""
 
     TRUE = "true"
     """All computed it."""

@@ -18,7 +18,7 @@ NONE = -1
 
 
 class Memory(NamedTuple):
-    """What a voter goes by: its view, whether it left, and for each view the value that it prepared and voted for."""
+    """Memory of a voter: its view, whether it left, and for each view the value that it prepared and voted for."""
 
     view: int
     left: bool
@@ -27,7 +27,7 @@ class Memory(NamedTuple):
 
     @property
     def signed(self) -> bool:
-        """Whether it signed anything in this round."""
+        """True if it signed anything in this round."""
         return self.view > 0 or any(value != NONE for value in self.prepared)
 
 
@@ -53,7 +53,7 @@ class Voter(NamedTuple):
 
     @property
     def signed(self) -> bool:
-        """Whether it ever said anything but that it left."""
+        """True if it ever signed anything but that it left."""
         return self.moved > 0 or any(self.prepares) or any(self.votes)
 
 
@@ -72,7 +72,7 @@ class Signing(NamedTuple):
 
 
 class Signatures:
-    """What follows from a voter's signatures, with a bug or none, for `values` values."""
+    """Consequences of a voter's signatures, with a bug or none, for `values` values."""
 
     def __init__(self, values: int, bug: Bug | None) -> None:
         self._values = values

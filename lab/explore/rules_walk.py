@@ -17,7 +17,7 @@ STEPS_PER_MEMBER_LIMIT = 40
 """A walk this long ends, and the next begins."""
 
 RELUCTANCE = (1.0, 0.3, 0.05)
-"""How likely a member moves, beside its other steps: where it seldom does, views fill with Prepares and votes."""
+"""Weights of a member's move beside its other steps: where it seldom moves, views fill with Prepares and votes."""
 
 
 def walk_rules(

@@ -1,4 +1,4 @@
-"""What is explored: how large, by whom, about which values; and the quorum rule in words of its own."""
+"""Scope of an exploration: how large, by whom, about which values; and the quorum rule in words of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
+    """Bounds on the schedules. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
     member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
@@ -73,8 +73,10 @@ class Scope:
 
     @property
     def first_alike(self) -> int:
-        """From this member on nothing tells them apart: they lead no view, are not the planner, and nobody names them
-        in a value. The number of members, if there are no two such."""
+        """Number of the first of the members that nothing tells apart; the number of members, if there are no two such.
+
+        They lead no view, are not the planner, and nobody names them in a value.
+        """
         first = max(self.views, self.planner + 1)
         alike = self.reduced and self.exchanged and not self.leaves and not self.liars and first <= self.members - 2
         return first if alike else self.members
@@ -111,12 +113,12 @@ def explored_target(round: int) -> Target:
 
 
 def explored_digest(round: int) -> bytes:
-    """Of the state of a round to go back to."""
+    """Digest of the state of a round to go back to."""
     return domain_hash("explored state", bytes([round]))
 
 
 def abandoned_log(previous: Value) -> tuple[DurableRecord, ...]:
-    """What a member has on disk of the round that a rollback abandoned: it binds nobody any more."""
+    """Records that a member has on disk of the round that a rollback abandoned: they bind nobody any more."""
     if not previous.rollback:
         return ()
     value = msgspec.structs.replace(
@@ -162,7 +164,7 @@ class Values:
         self._identities = identities
 
     def back(self, planner: PeerId, round: int, leaves: Collection[PeerId]) -> Value:
-        """What `planner` proposes in order to go back to a round."""
+        """Return the value that `planner` proposes in order to go back to a round."""
         target = explored_target(round)
         consents = {one.peer_id: make_consent(one, self.previous, target, asked=True) for one in self._identities}
         value = make_rollback(self.previous, planner, target, consents, digest=explored_digest(round), leaves=leaves)
@@ -170,7 +172,7 @@ class Values:
         return value
 
     def fresh(self, planner: PeerId, plan: int, leaves: Collection[PeerId]) -> Value:
-        """What `planner` proposes as the outcome of plan number `plan`."""
+        """Return the value that `planner` proposes as the outcome of plan number `plan`."""
         plan_hash = domain_hash("explored plan", bytes([plan]))
         value = Value(
             swarm=self.previous.swarm,
@@ -189,7 +191,7 @@ class Values:
         return value
 
     def report(self, value: Value) -> Report:
-        """What every member computes from the finals of the plan of `value`."""
+        """Return the Report that every member computes from the finals of the plan of `value`."""
         return Report(
             term=value.term,
             round=value.round,
@@ -201,7 +203,7 @@ class Values:
         )
 
     def name(self, value_hash: bytes) -> str:
-        """What a value is called."""
+        """Name of a value, for people."""
         value = self.by_hash.get(value_hash)
         if value_hash in self.names:
             return self.names[value_hash]
@@ -212,7 +214,7 @@ class Values:
         return "-".join([f"{what}{self._peers.index(PeerId(value.planner))}", *gone])
 
     def told(self, message: Message) -> str:
-        """What a message says, for people."""
+        """Describe a message, for people."""
         if isinstance(message, Propose):
             return f"propose {self.name(message.value.hash)} in view {message.view}"
         if isinstance(message, Prepare):

@@ -30,7 +30,7 @@ def ignore_progress(states: int, transitions: int) -> None:
 
 
 class Told(Protocol):
-    """Something that can happen to one member, and its name."""
+    """Step of one member that can happen, and its name."""
 
     @property
     def text(self) -> str: ...
@@ -43,7 +43,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that must never happen, and the steps that lead to it."""
+    """Violation of what must always hold, and the steps that lead to it."""
 
     kind: str
     schedule: tuple[str, ...]

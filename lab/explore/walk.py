@@ -31,7 +31,8 @@ STEPS_PER_MEMBER_LIMIT = 60
 
 LOSS, REPEAT = 0.1, 0.15
 VOTE_LOSS = (0.1, 0.6, 0.95)
-"""Where votes get lost the outcome stays unknown, and members go through many views with votes behind them."""
+"""Probabilities that a vote is lost: the outcome stays unknown then, and members go through many views with votes
+behind them."""
 
 
 def walk(

@@ -73,7 +73,7 @@ def still_binding(said: Said) -> Said:
 
 
 def broken_promise(log: Log, said: Said, message: Message) -> str | None:
-    """Which promise of its sender `message` breaks, if any; `log` is what it has on disk."""
+    """Return the promise of its sender that `message` breaks, if any; `log` is what it has on disk."""
     votes = [m for m in said if isinstance(m, Vote)]
     prepares = [m for m in said if isinstance(m, Prepare)]
     changes = [m for m in said if isinstance(m, ViewChange)]

@@ -1,4 +1,4 @@
-"""What a row's machine (row_round.py) asks its node to do."""
+"""Effects of a row's machine (row_round.py): orders to its node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SumRow:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """This node's contribution of `round` is in no sum of its row, as far as it knows; it counts in the next.
+    """Report that no sum of its row has this node's contribution of `round`, as far as known; it counts in the next.
 
     What the certificate of the round says has the last word.
     """
@@ -69,14 +69,14 @@ class NoWeight:
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """This node heads its row now: it joins the heads, as a newcomer."""
+    """Report that this node heads its row now: it joins the heads, as a newcomer."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """This node, which headed its row, was given up, and another does: it leaves the heads."""
+    """Report that this node, which headed its row, was given up, and another does: it leaves the heads."""
 
     turn: int
 
@@ -90,7 +90,7 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Something was waited for, for too long: "list", "plan", "sum" or "certificate". Ask others for the chain."""
+    """Report of a wait that took too long: "list", "plan", "sum" or "certificate". Ask others for the chain."""
 
     what: str
 

@@ -1,4 +1,4 @@
-"""What the head of a row knows in a round of it: who is ready, when the row closes, who sums, and who was lost since.
+"""Duty of a row's head in one round: who is ready, when the row closes, who sums, and who was lost since.
 
     closes      when everyone on the list is ready that is not given up; or `grace_s` after half of those who train are;
                 or at the deadline for training, with whoever is ready then
@@ -28,7 +28,7 @@ SUM_DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """How long a row's round may take, in seconds."""
+    """Time limits of a row's round, in seconds."""
 
     grace_s: float = ROW_GRACE_S
     train_deadline_s: float = TRAIN_DEADLINE_S
@@ -54,7 +54,7 @@ class HeadDuty:
     over: bool = False
 
     def take(self, peer: PeerId, ready: RowReady) -> bool:
-        """Somebody is ready. Returns whether a plan that has it can do without it from now on, and must.
+        """Take note of a RowReady. Returns whether a plan that has it can do without it from now on, and must.
 
         Raises RemoteError where one process has two contributions.
         """
@@ -77,19 +77,19 @@ class HeadDuty:
 
     @property
     def closes_at(self) -> float:
-        """When the row closes at the latest, as far as is known."""
+        """Time at which the row closes at the latest, as far as is known."""
         deadline = self.begun_at + self.settings.train_deadline_s
         return deadline if self.half_at is None else min(deadline, self.half_at + self.settings.grace_s)
 
     @property
     def due_at(self) -> float:
-        """When this duty has something to do."""
+        """Time at which this duty has something to do next."""
         if self.over:
             return math.inf
         return self.closes_at if self.plan is None else self.planned_at + self.settings.sum_deadline_s
 
     def may_close(self, now: float) -> bool:
-        """Whether nobody is waited for any more."""
+        """True if nobody is waited for any more."""
         self.note_half(now)
         return now >= self.closes_at or all(peer in self.readies or peer in self.gone for peer in self.row)
 

@@ -55,20 +55,20 @@ class Roster:
 
     @cached_property
     def hash(self) -> bytes:
-        """What names it."""
+        """Hash that names it."""
         return domain_hash("row list", canonical([self.numbers, self.next_number]), *(p.encode() for p in self.row))
 
     @cached_property
     def places(self) -> dict[PeerId, int]:
-        """Where each stands."""
+        """Index of each member on the list."""
         return {peer: place for place, peer in enumerate(self.row)}
 
     def number(self, peer: PeerId) -> int:
-        """That of `peer`, which is on it."""
+        """Number of `peer`, which is on the list."""
         return self.numbers[self.places[peer]]
 
     def changed(self, gone: Iterable[PeerId], came: Iterable[PeerId]) -> Roster:
-        """Without some, and with newcomers, of whom those are left out that are on it. Raises LocalError as above.
+        """Make the next list without some, and with the newcomers that are not on it. Raises LocalError as above.
 
         The last answer is kept: a beginning comes more than once, and to all members that run in one process.
         """
@@ -107,7 +107,7 @@ def in_full(begin: RowBegin, roster: Roster) -> RowBegin:
 
 
 class RowList:
-    """What `me` knows of its row: the list of its round, and what is to become of it."""
+    """Knowledge of `me` about its row: the list of its round, and the changes to come."""
 
     def __init__(self, me: PeerId, roster: Roster) -> None:
         self._me = me
@@ -125,23 +125,23 @@ class RowList:
 
     @property
     def row(self) -> tuple[PeerId, ...]:
-        """Who is on the list."""
+        """Members on the list, in order."""
         return self.roster.row
 
     def place(self, peer: PeerId) -> int:
-        """Where `peer` stands."""
+        """Index of `peer` on the list."""
         return self.roster.places[peer]
 
     def living(self) -> Iterator[PeerId]:
-        """Who is on the list and was not given up, in its order."""
+        """Members on the list that were not given up, in its order."""
         return (peer for peer in self.roster.row if peer not in self.gone)
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether it is on the list, or was."""
+        """True if a peer is on the list, or was."""
         return peer in self.roster.places or peer in self._former
 
     def give_up(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """They are gone. Returns who of the list was not yet."""
+        """Give up these peers. Returns those of the list that were not given up yet."""
         fresh = []
         for peer in peers:
             self._came.pop(peer, None)
@@ -173,7 +173,7 @@ class RowList:
         return roster if roster.hash == begin.list else None
 
     def become(self, roster: Roster, gone: Iterable[PeerId]) -> None:
-        """Another round's list. `gone` were on one that this member may have missed."""
+        """Take another round's list. `gone` were on one that this member may have missed."""
         for peer in (*gone, *(peer for peer in self.roster.row if peer not in roster.places)):
             self._remember(peer)
         self.roster = roster
@@ -181,7 +181,7 @@ class RowList:
         self._came = {peer: None for peer in self._came if peer not in roster.places}
 
     def _remember(self, peer: PeerId) -> None:
-        """Who was of this row is answered, should it come back."""
+        """Remember a former member, to be answered should it come back."""
         self._former[peer] = None
         if len(self._former) > ROW_LIMIT:
             del self._former[next(iter(self._former))]

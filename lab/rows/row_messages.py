@@ -1,4 +1,4 @@
-"""What the members of a row say to each other in a round of it; who does what about it is in row_round.py.
+"""Messages of a row's members in a round of it; what each does about them is in row_round.py.
 
     message    from                    to                        until
     RowBegin   the head, passed on     its row, down a tree      each below has heard it
@@ -46,7 +46,7 @@ class RowMessage(RoundMessage, frozen=True, kw_only=True):
 
     @property
     def stamp(self) -> Stamp:
-        """What decides which of two is newer."""
+        """Stamp: of two messages, the one with the higher is newer."""
         return self.turn, self.term, self.round
 
 
@@ -98,10 +98,10 @@ class RowTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class RowPlan(RowMessage, frozen=True, kw_only=True):
-    """Who sums the row and who counts, by places on the list of which `list` is the hash; one for every turn and round.
+    """Plan of a row: who sums and who counts, by places on the list of hash `list`; one for every turn and round.
 
-    Who owns which chunk is `two_level.row_owners` of these rates. `roots` is the hash over the roots of those that
-    count, in this order.
+    The owner of each chunk follows from `two_level.row_owners` of these rates. `roots` is the hash over the roots of
+    those that count, in this order.
     """
 
     list: Hash
@@ -142,5 +142,5 @@ RowSaid = FromHead | RowReady | RowAsk | RowHeard
 
 
 def roots_hash(roots: Sequence[bytes]) -> bytes:
-    """What names the contributions that count."""
+    """Hash that names the contributions that count."""
     return domain_hash("row roots", *roots)

@@ -16,7 +16,7 @@ from shoal.protocol.identity import PeerId
 
 
 class FollowedPlan:
-    """What a member knows of the plan in one round under one `head`."""
+    """Plan of one round under one `head`, as a member follows it."""
 
     def __init__(self, head: PeerId) -> None:
         self._head = head
@@ -59,6 +59,6 @@ class FollowedPlan:
 
 
 def _term_at(plan: RowPlan, place: int) -> RowTerm | None:
-    """That of who stands at `place`; they are in the order of the list."""
+    """Term of the member at `place`; they are in the order of the list."""
     at = bisect_left(plan.terms, place, key=attrgetter("place"))
     return plan.terms[at] if at < len(plan.terms) and plan.terms[at].place == place else None

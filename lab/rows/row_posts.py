@@ -1,4 +1,4 @@
-"""What one member of a row owes others: said again until they have heard it, or it is of no use any more."""
+"""Messages that one member of a row owes others: sent again until they have arrived, or are of no use any more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Owed:
 
 
 class Posts:
-    """By peer and kind of message, of which there is one each; the newer takes the place of the older."""
+    """Messages owed, by peer and kind, of which there is one each; the newer takes the place of the older."""
 
     def __init__(self) -> None:
         self._owed: dict[tuple[PeerId, type], _Owed] = {}
@@ -47,7 +47,7 @@ class Posts:
         return Tell(peer, message, signer)
 
     def owes(self, peer: PeerId, kind: type) -> bool:
-        """Whether `peer` has not heard such a message yet."""
+        """True if `peer` has not acknowledged such a message yet."""
         return (peer, kind) in self._owed
 
     def heard(self, peer: PeerId, word: RowHeard) -> None:
@@ -62,17 +62,17 @@ class Posts:
         self._owed.pop((peer, kind), None)
 
     def forget(self, peer: PeerId) -> None:
-        """Nothing is owed to it."""
+        """Drop all that is owed to a peer."""
         for key in [key for key in self._owed if key[0] == peer]:
             del self._owed[key]
 
     def clear(self) -> None:
-        """Nothing is owed to anybody."""
+        """Drop all that is owed to anybody."""
         self._owed.clear()
         self.next_at = math.inf
 
     def due(self, now: float) -> Iterator[tuple[Tell, int]]:
-        """What is to be said again, each with how often it has been said before."""
+        """Yield the messages to send again, each with the number of repetitions before."""
         for key, one in list(self._owed.items()):
             if now < one.due_at:
                 continue

@@ -76,7 +76,7 @@ CERTIFICATE_DEADLINE_S: Final = 120.0
 
 
 class RowPhase(StrEnum):
-    """Where a member is in its row's round."""
+    """Phase of a member in its row's round."""
 
     OVER = "waiting for a round"
     LISTING = "asking for the list"
@@ -128,12 +128,12 @@ class RowRound:
 
     @property
     def stamp(self) -> Stamp:
-        """What words are compared with."""
+        """Stamp that messages are compared with."""
         return self.turn, self.term, self.round
 
     @property
     def heads(self) -> bool:
-        """Whether this node is its row's head, as far as it knows."""
+        """True if this node is its row's head, as far as it knows."""
         return self.head == self.me and self.phase is not RowPhase.OUT
 
     # -- this node ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class RowRound:
         return self._done(self._announce(tokens, root, now)) if self.phase is RowPhase.TRAINING else []
 
     def measured(self, upload: int, download: int) -> None:
-        """What the last sums were found to move, bytes/s."""
+        """Note the rates at which the last sums moved, bytes/s."""
         self._rates = (upload, download)
 
     def summed(self, stamp: Stamp, attempt: int, now: float) -> list[RowEffect]:
@@ -241,7 +241,7 @@ class RowRound:
         return self._done(self._hear(signer, message, now))
 
     def _hear(self, signer: PeerId, message: RowPlan | RowLoss | RowReady | RowAsk, now: float) -> list[RowEffect]:
-        """What is of this very round."""
+        """Handle a message of this very round."""
         if message.base != self._base:
             raise RemoteError(f"round {message.round} of a row on another base", peer=signer)
         if isinstance(message, RowPlan | RowLoss):
@@ -285,7 +285,7 @@ class RowRound:
         return effects
 
     def _follow(self, message: RowBegin | RowHead, head: PeerId) -> None:
-        """From here on this is the newest word."""
+        """Follow a message as the newest from here on."""
         self.turn, self.term, self.round = message.stamp
         self._base, self.head, self._word = message.base, head, (head, message)
         self.sum = FollowedPlan(head)
@@ -304,7 +304,7 @@ class RowRound:
         return effects + (self._announce(0, NO_HASH, now) if fresh else [])
 
     def _pass_on(self, place: int, now: float) -> list[RowEffect]:
-        """To those below a place of the tree, and past those that are gone."""
+        """Pass the beginning on to those below a place of the tree, and past those that are gone."""
         assert self._word is not None
         assert isinstance(self._word[1], RowBegin)
         signer, begin = self._word
@@ -484,7 +484,7 @@ class RowRound:
         return self._settings.train_deadline_s + self._settings.grace_s + LATE_S
 
     def _rest(self, now: float) -> None:
-        """Nothing more to do in this round."""
+        """Wait for the next round: there is nothing more to do in this one."""
         self.phase, self._deadline = RowPhase.OVER, now + CERTIFICATE_DEADLINE_S
 
     def _overdue(self, now: float) -> list[RowEffect]:

@@ -31,7 +31,7 @@ Row = tuple[PeerId, ...]
 
 
 def row_count(members: int) -> int:
-    """How many rows so many members stand in: rows are about twice as long as there are rows, until the limit.
+    """Number of rows for so many members: rows are about twice as long as there are rows, until the limit.
 
     A head has the links of its row and those to the other heads, so the sum of both is what should be small.
     """

@@ -32,9 +32,9 @@ from typing import Final
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term, weighted_mean
 from shoal.collectives.codecs import F32, Codec
 from shoal.collectives.partition import deal
-from shoal.collectives.summing import Term, weighted_mean
 from shoal.protocol.errors import LocalError
 
 DEALS_KEPT: Final = 64
@@ -43,7 +43,7 @@ DEALS_KEPT: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMean:
-    """What a row made of one chunk: the mean, (n,) float32, all the weight in it, and the places that are."""
+    """Result of a row for one chunk: the mean, (n,) float32, all the weight in it, and the places that are."""
 
     values: F32
     weight: int
@@ -101,6 +101,6 @@ def two_level_mean(how: Codec, rows: Sequence[Sequence[Term]], out: F32) -> list
 
 
 def bytes_sent(encoded_bytes: float, *, row: int, rows: int, share: float) -> float:
-    """What a member sends in a round. share: of the chunks, that it owns; even is 1 / row."""
+    """Bytes that a member sends in a round. share: of the chunks, that it owns; even is 1 / row."""
     to_row = encoded_bytes * (1 - share) + (row - 1) * share * encoded_bytes
     return to_row + 2 * share * encoded_bytes * (rows - 1) / rows

@@ -43,8 +43,7 @@ from shoal.protocol.rollouts import (
     seal_announcement,
 )
 from shoal.protocol.wire import Sealer, canonical
-from shoal.swarm.rollout_catch_up import DEADLINE_S
-from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, BUSY_PAUSE_S, ExchangeLimits
+from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, BUSY_PAUSE_S, CATCH_UP_DEADLINE_S, ExchangeLimits
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.rollouts import RolloutSwarm
@@ -362,7 +361,7 @@ class Agent:
         self._turn = {self.swarm.numbers[peer]: ANSWERS_PER_TURN for peer in self.catch_up.begin_turn(reachable)}
         for other in list(self._turn):
             self._ask_for_missing(other)
-        self.after(DEADLINE_S if self._turn else 0.0, self._turn_over, self._turn)
+        self.after(CATCH_UP_DEADLINE_S if self._turn else 0.0, self._turn_over, self._turn)
 
     def _ask_for_missing(self, other: int) -> None:
         self._turn[other] -= 1

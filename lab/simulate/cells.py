@@ -170,9 +170,7 @@ class Population(Rings):
             cell.row, now = None, self.timeline.now
             self._follow(head, machine.gave_up(self._off(cell, head.number), now))
             machine.came(self.leaves[number].id for number in cell.ring)
-            self._follow(
-                head, machine.begin(value, next(iter(seat.disk.certificates_after(seat.disk.height - 1)), None), now)
-            )
+            self._follow(head, machine.begin(value, seat.disk.newest, now))
         return self.timeline.now if cell.row is not None and cell.round == value.next_round else math.inf
 
     def _tick(self, leaf: Leaf) -> None:

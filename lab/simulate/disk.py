@@ -21,14 +21,27 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.lab.simulate.judge import Violation
 from shoal.node.state import store as store_module
+from shoal.node.state.contributions import SavedWork, write_work
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.store import Store
-from shoal.node.state.work_file import SavedWork, write_work
 from shoal.protocol.chain import Chain
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Order
-from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Propose, Ready, Value, ViewChange, Vote
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import (
+    Certificate,
+    Entry,
+    Leave,
+    Message,
+    Prepare,
+    Propose,
+    Ready,
+    Rebase,
+    Value,
+    ViewChange,
+    Vote,
+)
 from shoal.protocol.planning import CONTRIBUTOR
 
 MEMORY = Path("/dev/shm")
@@ -44,10 +57,18 @@ class Disks:
         self._disks: list[Disk] = []
         self.clear = weakref.finalize(self, _clear, self._folder, self._disks)
 
-    def add(self, first: Value, state: F32) -> Disk:
+    def add(self, first: Value, state: F32, authority: PeerId, manifest: Manifest | None = None) -> Disk:
         """A new one, whose node knows `first` and the state that it certifies."""
         folder = self._folder / str(len(self._disks))
-        disk = Disk(genesis=first, state=state, known=set(), held=first.hash, folder=folder)
+        disk = Disk(
+            genesis=first,
+            state=state,
+            known=set(),
+            held=first.hash,
+            folder=folder,
+            authority=authority,
+            manifest=manifest,
+        )
         self._disks.append(disk)
         return disk
 
@@ -84,6 +105,8 @@ class Disk:
     known: set[int]
     held: bytes
     folder: Path
+    authority: PeerId
+    manifest: Manifest | None = None
     blank: bool = False
     finals: dict[bytes, Finals] = field(default_factory=dict)
     orders: dict[type[Order], Order] = field(default_factory=dict)
@@ -94,14 +117,15 @@ class Disk:
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.ledger = Chain(self.genesis)
+        self.held_value = self.genesis
+        self.ledger = Chain(self.genesis, self.authority, manifest=self.manifest)
 
     # -- the logs ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """A process starts on it: read the logs."""
         self.store = Store(self.folder)
-        self.ledger = Chain(self.genesis)
+        self.ledger = Chain(self.genesis, self.authority, manifest=self.manifest)
         for entry in self.store.certificates():
             self.ledger.extend(entry, trusted=True)
 
@@ -117,21 +141,26 @@ class Disk:
         assert self.store is not None
         return self.store
 
-    def append(self, certificate: Certificate) -> None:
-        """Extend the chain; what was bound before binds no more. Raises RemoteError where it does not follow."""
-        self.ledger.extend(certificate)
-        self.logs.append_certificate(certificate)
-        self.logs.decided(certificate.value)
+    def append(self, entry: Entry) -> bool:
+        """Extend the chain; what was bound before binds no more. False for a rebase that is known.
 
-    def tear(self, entry: Certificate | tuple[DurableRecord, ...]) -> None:
+        Raises RemoteError where it does not follow.
+        """
+        if not self.ledger.extend(entry):
+            return False
+        self.logs.append_certificate(entry)
+        self.logs.decided(entry.value)
+        return True
+
+    def tear(self, entry: Entry | tuple[DurableRecord, ...]) -> None:
         """Write an entry of the chain, or records, of which only a part gets to the disk; who wrote is gone."""
         assert self.tears is not None
-        path = self.folder / (CHAIN if isinstance(entry, Certificate) else AGREEMENT)
+        path = self.folder / (AGREEMENT if isinstance(entry, tuple) else CHAIN)
         before = path.stat().st_size
-        if isinstance(entry, Certificate):
-            self.logs.append_certificate(entry)
-        else:
+        if isinstance(entry, tuple):
             self.logs.persist(*entry)
+        else:
+            self.logs.append_certificate(entry)
         os.truncate(path, before + round(self.tears * (path.stat().st_size - before)))
 
     # -- its own work ------------------------------------------------------------------------------------------
@@ -162,22 +191,31 @@ class Disk:
 
     @property
     def height(self) -> int:
-        """How many rounds of the chain are here."""
+        """How many entries of the chain are here."""
         return self.ledger.height
 
     @property
     def chain(self) -> list[Value]:
-        """All values that are decided, from genesis on."""
-        return [self.ledger.value(round) for round in range(self.height + 1)]
+        """The values that led to the state at the head, from genesis on."""
+        return [self.ledger.value(round) for round in range(self.ledger.standing.round + 1)]
+
+    @property
+    def newest(self) -> Certificate | None:
+        """The certificate that ended the last round; None if none has ended, or by a rebase."""
+        entry = next(iter(self.ledger.after(self.height - 1, 1)), None)
+        return entry if isinstance(entry, Certificate) else None
+
+    def entries_after(self, height: int, rebases: int) -> tuple[Entry, ...]:
+        """Those after the first `height`, for who knows so many rebases."""
+        return self.ledger.after(height, self.height, rebases)
 
     def certificates_after(self, height: int) -> tuple[Certificate, ...]:
-        """Those of the rounds after the first `height`."""
-        entries = self.ledger.after(height, self.height)
-        return tuple(entry for entry in entries if isinstance(entry, Certificate))
+        """The certificates after the first `height` entries, for who knows of no rebase."""
+        return tuple(entry for entry in self.entries_after(height, 0) if isinstance(entry, Certificate))
 
     def take(self, value: Value, state: F32) -> None:
         """Hold the state that `value` certifies."""
-        self.state, self.held, self.blank = state, value.hash, False
+        self.state, self.held, self.held_value, self.blank = state, value.hash, value, False
         self.saved[value.hash] = state
         while len(self.saved) > SAVED_STATES:
             del self.saved[next(iter(self.saved))]
@@ -199,7 +237,7 @@ class Disk:
 
 def check_written(who: PeerId, disk: Disk, message: Message) -> None:
     """Raises Violation if a peer says what binds it, or what is decided, before that is in its logs."""
-    if isinstance(message, Certificate):
+    if isinstance(message, Certificate | Rebase):
         if message.value not in disk.ledger:
             raise Violation("written first", f"the certificate of round {message.value.round}, said by {who}")
         return

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.judge import Violation
-from shoal.node.state.fetching import LOOK_S
-from shoal.node.state.transfer import IDLE_LIMIT_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
+from shoal.node.state.transfer import IDLE_LIMIT_S, LOOK_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
 from shoal.protocol.donors import BAN_S
 from shoal.protocol.messages import Value
 from shoal.swarm.lanes.chunks import REQUEST_LIMIT
@@ -129,7 +128,7 @@ class Donations:
     @staticmethod
     def check_copy(peer: SimulatedPeer) -> None:
         """Raises Violation if `peer`, which may wait, leaves with a state that nobody else has."""
-        swarm, head = peer.swarm, peer.disk.ledger.head
+        swarm, head = peer.swarm, peer.disk.ledger.standing
         others = [other for other in swarm.peers if other is not peer and not other.gone]
         would_fetch = any(other.running and other.number in peer.watch.links for other in others)
         if peer.peer_rounds.obtaining.current and would_fetch and not any(_has(other, head) for other in others):

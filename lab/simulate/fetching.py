@@ -1,7 +1,6 @@
-"""A transfer of a simulated peer: what `shoal.node.state.fetching` is around the same scheduler, in virtual time.
+"""A transfer of a simulated peer: what `shoal.node.state.fetching` is around the same `TransferRun`, in virtual time.
 
-`Transfer` decides which chunk is asked of whom, who stalls and who takes over; `DonorScores` who is not to be asked.
-Here donors are introduced, requests and frames travel, and wrong bytes are told from right ones.
+Here donors answer, requests and frames travel, and wrong bytes are told from right ones.
 """
 
 from __future__ import annotations
@@ -12,15 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.talk import Answer, ChunkFrame, ChunkRequest, GetFinals, GetHeader
-from shoal.node.state.fetching import (
-    DONOR_LIMIT,
-    INTRODUCTION_LIMIT,
-    LOOK_S,
-    REST_LIMIT_S,
-    REST_MIN_S,
-    REST_SHARE,
-)
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
+from shoal.node.state.transfer import LOOK_S, TransferRun
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -58,7 +50,7 @@ class _Event:
 
     donor: int
     chunk: int | None = None
-    error: Exception | None = None
+    error: NetworkError | RemoteError | None = None
 
 
 @dataclass(slots=True)
@@ -76,7 +68,6 @@ class Fetching:
     job: Job
     scores: DonorScores
     over: bool = False
-    _introductions: dict[int, int] = field(default_factory=dict)
     _pending: dict[int, float] = field(default_factory=dict)
     _incoming: dict[tuple[int, int], _Incoming] = field(default_factory=dict)
     _moved: dict[PeerId, int] = field(default_factory=dict)
@@ -84,7 +75,9 @@ class Fetching:
     _resting: bool = False
 
     def __post_init__(self) -> None:
-        self.transfer = self.peer.swarm.components.transfer(self.job.sizes, here=frozenset(self.job.here))
+        make = self.peer.swarm.components.transfer
+        self.run = TransferRun(self.job.sizes, here=self.job.here, scores=self.scores, make=make)
+        self.transfer = self.run.transfer
 
     @property
     def _now(self) -> float:
@@ -100,8 +93,7 @@ class Fetching:
 
     def begin(self, others: Sequence[int]) -> None:
         """Introduce the donors, the fastest first."""
-        ranked = self.scores.ranked([self._id(other) for other in others], self._now)[:DONOR_LIMIT]
-        for donor in ranked:
+        for donor in self.run.begin([self._id(other) for other in others], self._now):
             self._introduce(self.peer.swarm.numbers[donor])
         self._work()
         self._look(self.peer.life)
@@ -116,16 +108,15 @@ class Fetching:
         """A donor said whether it holds the thing."""
         if self.over or self._pending.pop(sender, None) is None:
             return
-        donor = self._id(sender)
+        failed: NetworkError | RemoteError | None = None
         try:
             self.job.agrees(sender, answer)
         except NetworkError as error:
-            self.transfer.never(donor, str(error))
+            failed = error
         except RemoteError as error:
-            self._offended(sender, error)
-            self.transfer.never(donor, str(error))
-        else:
-            self._join(sender)
+            self.peer.swarm.blamed(self.peer.number, sender, str(error))
+            failed = error
+        self.run.introduced(self._id(sender), self._now, failed)
         self._work()
 
     def frame(self, sender: int, frame: ChunkFrame) -> None:
@@ -177,12 +168,12 @@ class Fetching:
         events, self._events = self._events, []
         for event in events:
             self._handle(event)
-        if self.transfer.done or not (self.transfer.donors or self._pending):
+        if self.run.over:
             self._end()
             return
         self._ask()
-        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(self._now))
-        if rest >= REST_MIN_S and not self._resting:
+        rest = self.run.rest_s(self._now)
+        if rest and not self._resting:
             self._resting = True
             self.peer.swarm.timeline.after(rest, self._rested, self.peer.life)
 
@@ -214,34 +205,32 @@ class Fetching:
         peer.swarm.timeline.after(LOOK_S, self._look, life)
         if peer.hung:
             return
-        for donor in self.transfer.donors:
-            anything = int(peer.peer_rounds.moved(donor).received)
-            self.transfer.moved(donor, self._moved.get(donor, 0), anything, now)
-        for donor in self.transfer.look(now):
+        for donor in self.run.look(now, self._bytes_of):
             self._forget(peer.swarm.numbers[donor])
         for other in [other for other, until in self._pending.items() if now >= until]:
             del self._pending[other]
-            self.transfer.never(self._id(other), f"did not answer within {REQUEST_DEADLINE_S:g} s")
+            late = NetworkError(f"did not answer within {REQUEST_DEADLINE_S:g} s")
+            self.run.introduced(self._id(other), now, late)
         self._work()
+
+    def _bytes_of(self, donor: PeerId) -> tuple[int, int]:
+        return self._moved.get(donor, 0), int(self.peer.peer_rounds.moved(donor).received)
 
     def _handle(self, event: _Event) -> None:
         other, donor = event.donor, self._id(event.donor)
         if event.chunk is None:
             self._drop(other, "its lane broke")
-            self._introduce(other)
+            if self.run.introduces(donor, self._now):
+                self._introduce(other)
         elif event.error is None:
             self._settled(other, event.chunk)
             for slower in self.transfer.arrived(donor, event.chunk):
                 self._forget(self.peer.swarm.numbers[slower], event.chunk)
         else:
             self._settled(other, event.chunk)
-            if isinstance(event.error, RemoteError) and donor in self.transfer.donors:
-                self._offended(other, event.error)
-            self._drop(other, str(event.error))
-
-    def _offended(self, other: int, error: RemoteError) -> None:
-        self.scores.offended(self._id(other), self._now)
-        self.peer.swarm.blamed(self.peer.number, other, str(error))
+            if self.run.failed(donor, event.error, self._now):
+                self.peer.swarm.blamed(self.peer.number, other, str(event.error))
+            self._forget(other)
 
     def _drop(self, other: int, reason: str) -> None:
         self.transfer.drop(self._id(other), reason)
@@ -258,31 +247,20 @@ class Fetching:
     # -- donors ------------------------------------------------------------------------------------------------
 
     def _introduce(self, other: int) -> None:
-        count = self._introductions.get(other, 0)
-        if count >= INTRODUCTION_LIMIT or self.scores.banned(self._id(other), self._now):
-            return
-        self._introductions[other] = count + 1
-        if other in self.job.known and other in self.peer.watch.links:
-            self._join(other)
+        linked = other in self.peer.watch.links
+        if linked and other in self.job.known:
+            self.run.introduced(self._id(other), self._now)
             return
         self._pending[other] = self._now + REQUEST_DEADLINE_S
-        if other in self.peer.watch.links:
+        if linked:
             self._question(other)
 
     def _question(self, other: int) -> None:
         self.peer.swarm.call(self.peer, other, self.job.question, REQUEST_BYTES)
 
-    def _join(self, other: int) -> None:
-        donor = self._id(other)
-        if donor not in self.transfer.donors:
-            self.transfer.add(donor, self._now, rate=self.scores.rate(donor))
-
     def _end(self) -> None:
         self.over = True
         for other in {other for other, _ in self._incoming}:
             self._forget(other)
-        for donor in self.transfer.donors:
-            rate = self.transfer.rate(donor)
-            if rate:
-                self.scores.measured(donor, rate)
+        self.run.end()
         self.job.ended(self.transfer.done)

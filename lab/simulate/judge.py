@@ -5,7 +5,8 @@
     nothing left out     a contribution that does not count everywhere is of one that was evicted at some point of that
                          reduction, or that sent something else than it announced
     no double vote       a member prepares and votes once in a view, votes with a quorum's prepares behind it, and never
-                         below a view to which it moved without saying so
+                         below a view to which it moved without saying so; who promised to leave signs nothing more
+    newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
@@ -17,6 +18,8 @@
     written first        what binds a peer, and every certificate, is in its logs before it is said (`disk`)
     work counted once, one contribution    see `residuals`, by value
     transfers            see `donations`, with what may go with a peer that leaves
+    a pause, a leave     who pauses does not say that it trains, who says so trains, and who wants to go is gone in time
+    quick rounds, everyone counts    see `calm`
     progress             `PROGRESS_S` after the last fault a round has been certified
 
 The first that does not hold raises `Violation`.
@@ -37,13 +40,15 @@ from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
-    Certificate,
+    Entry,
     Evict,
     Leave,
     Message,
     Plan,
     Prepare,
     Propose,
+    Rebase,
+    Target,
     Value,
     ViewChange,
     Vote,
@@ -75,8 +80,9 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
 class Judge:
     """Knows everything that was said, and the reference of every round."""
 
-    def __init__(self, genesis: Value, state: F32, fragments: Fragments) -> None:
+    def __init__(self, genesis: Value, state: F32, fragments: Fragments, *, staleness_rounds: int = 0) -> None:
         self.fragments = fragments
+        self._staleness_rounds = staleness_rounds
         self.values = {genesis.hash: genesis}
         self.states = {genesis.hash: state}
         self.certified: dict[bytes, bytes] = {}
@@ -92,6 +98,7 @@ class Judge:
         self._prepared: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
         self._cast: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
         self._promised: dict[tuple[bytes, PeerId], dict[int, int]] = {}
+        self._left: set[tuple[bytes, PeerId]] = set()
         self._proposed: dict[tuple[bytes, int], bytes] = {}
         self._views: dict[tuple[bytes, PeerId], int] = {}
 
@@ -111,17 +118,42 @@ class Judge:
         elif isinstance(message, ViewChange):
             self._change(sender, message)
         elif isinstance(message, Leave):
+            self._left.add((message.base, sender))
             signed = (self._prepared, self._cast, self._promised)
             if any(said.get((message.base, sender)) for said in signed):
                 raise Violation("no double vote", f"a leave after a signature in round {message.round}")
         elif isinstance(message, Plan):
+            self._check_counted(message)
             self._plans[message.hash] = message
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
         elif isinstance(message, Evict):
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
 
+    def _check_open(self, sender: PeerId, base: bytes) -> None:
+        if (base, sender) in self._left:
+            raise Violation("no double vote", "a signature of who left the round")
+
+    def recent_members(self, base: bytes, rounds: int) -> set[PeerId]:
+        """The members after the value of hash `base` and after each of so many before it."""
+        found: set[PeerId] = set()
+        value: Value | None = self.values.get(base)
+        for _ in range(rounds + 1):
+            if value is not None:
+                found.update(value.members)
+                value = self.values.get(value.base)
+        return found
+
+    def _check_counted(self, plan: Plan) -> None:
+        """Only who was a member lately counts in a plan that nobody was told to lie about."""
+        recent = self.recent_members(plan.base, self._staleness_rounds)
+        counted = [p.peer for p in plan.participants if p.weight]
+        strangers = [peer for peer in counted if peer not in recent]
+        if strangers and plan.base in self.values:
+            raise Violation("newcomers wait", f"{strangers} count in round {plan.round} without having been members")
+
     def _prepare(self, sender: PeerId, prepare: Prepare) -> None:
         said = self._prepared.setdefault((prepare.base, sender), {})
+        self._check_open(sender, prepare.base)
         if prepare.view not in said and any(
             prepare.view < view for view in self._promised.get((prepare.base, sender), {})
         ):
@@ -132,6 +164,7 @@ class Judge:
 
     def _vote(self, sender: PeerId, vote: Vote) -> None:
         cast = self._cast.setdefault((vote.base, sender), {})
+        self._check_open(sender, vote.base)
         if cast.setdefault(vote.view, vote.value) != vote.value:
             raise Violation("no double vote", f"two values in view {vote.view} of round {vote.round}")
         for view, carried in self._promised.get((vote.base, sender), {}).items():
@@ -149,6 +182,7 @@ class Judge:
             self._certify(value)
 
     def _change(self, sender: PeerId, change: ViewChange) -> None:
+        self._check_open(sender, change.base)
         self.view(sender, change.base, change.view)
         carried = -1 if change.prepared is None else change.prepared.prepared.view
         self._promised.setdefault((change.base, sender), {})[change.view] = carried
@@ -158,9 +192,13 @@ class Judge:
             if carried < view < change.view:
                 raise Violation("no double vote", f"a move to {change.view} that hides the vote in {view}")
 
-    def decided(self, certificate: Certificate) -> None:
-        """A peer holds this to be the outcome of a round."""
+    def decided(self, certificate: Entry) -> None:
+        """A peer holds this to be the outcome of a round, or that the authority went on from there."""
         previous = self.values[certificate.value.base]
+        if isinstance(certificate, Rebase):
+            self.values[certificate.value.hash] = certificate.value
+            self.states[certificate.value.hash] = self.states[certificate.value.base]
+            return
         try:
             check_certificate(certificate, previous)
         except RemoteError as error:
@@ -205,6 +243,9 @@ class Judge:
         return self._plans[value.plan], self._bitmaps[value.plan]
 
     def _check_value(self, value: Value) -> None:
+        if value.rollback:
+            self._check_rollback(value, value.rollback.target)
+            return
         plan, bitmaps = self._plans.get(value.plan), self._bitmaps.get(value.plan)
         if plan is None or bitmaps is None:
             raise Violation("the reference", "a certified value whose finals nobody has")
@@ -219,6 +260,19 @@ class Judge:
         if state_digest(value.base, state) != value.digest or bitmaps_root(bitmaps) != value.bitmaps:
             self.wrong_values += 1
             raise Violation("the reference", f"round {value.round} was certified with another value")
+        self.states[value.hash] = state
+
+    def _check_rollback(self, value: Value, target: Target) -> None:
+        """It goes back to what was certified before it."""
+        before, state = self.values[value.base], self.states[target.certificate]
+        while before.hash != target.certificate:
+            if before.base not in self.values:
+                raise Violation("the reference", f"round {value.round} goes back to what it does not stand on")
+            before = self.values[before.base]
+        digest = before.digest if target.round else state_digest(before.base, state)
+        if (before.state_round, digest) != (target.round, value.digest):
+            self.wrong_values += 1
+            raise Violation("the reference", f"round {value.round} goes back to another state")
         self.states[value.hash] = state
 
     def _check_nothing_left_out(self, plan: Plan, bitmaps: Sequence[bytes]) -> None:

@@ -31,6 +31,7 @@ from shoal.lab.simulate.talk import (
 )
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.protocol.agreement import Broadcast
+from shoal.protocol.catching_up import on_branch
 from shoal.protocol.donors import HEDGE_S, DonorScores
 from shoal.protocol.errands import (
     HEADER_TIMEOUT_S,
@@ -50,7 +51,7 @@ from shoal.protocol.errands import (
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input
-from shoal.protocol.messages import Certificate, Term, Value
+from shoal.protocol.messages import Entry, Term, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Obtaining:
         self._asking: list[_AskingChain] = []
         self._polls: list[_Poll] = []
         self._waiting: dict[bytes, list[GotFinals]] = {}
+        self._sought: dict[bytes, list[Then]] = {}
         self._unfinished: tuple[Value, Header, dict[int, bytes]] | None = None
         self.cache = Cache()
         self.transfers: dict[bytes, Fetching] = {}
@@ -117,7 +119,7 @@ class Obtaining:
     @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self._disk.held == self._disk.ledger.head.hash
+        return self._disk.held == self._disk.ledger.standing.hash
 
     @property
     def held(self) -> State | None:
@@ -125,7 +127,7 @@ class Obtaining:
         disk = self._disk
         if disk.blank:
             return None
-        return State(next(value for value in disk.chain if value.hash == disk.held), disk.state)
+        return State(disk.held_value, disk.state)
 
     def hold(self, state: State) -> None:
         """Have a state on disk, and serve it."""
@@ -144,6 +146,7 @@ class Obtaining:
         for fetching in self.transfers.values():
             fetching.stop()
         self._waiting.clear()
+        self._sought.clear()
         self._asking.clear()
         self._polls.clear()
 
@@ -221,30 +224,45 @@ class Obtaining:
         """Ask for certificates; False if there is no link."""
         if other not in self._peer.watch.links:
             return False
-        self._swarm.call(self._peer, other, GetChain(self._disk.height), REQUEST_BYTES)
+        self._swarm.call(
+            self._peer, other, GetChain(self._disk.height, self._disk.ledger.head.term.rebases), REQUEST_BYTES
+        )
         return True
 
     def told_chain(self, sender: int, part: ChainPart) -> None:
         """Extend the chain by what holds and leads further, for whoever asked."""
         asking = [one for one in self._asking if one.asks(sender)]
         if asking:
-            grew = self._extends(part.certificates)
+            grew = self._extends(part.entries)
             if grew:
                 self._put(HeadMoved())
             for one in asking:
                 one.told(sender, grew)
 
-    def _extends(self, certificates: Sequence[Certificate]) -> bool:
-        disk = self._disk
-        height = disk.height
+    def _extends(self, entries: Sequence[Entry]) -> bool:
+        head = self._disk.ledger.head
         try:
-            for certificate in certificates:
-                if certificate.value not in disk.ledger:
-                    disk.append(certificate)
-                    self._swarm.judge.decided(certificate)
+            for entry in entries:
+                if entry.value not in self._disk.ledger:
+                    self.extend(entry)
         except RemoteError:
             pass  # those before it count
-        return disk.height > height
+        return self._disk.ledger.head != head
+
+    def extend(self, entry: Entry) -> bool:
+        """Have an entry of the chain on disk; a state of a branch that it abandons gives way to an earlier one."""
+        disk = self._disk
+        if not disk.append(entry):
+            return False
+        self._swarm.judge.decided(entry)
+        held, standing = self.held, disk.ledger.standing
+        if held is not None and not on_branch(disk.ledger, held):
+            values = disk.earlier(standing.round)
+            if values is None:
+                disk.blank = True
+            else:
+                self.hold(State(standing, values))
+        return True
 
     def over(self, waiting: _AskingChain | _Poll) -> None:
         """Nobody is waited for any more."""
@@ -309,6 +327,10 @@ class Obtaining:
     def _fetch_state(self, request: FetchState, then: Then) -> None:
         value, header = request.value, request.header
         assert isinstance(header, Header)
+        if header.digest in self._sought:  # to go back to it, and to catch up: who wants the same waits for it
+            self._sought[header.digest].append(then)
+            return
+        self._sought[header.digest] = [then]
         came: dict[int, bytes] = {}
         if self._unfinished is not None and self._unfinished[1] == header:
             came = self._unfinished[2]
@@ -328,7 +350,7 @@ class Obtaining:
                 agrees=partial(self._agrees, value),
                 known=frozenset(self._numbers(sorted(request.holders))),
                 accept=accept,
-                ended=partial(self._fetched_state, value, header, came, then),
+                ended=partial(self._fetched_state, value, header, came),
             ),
             self._numbers(request.peers),
         )
@@ -336,15 +358,18 @@ class Obtaining:
     def _agrees(self, value: Value, donor: int, answer: Answer) -> None:
         self.header(donor, value, answer)
 
-    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], then: Then, done: bool) -> None:
+    def _fetched_state(self, value: Value, header: Header, came: dict[int, bytes], done: bool) -> None:
+        waiting = self._sought.pop(header.digest, [])
         if not done:
-            then(None)
+            for then in waiting:
+                then(None)
             return
         self._unfinished = None
         state = State(value, header.assembled(came[chunk] for chunk in range(len(header.hashes))))
         self._swarm.donations.obtained += 1
         self.serve(state)
-        then(state)
+        for then in waiting:
+            then(state)
 
     # -- finals ------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class SimulatedPeer:
         self.id = identity.peer_id
         self.disk = disk
         self.train_s = train_s
+        self.rounds: int | None = None
         self.life = 0
         self.up = self.hung = self.gone = False
         self.host_up = True
@@ -87,6 +88,7 @@ class SimulatedPeer:
             self.watch.tick(now)
             self.peer_rounds.tick(now)
             self.check_queues()
+            swarm.look_at_phase(self)
         swarm.timeline.after(swarm.tick_s, self.tick, life)
 
     def receive(self, sender: int, message: object) -> None:
@@ -102,6 +104,7 @@ class SimulatedPeer:
             assert isinstance(message, Message)
             self.watch.seen(sender)
             self.peer_rounds.hear(sender, message)
+        self.swarm.look_at_phase(self)
 
     def wake(self) -> None:
         """It runs again, and reads first what has arrived meanwhile."""

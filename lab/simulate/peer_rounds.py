@@ -7,8 +7,7 @@ lacks it gets by `obtaining`. An effect that has no place here is an error.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
+from shoal.lab.box import Box, Surroundings, do_by, nothing
 from shoal.lab.simulate.fetching import Fetching
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
@@ -38,7 +38,9 @@ from shoal.lab.simulate.talk import (
 )
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
+from shoal.protocol.amending import sign_amendment
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, LINGER_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.effects import (
@@ -62,7 +64,6 @@ from shoal.protocol.effects import (
     GiveWay,
     Goodbye,
     KeepOrder,
-    MemberEffect,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -70,6 +71,8 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignAmendment,
+    SignRebase,
     StandOnHead,
     StartReduce,
     StopReduction,
@@ -81,10 +84,12 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
-    Input,
+    Amend,
+    GoBack,
+    GoOnWithout,
     Linked,
     Loaded,
     Received,
@@ -92,11 +97,14 @@ from shoal.protocol.inputs import (
     SetPaused,
     Tick,
     Trained,
+    TrainerRestarted,
 )
-from shoal.protocol.member import Member
-from shoal.protocol.messages import Certificate, Message, Ready, Report, RoundMessage, Value, domain_hash
+from shoal.protocol.member import Member, Standing
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Report, RoundMessage, domain_hash
+from shoal.protocol.planning import TRAINING
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.surroundings import Rules
+from shoal.protocol.surroundings import Policies, Rules
+from shoal.protocol.terms import make_rebase
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -107,15 +115,14 @@ FINALS_KEPT = 6
 """Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
+APART_S = 2.0
+"""Whoever has its state takes part in the round after it so soon."""
 GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
 
 
-class PeerRounds(Reducing):
-    """The rounds of a peer in one of its lives; what its member looks at (`Surroundings`) is here too."""
-
-    waits_alone = False
-    """Contributions are parameters."""
+class PeerRounds(Reducing, Surroundings):
+    """The rounds of a peer in one of its lives; what its member looks at is here too."""
 
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
@@ -125,20 +132,26 @@ class PeerRounds(Reducing):
             surroundings=self,
             deal=deal,
             scores=scores,
+            policies=Policies(rollback="always"),
+            rounds=peer.rounds,
             make=self._swarm.components.machine,
         )
-        self._inputs: deque[Input] = deque()
-        self._feeding = self._over = False
+        self._box = Box(self.member, partial(do_by, DOERS, self), lambda: self._now)
+        self._over = False
         self._candidates: dict[bytes, tuple[Report, F32]] = {}
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.work = Work(peer)
         self.serving = Serving(peer, self._lookup)
-        self.obtaining = Obtaining(peer, scores=scores, put=self._put, computed=self._disk.finals.get)
+        self.replayed_rounds = self._swarm.components.work.replayed_rounds
+        self.obtaining = Obtaining(peer, scores=scores, put=self._box.put, computed=self._disk.finals.get)
         self._trained_at: float | None = None
         self.paused = False
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
+        self._going_since: float | None = None
+        self._apart_since = self._now
+        self.paused_in_round = False
 
     # -- what the member looks at ------------------------------------------------------------------------------
 
@@ -153,24 +166,14 @@ class PeerRounds(Reducing):
         return self.obtaining.current
 
     @property
-    def held(self) -> State | None:
+    def held(self) -> State | None:  # type: ignore[override]
         """The state that is here."""
         return self.obtaining.held
 
     @property
-    def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state."""
-        return self._swarm.components.work.replayed_rounds
-
-    @property
-    def donors(self) -> frozenset[PeerId]:
-        """From whom the last state came is not remembered."""
-        return frozenset()
-
-    @property
     def digest(self) -> bytes:
         """The digest of the state at the head."""
-        return self.chain.head.digest
+        return self.chain.standing.digest
 
     @property
     def made(self) -> bool:
@@ -178,7 +181,7 @@ class PeerRounds(Reducing):
         return self.work.made is not None
 
     @property
-    def resting(self) -> bool:
+    def resting(self) -> bool:  # type: ignore[override]
         """Whether it has trained."""
         return self._trained_at is None
 
@@ -198,18 +201,15 @@ class PeerRounds(Reducing):
         """Who can be told something."""
         return [self._swarm.peers[other].id for other in self._peer.watch.links]
 
-    def may_join(self, peer: PeerId) -> bool:
-        """Everyone may."""
-        return True
-
-    def stands_still(self, head: Value) -> str | None:
-        """Nothing keeps anyone from signing: a fork ends a simulation."""
-        return None
-
     def rules(self, round: int) -> Rules:
         """The same in all rounds, but for the fragment that they are of."""
         swarm = self._swarm
         settings = replace(swarm.settings, numel=swarm.fragments.of_round(round).numel)
+        amended = self.chain.amended(round)
+        if amended is not None:
+            in_force = amended.round
+            settings = replace(settings, grace_s=in_force.grace_s, weight_cap=in_force.weight_cap)
+            settings = replace(settings, reduce_deadline_s=in_force.reduce_deadline_s)
         return Rules(settings=settings, staleness_rounds=swarm.staleness_rounds)
 
     def new_life(self) -> bytes:
@@ -225,15 +225,36 @@ class PeerRounds(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._put(Loaded(tuple(self._disk.orders.values())))
+        self._box.put(Loaded(tuple(self._disk.orders.values())))
 
     def stop(self) -> None:
         """The process ended."""
         self.obtaining.stop()
         self._stop_reduction()
-        self._inputs.clear()
+        self._box.stop()
         self._over = True
         self.member.machine = None
+
+    def go_back(self, rounds: int) -> bool:
+        """The user wants to go back by so many rounds, or as far as there are states; whether that can be asked for."""
+        there = self._disk.earlier_rounds()[-rounds:]
+        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        if not there or not possible or self.member.standing is not Standing.IN_ROUND:
+            return False
+        self._box.put(GoBack(there[0]))
+        return True
+
+    def amend(self, setting: str) -> bool:
+        """The user, who has the authority's key, wants this in force; whether that can be asked for."""
+        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        if not possible or self.member.standing is not Standing.IN_ROUND:
+            return False
+        self._box.put(Amend((setting,), by_authority=True))
+        return True
+
+    def rebase(self, members: Collection[PeerId]) -> None:
+        """The authority, which is here, has the chain go on with these."""
+        self._box.put(GoOnWithout(frozenset(self.chain.head.members) - set(members)))
 
     def ask_to_leave(self) -> None:
         """The user wants the peer to go."""
@@ -241,40 +262,29 @@ class PeerRounds(Reducing):
 
     def pause(self, *, paused: bool = True) -> None:
         """The user wants the accelerator, or gives it back."""
-        self._put(SetPaused(paused))
+        self._box.put(SetPaused(paused))
 
     def trained(self) -> None:
         """What training was waited for is there."""
         if self._trained_at is not None:
             self._trained_at = self._now
 
-    def _put(self, event: Input) -> None:
-        """Feed the member, after what it is being fed; not once the process has ended."""
-        if self._over:
-            return
-        self._inputs.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._inputs:
-                self._feed(self._inputs.popleft())
-        finally:
-            self._feeding = False
+    def trainer_restarted(self) -> None:
+        """The trainer begins anew, and knows nothing of what it was told."""
+        self._trained_at = None
+        self._box.put(TrainerRestarted())
 
-    def _feed(self, event: Input) -> None:
-        effect = self.member.take(event, self._now)
-        while effect is not None:
-            result = self._do(effect)
-            if self._over:
-                return
-            effect = self.member.done(result, self._now)
+    @property
+    def goes(self) -> bool:
+        """Whether it is to go."""
+        return self.member.leaving or self.member.finished
 
-    def _do(self, effect: MemberEffect) -> Any:
-        do = DOERS.get(type(effect))
-        if do is None:
-            raise LocalError(f"nothing simulated does {type(effect).__name__}")
-        return do(self, effect)
+    @property
+    def phases(self) -> set[str]:
+        """Where it is in its round, and what its user wants of it."""
+        found = {"joining" if self.machine is None else self.machine.phase.value}
+        wanted = {"repair": self._closed_to, "paused": self.paused, "leaving": self.member.leaving}
+        return found | {name for name, holds in wanted.items() if holds}
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -286,12 +296,30 @@ class PeerRounds(Reducing):
         done = self._trained_at is not None and now >= self._trained_at and not self.paused
         if done and self.machine is not None:
             self._trained_at = None
-            self._put(Trained(self.machine.round, None))
-        self._put(Tick())
+            self._box.put(Trained(self.machine.round, None))
+        self._box.put(Tick())
+        self._check_rest(now)
         if self.machine is not None and self._peer.lies:
             self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))
         if self.machine is not None:
             self._check_standstill(self.machine, now)
+
+    def _check_rest(self, now: float) -> None:
+        """Raises Violation if it says that it trains and does not, or stays long after it was to go."""
+        machine = self.machine
+        mine = None if machine is None else machine._gathering.get(self._peer.id)
+        trains = self.work.made is not None or self._trained_at is not None
+        if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
+        takes_part = machine is not None or not self.current or self.goes
+        self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
+        if now - self._apart_since > APART_S:
+            raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
+        self._going_since = now if self._going_since is None else self._going_since
+        if not self.goes:
+            self._going_since = None
+        elif now - max(self._going_since, self._peer.disturbed_at) > LEAVE_TIMEOUT_S + LINGER_S + 1.0:
+            raise Violation("a leave", f"peer {self._peer.number} was to go {now - self._going_since:.1f} s ago")
 
     def _check_standstill(self, machine: RoundMachine, now: float) -> None:
         plan, agreement = machine.plan, machine.agreement
@@ -308,13 +336,13 @@ class PeerRounds(Reducing):
 
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
-        if isinstance(message, Certificate | RoundMessage):
-            self._put(Received(self._swarm.peers[sender].id, message))
+        if isinstance(message, Certificate | Rebase | RoundMessage):
+            self._box.put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
         """A link came up: tell what stands."""
         head = self._swarm.peers[other].disk.ledger.head  # as its record says
-        self._put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
+        self._box.put(Linked(self._swarm.peers[other].id, (head.term, head.round)))
         self.obtaining.linked(other)
 
     def unlinked(self, other: int) -> None:
@@ -361,7 +389,7 @@ class PeerRounds(Reducing):
     def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
         disk = self._disk
         if isinstance(asked, GetChain):
-            return ChainPart(disk.certificates_after(asked.height))
+            return ChainPart(disk.entries_after(asked.height, asked.rebases))
         if isinstance(asked, GetHeader):
             header = self.obtaining.cache.begin_serving(asked.round, self._now)
             if header is not None and "header" in self._peer.lies:
@@ -382,9 +410,6 @@ class PeerRounds(Reducing):
 
     # -- effects -----------------------------------------------------------------------------------------------
 
-    def _nothing(self, effect: MemberEffect) -> None:
-        """What has no counterpart in a simulation."""
-
     def _write(self, effect: Write) -> None:
         if self._disk.tears is None:
             self._disk.logs.persist(*effect.records)
@@ -392,6 +417,8 @@ class PeerRounds(Reducing):
             self._swarm.dies_writing(self._peer, effect.records)
 
     def _broadcast(self, effect: Broadcast) -> None:
+        if self.paused and isinstance(effect.message, Ready) and effect.message.role == TRAINING:
+            raise Violation("a pause", f"peer {self._peer.number} says that it trains while it pauses")
         self._swarm.say(self._peer, effect.message)
 
     def _send(self, effect: Send) -> None:
@@ -409,18 +436,20 @@ class PeerRounds(Reducing):
         self._closed_to.clear()
         self._wanted.clear()
         self._handed_over.clear()
-        self._plans, self._trained_at = 0, None
+        self._plans, self._trained_at, self.paused_in_round = 0, None, self.paused
         return {}
 
     def _announce(self, effect: Announce) -> Ready:
         return self.work.announcement(self.chain.head)
 
     def _train(self, effect: Train) -> None:
+        if self.paused:
+            raise Violation("a pause", f"peer {self._peer.number} is told to train while it pauses")
         if effect.contribute:  # what is learnt alone meanwhile is not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
 
     def _pause_trainer(self, effect: PauseTrainer) -> None:
-        self.paused = effect.paused
+        self.paused, self.paused_in_round = effect.paused, True
 
     def _contribute(self, effect: Contribute) -> Ready:
         return self.work.make(self.chain.head)
@@ -469,13 +498,14 @@ class PeerRounds(Reducing):
         return report
 
     def _append(self, effect: Append) -> bool:
-        entry, disk = effect.entry, self._disk
-        assert isinstance(entry, Certificate)
-        if disk.tears is not None:
+        entry = effect.entry
+        if self._disk.tears is not None:
             self._swarm.dies_writing(self._peer, entry)
             return True
-        self._swarm.judge.decided(entry)
-        disk.append(entry)
+        if isinstance(entry, Certificate):  # before it is refused: of its own no member may think otherwise
+            self._swarm.judge.decided(entry)
+        if not self.obtaining.extend(entry):
+            return False
         self._swarm.decided(self._peer, entry.value)
         return True
 
@@ -495,6 +525,13 @@ class PeerRounds(Reducing):
 
     def _drop_order(self, effect: DropOrder) -> None:
         self._disk.orders.pop(effect.kind, None)
+
+    def _sign_amendment(self, effect: SignAmendment) -> bytes:
+        return sign_amendment(self._swarm.authority, self.chain.head.swarm, effect.amendment)
+
+    def _sign_rebase(self, effect: SignRebase) -> Rebase:
+        members = set(self.chain.head.members) - effect.forget
+        return make_rebase(self._swarm.authority, self.chain.head, members)
 
     def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
         return self._disk.earlier_rounds()
@@ -518,7 +555,7 @@ class PeerRounds(Reducing):
 
     def _computed(self, finals: Finals) -> None:
         self._handed_over.add(finals.plan.hash)
-        self._put(Reduced(finals, 0.0))
+        self._box.put(Reduced(finals, 0.0))
 
     def _need_finals(self, effect: FetchFinals) -> None:
         plan = effect.value.plan
@@ -552,36 +589,38 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     BeginRound: PeerRounds._begin_round,
     Blame: PeerRounds._blame,
     Broadcast: PeerRounds._broadcast,
-    Certified: PeerRounds._nothing,
+    Certified: nothing,
     CloseOff: PeerRounds._close_off,
     Contribute: PeerRounds._contribute,
     DropOrder: PeerRounds._drop_order,
     Evicted: PeerRounds._stop,
-    Examine: PeerRounds._nothing,
+    Examine: nothing,
     FetchFinals: PeerRounds._need_finals,
     FindEarlierRounds: PeerRounds._find_earlier_rounds,
     FindWork: PeerRounds._find_work,
     FinishWork: PeerRounds._finish_work,
     ForgetEarlier: PeerRounds._forget_earlier,
-    GiveWay: PeerRounds._nothing,
+    GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
     KeepOrder: PeerRounds._keep_order,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,
-    Rejoin: PeerRounds._nothing,
+    Rejoin: nothing,
     Repair: PeerRounds._repair,
     ResumeWork: PeerRounds._settle_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
+    SignAmendment: PeerRounds._sign_amendment,
+    SignRebase: PeerRounds._sign_rebase,
     SettleWork: PeerRounds._settle_work,
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
     StopReduction: PeerRounds._stop,
-    TakePart: PeerRounds._nothing,
-    Tell: PeerRounds._nothing,
+    TakePart: nothing,
+    Tell: nothing,
     Train: PeerRounds._train,
     WatchReduction: PeerRounds._watch_reduction,
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0), signs for the authority or bans here."""
+"""What does each effect of a member. Nobody draws S(0) or bans here."""

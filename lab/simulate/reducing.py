@@ -17,7 +17,7 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Plan
 from shoal.swarm.lanes.frame import FrameKind
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer

@@ -97,16 +97,26 @@ class Residuals:
         bits = self._included(last.made, peer.id)
         yield "what was not counted", self._left(last, bits), 0 if any(bits) else last.made.tokens
         whole = [True] * len(bits)
-        restarted = peer.life != last.life
+        ended = last.made.base not in self._judge.certified or not self._stands(peer, last)
+        restarted = peer.life != last.life or ended
         if restarted or (made.round - last.since + 1 > self._staleness_rounds and not any(bits)):
             yield "nothing", None, 0
+        if ended:
+            return
         value = self._judge.values[self._judge.certified[last.made.base]]
         if restarted or value.plan not in peer.disk.finals:  # nobody could say, and once is the limit
             yield "what encoding lost", self._left(last, whole), 0
 
+    def _stands(self, peer: SimulatedPeer, given: _Given) -> bool:
+        """Whether no rollback and no rebase came since."""
+        return peer.disk.ledger.head.next_term == self._judge.values[given.made.base].next_term
+
     def _included(self, made: Made, peer: PeerId) -> Sequence[bool]:
         """Per chunk, whether the round that it was made for counted it."""
-        value = self._judge.values[self._judge.certified[made.base]]
+        certified = self._judge.certified.get(made.base)
+        value = None if certified is None else self._judge.values[certified]
+        if value is None or value.rollback:  # nothing counts that was for it
+            return [False] * made.encoded.grid.chunks
         plan, bitmaps = self._judge.plan_of(value)
         place = plan.number(peer)
         if place is None or plan.participants[place].root != made.encoded.root:

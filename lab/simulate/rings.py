@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from shoal.lab.rows.rows import deal_rows, shortest
@@ -42,20 +42,19 @@ from shoal.lab.simulate.scenario import Scenario
 from shoal.lab.simulate.watch import HELLO_BYTES, RECORD_BYTES
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import (
+    RECEIVERS,
     TICK_S,
     Died,
     Effect,
     MembershipMachine,
     Refute,
-    SendAck,
-    SendNack,
-    SendPing,
-    SendPingRequest,
+    Say,
     State,
     Suspected,
     detection_bound_s,
 )
 from shoal.protocol.messages import domain_hash
+from shoal.protocol.peering import Ack, Ping, PingRequest, SignOfLife, Suspicion
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.dialling import DIAL_DEADLINE_S
 
@@ -74,8 +73,13 @@ JUDGES = 2
 ABOUT_RECORDS = ("hello", "welcome", "record")
 VERDICT_BYTES = 330
 _ALIVE = State.ALIVE
-Said = SendPing | SendAck | SendPingRequest | SendNack | Suspected
-"""What travels: the messages have the same in them, and the incarnation of who sends them."""
+NOTED: Mapping[type, tuple[int, str]] = {
+    Ping: (1, "nonce"),
+    Ack: (2, "nonce"),
+    PingRequest: (3, "nonce"),
+    Suspicion: (4, "incarnation"),
+}
+"""The detector's messages that the trace has: under which number, and what of each."""
 
 
 class Rings(ABC):
@@ -185,13 +189,13 @@ class Rings(ABC):
         """One way, with jitter."""
         return leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * self._chance())
 
-    def _say(self, leaf: Leaf, other: Leaf, message: Said) -> None:
+    def _say(self, leaf: Leaf, other: Leaf, message: SignOfLife) -> None:
         """A detector's message: it may be lost."""
         leaf.control_bytes += self._sizes[type(message)]
         chance = self._chance
         if chance() >= self._loss:
             delay_s = leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * chance())
-            self.timeline.after(delay_s, self._arrive, leaf, other, message, leaf.machine.incarnation)
+            self.timeline.after(delay_s, self._arrive, leaf, other, message)
 
     def _deliver(self, leaf: Leaf, other: Leaf, what: str, size: int, *rest: int) -> None:
         """A message over a connection, which repeats what is lost."""
@@ -203,45 +207,27 @@ class Rings(ABC):
             delay += RETRY_S
         self.timeline.after(delay, self._take, leaf.number, other.number, what, *rest)
 
-    def _arrive(self, sender: Leaf, leaf: Leaf, message: Said, incarnation: int) -> None:
-        """What a machine wanted to be sent is there; `incarnation` is what its node had then."""
+    def _arrive(self, sender: Leaf, leaf: Leaf, message: SignOfLife) -> None:
+        """What a machine wanted to be sent is there."""
         if not leaf.up:
             return
-        timeline = self.timeline
-        now = timeline.now
-        if type(message) is SendPing:
-            timeline.note(1, sender.number, leaf.number, message.nonce)
-            effects = leaf.machine.on_ping(sender.id, message.nonce, incarnation, now)
-            if len(effects) == 1 and type(effects[0]) is SendAck:  # as nearly always: it is the sender's
-                self._say(leaf, sender, effects[0])
-                return
-        elif type(message) is SendAck:
-            timeline.note(2, sender.number, leaf.number, message.nonce)
-            if message.about is None:
-                effects = leaf.machine.on_ack(sender.id, message.nonce, incarnation, now)
-            else:
-                effects = leaf.machine.on_indirect_ack(sender.id, message.about, message.nonce, now)
-        elif type(message) is SendPingRequest:
-            timeline.note(3, sender.number, leaf.number, message.nonce)
-            effects = leaf.machine.on_ping_request(sender.id, message.target, message.nonce, now)
-        elif type(message) is SendNack:
-            effects = leaf.machine.on_nack(sender.id, message.target, message.nonce, now)
-        else:
-            assert isinstance(message, Suspected)
-            timeline.note(4, sender.number, leaf.number, message.incarnation)
-            effects = leaf.machine.on_suspicion(message.peer, message.incarnation, now)
+        timeline, kind = self.timeline, type(message)
+        noted = NOTED.get(kind)
+        if noted is not None:
+            number, what = noted
+            timeline.note(number, sender.number, leaf.number, getattr(message, what))
+        effects = RECEIVERS[kind](leaf.machine, sender.id, message, timeline.now)
         if effects:
             self._carry_out(leaf, effects)
 
     def _carry_out(self, leaf: Leaf, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if type(effect) is SendPing or type(effect) is SendAck or type(effect) is SendNack:
-                self._say(leaf, self._by_id[effect.peer], effect)
-            elif type(effect) is SendPingRequest:
-                self._say(leaf, self._by_id[effect.via], effect)
+            if type(effect) is Say:
+                self._say(leaf, self._by_id[effect.peer], effect.message)
             elif type(effect) is Suspected:
+                suspicion = Suspicion(peer=effect.peer, incarnation=effect.incarnation)
                 for near in sorted(leaf.near):
-                    self._say(leaf, self.leaves[near], effect)
+                    self._say(leaf, self.leaves[near], suspicion)
             elif type(effect) is Died:
                 self._found_dead(leaf, self._by_id[effect.peer])
             elif type(effect) is Refute:

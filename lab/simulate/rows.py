@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shoal.collectives.aggregate import Term
 from shoal.collectives.codecs import F32, U8, Codec
 from shoal.collectives.grid import Grid
-from shoal.collectives.summing import Term
 from shoal.lab.rows.row_messages import RowPlan
 from shoal.lab.rows.two_level import row_mean, row_owners
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.protocol.identity import PeerId
-from shoal.protocol.membership import MembershipMachine, SendAck, SendNack, SendPing, SendPingRequest, Suspected
+from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.protocol.wire import canonical
 
@@ -173,13 +173,13 @@ def row_work(rates: Sequence[tuple[float, float]], model_bytes: float, *, gone: 
 
 
 def message_sizes() -> dict[type, int]:
-    """Bytes of the detector's messages, sealed and on the wire, by what wants them sent."""
+    """Bytes of the detector's messages, sealed and on the wire."""
     peer = PeerId("1" * 52)
-    samples = {
-        SendPing: Ping(nonce=2**61, incarnation=1),
-        SendAck: Ack(nonce=2**61, incarnation=1),
-        SendPingRequest: PingRequest(target=peer, nonce=2**61),
-        SendNack: Nack(target=peer, nonce=2**61),
-        Suspected: Suspicion(peer=peer, incarnation=1),
-    }
-    return {kind: len(canonical(one)) + ENVELOPE_BYTES + CONTROL_OVERHEAD_BYTES for kind, one in samples.items()}
+    samples = (
+        Ping(nonce=2**61, incarnation=1),
+        Ack(nonce=2**61, incarnation=1),
+        PingRequest(target=peer, nonce=2**61),
+        Nack(target=peer, nonce=2**61),
+        Suspicion(peer=peer, incarnation=1),
+    )
+    return {type(one): len(canonical(one)) + ENVELOPE_BYTES + CONTROL_OVERHEAD_BYTES for one in samples}

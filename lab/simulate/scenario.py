@@ -17,6 +17,7 @@ Times are seconds of virtual time since the start. A duration that is left out l
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -43,8 +44,27 @@ FRAGMENTS = (1, 1, 1, 2, 3)
 """Of how many fragments the rounds of a random scenario are."""
 TORN_SHARE = 0.35
 """Of the deaths, those in the middle of a write."""
+CALM_ROUNDS = 3
+OUTAGE_SHARE = 0.25
+"""Of the random scenarios, those in which all crash at once."""
+ROLLBACK_SHARE = 0.25
+"""Of the random scenarios, those in which a user wants to go back."""
+AMEND_SHARE = 0.2
+"""Of the random scenarios, those in which the authority amends the settings."""
+FINISH_SHARE = 0.2
+"""Of the random scenarios, those in which some peer is to take part in a few rounds only."""
+PHASE_LIMIT_S = 8.0
+"""A fault that is to strike in a phase strikes after so long wherever its peer may be."""
 
-Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause"]
+Kind = Literal[
+    "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
+    "outage", "rollback", "amend",
+]  # fmt: skip
+OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend")
+"""What befalls only peers that make rounds together."""
+Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
+BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
+"""The faults that bring a peer into a phase which it does not come to by itself."""
 Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
 """Those that are told of rollouts."""
@@ -64,12 +84,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
     round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state; of
     rollouts it serves what it does not have, or other bytes, or announces other rewards.
-    leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator; not where rollouts are
-    shared.
+    leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
+    anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
+    outage: all crash at once; `peer` is the one whose phase counts. rollback: its user wants to go back `back` rounds.
+    amend: its user, who has the authority's key, wants `setting` in force. These six, from pause on, are not where
+    rollouts are shared.
+
+    phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
 
     kind: Kind
     at_s: Moment
+    phase: Phase | None = None
+    into_s: Annotated[float, Meta(ge=0, le=PHASE_LIMIT_S)] = 0.0
     peer: Index | None = None
     duration_s: Annotated[float, Meta(gt=0, le=TIME_LIMIT_S)] | None = None
     forgets: bool = False
@@ -79,12 +106,23 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     groups: tuple[tuple[Index, ...], ...] = ()
     one_way: bool = False
     lie: Lie | None = None
+    setting: str = ""
+    back: Annotated[int, Meta(ge=1, le=8)] = 1
+    round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] | None = None
 
     def __post_init__(self) -> None:
         if self.peer is None and self.kind not in ("partition", "join"):
             raise ValueError(f"a {self.kind} needs the peer it strikes")
         if self.kind == "partition" and (len(self.groups) < 2 or not all(self.groups)):
             raise ValueError("a partition needs at least two groups, none of them empty")
+        if self.phase is not None and self.peer is None:
+            raise ValueError(f"a {self.kind} strikes in no phase of a peer")
+        if (self.kind == "finish") != (self.round is not None):
+            raise ValueError("a finish needs its round, and nothing else has one")
+        if (self.kind == "amend") != bool(self.setting):
+            raise ValueError("an amend needs its setting, SECTION.KEY=VALUE, and nothing else has one")
+        if self.kind == "outage" and self.duration_s is None:
+            raise ValueError("an outage ends; give its duration_s")
         if self.torn is not None and self.kind not in ("kill", "crash"):
             raise ValueError(f"a {self.kind} tears no log; a kill or a crash does")
         if self.kind == "lie" and self.lie is None:
@@ -93,7 +131,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def ends_at_s(self) -> float:
         """When its effect is over, as far as it ever is."""
-        return self.at_s + (self.duration_s or 0.0)
+        waited_s = 0.0 if self.phase is None else PHASE_LIMIT_S + self.into_s
+        return self.at_s + waited_s + (self.duration_s or 0.0)
 
 
 class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -117,6 +156,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of each chunk a peer sends the largest values alone."""
     fragments: Annotated[int, Meta(ge=1, le=5)] = 1
     """A round is of one of so many, one after the other, and peers train on beside it."""
+    rebases: bool = False
+    """Where too few are left to certify, the authority has those who run go on."""
+    calm_rounds: Annotated[int, Meta(ge=0, le=10)] = 0
+    """After the last fault, rounds that are waited for in which nothing is wrong (see `calm`)."""
     rollouts: bool = False
     """The peers share rollouts, each in rounds of its own, in place of making rounds together."""
 
@@ -127,8 +170,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
         if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
             raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
-        if self.rollouts and any(fault.kind == "pause" for fault in self.fault):
-            raise ValueError("nobody pauses where rollouts are shared: that is not simulated")
+        for fault in self.fault:
+            if self.rollouts and (fault.kind in OF_ROUNDS or fault.phase is not None):
+                raise ValueError(f"a {fault.kind} of a phase or trainer is not simulated where rollouts are shared")
         for fault in self.fault:
             named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
             newcomers = sum(1 for other in self.fault if other.kind == "join")
@@ -200,8 +244,8 @@ def _traced(path: Path) -> list[Fault]:
 def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
     """A small swarm under faults of all kinds, every one of which ends: 3 to 9 peers, 1 to 6 faults.
 
-    In a quarter of them peers share rollouts. In every second one of the others there are up to five faults more,
-    about a newcomer that fetches the state from the others.
+    In a quarter of them peers share rollouts. In the others up to four faults more strike in a phase of a round, and in
+    every second one up to five about a newcomer that fetches the state from the others.
     """
     rng = random.Random(f"scenario {seed}")
     peers = rng.randint(3, 9)
@@ -217,13 +261,14 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
     else:
         if more.random() < TRANSFER_SHARE:
             faults += _around_a_transfer(more, peers)
+        faults += _in_phases(random.Random(f"phases {seed}"), peers, faults)
         drawn = random.Random(f"torn {seed}")
         faults = [_torn(drawn, fault) for fault in faults]
     shape = random.Random(f"shape {seed}")
     liars = {fault.peer for fault in faults if fault.kind == "lie"}
-    leavers = {fault.peer for fault in faults if fault.kind == "leave"}
+    leavers = {fault.peer for fault in faults if fault.kind in ("leave", "finish")}
     if 2 * (len(liars) + len(leavers)) >= peers:
-        faults = [fault for fault in faults if fault.kind not in ("lie", "leave")]
+        faults = [fault for fault in faults if fault.kind not in ("lie", "leave", "finish")]
     return Scenario(
         peers=peers,
         rounds=rounds,
@@ -232,6 +277,8 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         rollouts=rollouts,
         sparse=shape.random() < SPARSE_SHARE and not rollouts,
         fragments=1 if rollouts else shape.choice(FRAGMENTS),
+        calm_rounds=0 if rollouts else CALM_ROUNDS,
+        rebases=not rollouts,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 
@@ -261,6 +308,40 @@ def _around_a_transfer(rng: random.Random, peers: int) -> list[Fault]:
             faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, factor=round(rng.uniform(5, 60), 1)))
         else:
             faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer))
+    return faults
+
+
+def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[Fault]:
+    """What befalls founders and newcomers in a phase of their round; a peer that joins, pauses or leaves among them."""
+    joins = dict(enumerate(sorted(fault.at_s for fault in others if fault.kind == "join"), peers))
+    faults: list[Fault] = []
+    for _ in range(rng.randint(1, 4)):
+        kind: Kind = rng.choice(("kill", "kill", "crash", "stop", "pause", "pause", "trainer", "leave"))
+        phase: Phase = rng.choice(get_args(Phase))
+        peer = rng.choice([*range(peers), *joins, *joins])
+        at_s, lasts = round(joins.get(peer, rng.uniform(0.0, 14.0)), 2), round(rng.uniform(0.5, 8.0), 2)
+        into_s = rng.choice((0.0, 0.0, round(rng.uniform(0.0, 1.0), 3)))
+        before = BROUGHT_BY.get(phase)
+        if before is not None:
+            faults.append(Fault(kind=before, at_s=at_s, peer=peer, duration_s=None if before == "leave" else 10.0))
+        ends = None if kind in ("leave", "trainer") else lasts
+        faults.append(Fault(kind=kind, at_s=at_s, phase=phase, into_s=into_s, peer=peer, duration_s=ends))
+    if rng.random() < OUTAGE_SHARE:
+        phase = rng.choice(("train", "plan", "reduce", "certify", "certify"))
+        at_s, into_s = round(rng.uniform(0.0, 14.0), 2), rng.choice((0.0, 0.02, 0.05, 0.1, 0.2))
+        peer, forgets = rng.randrange(peers), rng.random() < 0.5
+        faults.append(
+            Fault(kind="outage", at_s=at_s, phase=phase, into_s=into_s, peer=peer, duration_s=2.0, forgets=forgets)
+        )
+    if rng.random() < ROLLBACK_SHARE:
+        at_s, phase = round(rng.uniform(6.0, 16.0), 2), rng.choice(("train", "plan", "reduce", "certify"))
+        faults.append(Fault(kind="rollback", at_s=at_s, phase=phase, peer=rng.randrange(peers), back=rng.randint(1, 3)))
+    if rng.random() < FINISH_SHARE:
+        faults.append(Fault(kind="finish", at_s=0.0, peer=rng.randrange(peers), round=rng.randint(1, 4)))
+    if rng.random() < AMEND_SHARE:
+        setting = rng.choice(("round.grace_s=2.5", "round.grace_s=3.5", "round.weight_cap=2", "round.weight_cap=1"))
+        at_s = round(rng.uniform(2.0, 14.0), 2)
+        faults.append(Fault(kind="amend", at_s=at_s, peer=rng.randrange(peers), setting=setting))
     return faults
 
 

@@ -70,6 +70,10 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
         yield {"fragments": 1}
+    if scenario.calm_rounds:
+        yield {"calm_rounds": 0}
+    if scenario.rebases:
+        yield {"rebases": False}
     if scenario.sparse:
         yield {"sparse": False}
     if scenario.churn != Churn():
@@ -113,6 +117,8 @@ def _easier(fault: Fault) -> Iterator[Fault]:
         yield msgspec.structs.replace(fault, duration_s=round(fault.duration_s / 2, 2))
     if fault.at_s >= 1.0:
         yield msgspec.structs.replace(fault, at_s=float(int(fault.at_s / 2)))
+    if fault.phase is not None:
+        yield msgspec.structs.replace(fault, phase=None, into_s=0.0)
     if fault.forgets:
         yield msgspec.structs.replace(fault, forgets=False)
     if fault.torn is not None:
@@ -131,6 +137,8 @@ def as_test(scenario: Scenario, kind: str) -> str:
     rollouts = ", rollouts=True" if scenario.rollouts else ""
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
+    shape += ", rebases=True" if scenario.rebases else ""
+    shape += f", calm_rounds={scenario.calm_rounds}" if scenario.calm_rounds else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",
@@ -156,4 +164,14 @@ def _told(fault: Fault) -> str:
     return f"Fault({said})"
 
 
-_DEFAULTS = {"forgets": False, "torn": None, "factor": 1.0, "share": 0.0, "groups": (), "one_way": False}
+_DEFAULTS = {
+    "into_s": 0.0,
+    "setting": "",
+    "back": 1,
+    "forgets": False,
+    "torn": None,
+    "factor": 1.0,
+    "share": 0.0,
+    "groups": (),
+    "one_way": False,
+}

@@ -9,8 +9,8 @@ the reduction and its pace. What is modelled is around them: links and their los
 a write is done, catching up. A scenario and its seed give the same events in the same order, and so the same
 `trace_digest`; no clock is read but for `wall_s`.
 
-Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
-peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
+Not simulated: bans, and forwarding through a third peer. Peers that share rollouts have no common rounds; `rollouts`
+simulates those.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, get_args
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.lab.simulate.calm import Calm
 from shoal.lab.simulate.disk import Disks, check_written, unheard
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
@@ -36,7 +38,7 @@ from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.residuals import Residuals
 from shoal.lab.simulate.rollouts import RolloutSwarm
-from shoal.lab.simulate.scenario import Fault, Scenario
+from shoal.lab.simulate.scenario import PHASE_LIMIT_S, Fault, Kind, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.lab.simulate.states import chunks_of
 from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
@@ -45,8 +47,9 @@ from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
-from shoal.protocol.messages import Certificate, Message, Ready, Report, Value, domain_hash
+from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 
@@ -59,6 +62,9 @@ MIXING = 0.5
 STALENESS_ROUNDS = 3
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
+AUTHORITY = 1_000_000
+"""The number of the key that may rebase."""
+REBASES_LIMIT = 3
 UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
 SETTLED_S = IN_FLIGHT_S + 10
@@ -118,11 +124,18 @@ class Simulation:
         self._sizes: dict[type, int] = {}
         self._encoded: dict[int, tuple[Message, int, int]] = {}
         self._best = 0
+        self.calm = Calm(self)
+        self._armed: dict[int, list[Fault]] = {}
+        self._struck: list[Fault] = []
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
+        self.authority = self.keys.identity(AUTHORITY)
         founders = [self.keys.identity(number) for number in range(scenario.peers)]
+        self.manifest = self._manifest(founders[0].peer_id)
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
-        self.judge = self.components.judge(self.genesis, self.zero, self.fragments)
+        self.judge = self.components.judge(
+            self.genesis, self.zero, self.fragments, staleness_rounds=self.staleness_rounds
+        )
         self.residuals = Residuals(
             self.judge,
             staleness_rounds=self.staleness_rounds,
@@ -135,12 +148,24 @@ class Simulation:
         for peer in self.peers:
             peer.disk.known |= set(range(scenario.peers)) - {peer.number}
 
+    def _manifest(self, founder: PeerId) -> Manifest:
+        """What may be amended, as far as rounds are run by it: `settings`."""
+        names = ("grace_s", "weight_cap", "reduce_deadline_s")
+        tables: dict[str, object] = {
+            "swarm": {"name": "simulated", "founders": [founder], "authority": self.authority.peer_id},
+            "workload": {"name": "regression"},
+            "sync": {"inner_steps": 1},
+            "round": {name: getattr(self.settings, name) for name in names},
+        }
+        return validate_manifest(tables, source="the simulation")
+
     # -- peers -------------------------------------------------------------------------------------------------
 
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.settle(rng)
-        disk, train_s = self.disks.add(self.genesis, self.zero), rng.uniform(*self.components.work.train_s)
+        disk = self.disks.add(self.genesis, self.zero, self.authority.peer_id, self.manifest)
+        train_s = rng.uniform(*self.components.work.train_s)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, train_s)
         self.peers.append(peer)
         self.numbers[peer.id] = number
@@ -293,8 +318,12 @@ class Simulation:
 
     def decided(self, peer: SimulatedPeer, value: Value) -> None:
         """A peer extended its chain to `value`."""
-        self._best = max(self._best, value.round)
-        self.decided_at.setdefault(value.round, self.timeline.now)
+        height = peer.disk.height
+        self.met["amended"] += bool(value.amended)
+        if height > self._best:
+            self.calm.decided(value)
+        self._best = max(self._best, height)
+        self.decided_at.setdefault(height, self.timeline.now)
 
     def blamed(self, number: int, sender: int, why: str) -> None:
         """A peer refused what another sent: only liars may be refused, or those who were behind."""
@@ -323,14 +352,36 @@ class Simulation:
 
     def _strike(self, fault: Fault) -> None:
         peer = None if fault.peer is None or fault.peer >= len(self.peers) else self.peers[fault.peer]
+        if fault.phase is not None and fault.peer is not None and fault not in self._struck:
+            self._armed[fault.peer] = [*self._armed.get(fault.peer, ()), fault]
+            self.timeline.after(PHASE_LIMIT_S, self._strike_at_last, fault)
+            return
         self.disturbed_at = self.timeline.now
         self.timeline.note(1000, _FAULTS.index(fault.kind), fault.peer or 0, int(fault.at_s * 1000))
         if fault.kind == "partition":
             self._part(fault)
         elif fault.kind == "join":
             self.join()
+        elif fault.kind == "outage":
+            for each in [peer for peer in self.peers if peer.up]:
+                self._strike_peer(msgspec.structs.replace(fault, kind="crash"), each)
         elif peer is not None and not peer.gone:
             self._strike_peer(fault, peer)
+
+    def look_at_phase(self, peer: SimulatedPeer) -> None:
+        """Something happened at `peer`: strike if a fault waits for the phase that it is in."""
+        for fault in self._armed.get(peer.number, ()):
+            if peer.up and fault.phase in peer.peer_rounds.phases:
+                self.met[f"struck: {fault.phase}"] += 1
+                self._strike_at_last(fault)
+
+    def _strike_at_last(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        waiting = self._armed.get(fault.peer, [])
+        if fault in waiting:
+            self._armed[fault.peer] = [other for other in waiting if other is not fault]
+            self._struck.append(fault)
+            self.timeline.after(fault.into_s, self._strike, fault)
 
     def _part(self, fault: Fault) -> None:
         one, rest = fault.groups[0], [i for group in fault.groups[1:] for i in group]
@@ -379,6 +430,21 @@ class Simulation:
             peer.lies.add(fault.lie)
             self.judge.liars.add(peer.id)
             action = undo.come_clean
+        elif fault.kind == "finish":
+            peer.rounds = fault.round
+            return
+        elif fault.kind == "trainer":
+            if peer.running:
+                peer.peer_rounds.trainer_restarted()
+            return
+        elif fault.kind == "amend":
+            if peer.running and peer.peer_rounds.amend(fault.setting):
+                self.met["amendment ordered"] += 1
+            return
+        elif fault.kind == "rollback":
+            if peer.running and peer.peer_rounds.go_back(fault.back):
+                self.met["rollback ordered"] += 1
+            return
         else:
             if peer.up:
                 peer.peer_rounds.ask_to_leave()
@@ -396,7 +462,7 @@ class Simulation:
         for other in () if silently else links:
             self.hang_up(peer.number, life, other)
 
-    def dies_writing(self, peer: SimulatedPeer, entry: Certificate | tuple[DurableRecord, ...]) -> None:
+    def dies_writing(self, peer: SimulatedPeer, entry: Entry | tuple[DurableRecord, ...]) -> None:
         """The power fails at `peer` in the middle of a write to one of its logs."""
         self.met["torn log"] += 1
         peer.disk.tear(entry)
@@ -451,6 +517,9 @@ class Simulation:
         return self._outcome(time.perf_counter() - began, violation, detail)
 
     def _run(self) -> None:
+        for fault in self.scenario.fault:
+            if fault.kind == "finish" and not fault.at_s and fault.peer is not None:
+                self.peers[fault.peer].rounds = fault.round
         for peer in self.peers:
             self.start(peer)
         for fault in self.scenario.fault:
@@ -468,13 +537,26 @@ class Simulation:
             if self._best > height and self._best < rounds:
                 limit = timeline.now + PROGRESS_S
 
-    def stands_still(self, waited_s: float) -> NoReturn:
-        """Nothing came of so long a time. Raises Violation if there is a quorum, else NoQuorum."""
-        head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: value.round)
+    def stands_still(self, waited_s: float) -> None:
+        """Nothing came of so long a time. Raises Violation if there is a quorum; else NoQuorum, unless
+        somebody rebases."""
+        head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: (value.term, value.round))
         if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
             raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")
-        raise NoQuorum
+        if not self.scenario.rebases or self.met["rebased"] >= REBASES_LIMIT or not self._rebase():
+            raise NoQuorum
+
+    def _rebase(self) -> bool:
+        """The authority, at the member whose chain is the longest, has those go on who run; False if nobody does."""
+        running = [peer for peer in self.peers if peer.running and peer.id in peer.disk.ledger.head.members]
+        there = max(running, key=lambda peer: peer.disk.height, default=None)
+        if there is None:
+            return False
+        self.met["rebased"] += 1
+        stay = [peer.id for peer in running if peer.id in there.disk.ledger.head.members]
+        there.peer_rounds.rebase(stay)
+        return True
 
     def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
         """The promises to leave in the round after `head` that every running member of it has heard."""
@@ -485,7 +567,8 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        if self._best < rounds:
+        going = any(peer.running and peer.peer_rounds.goes for peer in self.peers)
+        if self._best < rounds or self.calm.awaited() or going:
             return False
         return all(self._has(peer, rounds) for peer in self.peers if peer.running)
 
@@ -516,13 +599,13 @@ class Simulation:
             false_evictions=self.false_evictions,
             blamed=sum(self.blames.values()),
             states_fetched=self.donations.obtained,
-            met=dict(self.met + Counter({"work carried on": self.residuals.carried})),
+            met=dict(self.met + Counter({"work carried on": self.residuals.carried, "calm rounds": self.calm.rounds})),
             violation=violation,
             detail=detail,
         )
 
 
-_FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause")
+_FAULTS = get_args(Kind)
 _KINDS: dict[type, int] = {}
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.lab.simulate.states import Header
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Plan, Report, Stalled
+from shoal.protocol.messages import Certificate, Entry, Message, Plan, Report, Stalled
 from shoal.protocol.planning import TRAINING, absent_ready
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
@@ -23,16 +23,17 @@ class LaneMessage:
 
 @dataclass(frozen=True, slots=True)
 class GetChain(LaneMessage):
-    """Asks for the certificates after the first `height`."""
+    """Asks for the entries of the chain after the first `height`; who asks knows so many rebases."""
 
     height: int
+    rebases: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPart(LaneMessage):
-    """The answer: certificates in order."""
+    """The answer: entries in order."""
 
-    certificates: tuple[Certificate, ...]
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)

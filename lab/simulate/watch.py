@@ -16,19 +16,8 @@ from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.membership import (
-    Died,
-    Effect,
-    MembershipMachine,
-    Refute,
-    SendAck,
-    SendNack,
-    SendPing,
-    SendPingRequest,
-    State,
-    Suspected,
-)
-from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
+from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
+from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
@@ -68,7 +57,7 @@ class Announce:
     incarnation: int
 
 
-LinkTalk = Hello | Reset | Announce | Ping | Ack | PingRequest | Nack | Suspicion
+LinkTalk = Hello | Reset | Announce | SignOfLife
 
 
 @dataclass(slots=True)
@@ -231,7 +220,7 @@ class Watch:
         if isinstance(message, PingRequest) and "vouch" in self._peer.lies:
             self._say(sender, Ack(nonce=message.nonce, incarnation=0, about=message.target))
         elif isinstance(message, SignOfLife):
-            self._carry_out(machine.receive(peer, message, now))
+            self._carry_out(RECEIVERS[type(message)](machine, peer, message, now))
         elif isinstance(message, Announce):
             self._carry_out(machine.on_refutation(peer, message.incarnation, now))
         elif isinstance(message, Hello):
@@ -270,16 +259,10 @@ class Watch:
             self._swarm.send(self._peer, to, message, self._swarm.size_of(message))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
-        numbers, mine = self._swarm.numbers, self.machine.incarnation
+        numbers = self._swarm.numbers
         for effect in effects:
-            if isinstance(effect, SendPing):
-                self._say(numbers[effect.peer], Ping(nonce=effect.nonce, incarnation=mine))
-            elif isinstance(effect, SendAck):
-                self._say(numbers[effect.peer], Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
-            elif isinstance(effect, SendNack):
-                self._say(numbers[effect.peer], Nack(target=effect.target, nonce=effect.nonce))
-            elif isinstance(effect, SendPingRequest):
-                self._say(numbers[effect.via], PingRequest(target=effect.target, nonce=effect.nonce))
+            if isinstance(effect, Say):
+                self._say(numbers[effect.peer], effect.message)
             elif isinstance(effect, Suspected):
                 for other in sorted(self.links):
                     self._say(other, Suspicion(peer=effect.peer, incarnation=effect.incarnation))

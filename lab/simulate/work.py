@@ -10,10 +10,9 @@ import random
 from typing import TYPE_CHECKING
 
 from shoal.collectives.contribution import EncodedContribution
-from shoal.node.state.contributions import Contributions, Made
-from shoal.node.state.work_file import SavedWork
+from shoal.node.state.contributions import Contributions, Made, SavedWork
 from shoal.protocol.chain import next_position
-from shoal.protocol.messages import Certificate, Ready, Value
+from shoal.protocol.messages import Ready, Value
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -103,9 +102,8 @@ class Work:
         chain, finals = self._disk.ledger, None
         if self.made is not None and self._contributions.awaits_finals(chain):
             entry = chain.after_base(self.made.base)
-            assert isinstance(entry, Certificate)
-            finals = self._disk.finals.get(entry.value.plan)
-            if finals is not None and finals.bitmaps_root != entry.value.bitmaps:
+            finals = None if entry is None else self._disk.finals.get(entry.value.plan)
+            if finals is not None and entry is not None and finals.bitmaps_root != entry.value.bitmaps:
                 finals = None
         self._contributions.settle_by(chain, finals)
 

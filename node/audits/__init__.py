@@ -1,1 +1,1 @@
-"""Others' sums recomputed, their work weighed, and proof of lies kept."""
+"""Audits: others' sums recomputed, their work weighed, and proofs of lies kept."""

@@ -65,7 +65,7 @@ class AuditClient:
         return answer
 
     async def charges(self, peer: PeerId, mine: Sequence[Charge]) -> tuple[Charge, ...]:
-        """Tell what evidence this node holds, and hear what the peer holds. Raises NetworkError, RemoteError."""
+        """Exchange with a peer the charges that each holds evidence for. Raises NetworkError, RemoteError."""
         answer = await self._ask(peer, EvidenceHeld(charges=tuple(mine[-CHARGES_LIMIT:])))
         return answer.charges if isinstance(answer, EvidenceHeld) else ()
 
@@ -76,7 +76,7 @@ class AuditClient:
         )
 
     async def commitments(self, peer: PeerId, base: bytes) -> tuple[Commitment, ...]:
-        """What a peer heard others commit to in the round after that value. Raises NetworkError, RemoteError."""
+        """Fetch the commitments a peer heard in the round after that value. Raises NetworkError, RemoteError."""
         answer = await self._ask(peer, GetCommitments(base=base))
         return answer.commitments if isinstance(answer, Commitments) else ()
 
@@ -94,7 +94,7 @@ class AuditClient:
         raise NetworkError(f"{peer} did not give it within {WHOLE_DEADLINE_S:g} s")
 
     async def statements(self, peer: PeerId, plan: Plan) -> list[ChunkStatement]:
-        """What a peer has of the owners' statements about all chunks. Raises NetworkError, RemoteError."""
+        """Fetch a peer's statements of the owners about all chunks. Raises NetworkError, RemoteError."""
         found: list[ChunkStatement] = []
         while len(found) < plan.chunks:
             answer = await self._ask(peer, GetStatements(plan=plan.hash, first=len(found)))
@@ -138,7 +138,7 @@ class AuditServer:
         """Called with what a peer says that it holds."""
 
     async def serve(self, stream: MessageStream) -> None:
-        """Answer one request. Raises RemoteError when it is malformed, or from who was not admitted."""
+        """Answer one request. Raises RemoteError when it is malformed, or from a peer that was not admitted."""
         if stream.peer not in self._linked():
             raise RemoteError("wants something without having been admitted", peer=stream.peer)
         data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
@@ -156,7 +156,7 @@ class AuditServer:
         await stream.aclose()
 
     def answer(self, request: AuditRequest) -> AuditAnswer:
-        """What this node has of what is asked for. Blocks for evidence. Raises StorageError."""
+        """Return this node's answer to a request. Blocks for evidence. Raises StorageError."""
         if isinstance(request, EvidenceHeld):
             return EvidenceHeld(charges=self.charges())
         if isinstance(request, GetCommitments):
@@ -168,7 +168,7 @@ class AuditServer:
         return Refusal(reason="not held here") if part is None else Part(total=part[0], data=part[1])
 
     def charges(self) -> tuple[Charge, ...]:
-        """What this node holds, the newest last."""
+        """Charges proven by the evidence that this node holds, the newest last."""
         verdicts = sorted(self._evidence_store.verdicts, key=lambda one: (one.done, one.digest))
         return tuple(Charge(one.digest, one.accused, *one.done) for one in verdicts)[-CHARGES_LIMIT:]
 

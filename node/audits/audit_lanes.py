@@ -30,7 +30,7 @@ QUEUE_PER_PEER_LIMIT = 32
 PAUSE_TIMEOUT_S = 10.0
 """So long the end of a reduction is waited for: where one follows upon another, there is no pause."""
 ALLOWANCE_TIMEOUT_S = 30.0
-"""Who would have to wait longer for its bytes to be paid for is refused."""
+"""Limit on the wait for bytes to be paid for; a request that would have to wait longer is refused."""
 LANE_DEADLINE_S = 10.0
 FETCH_DEADLINE_S = 60.0
 """For all that is asked for at once."""
@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 
 
 class Pause:
-    """Whether a reduction is under way here. Use from trio's thread."""
+    """Pause of fetching while a reduction is under way here. Use from trio's thread."""
 
     def __init__(self) -> None:
         self._quiet = trio.Event()
         self._quiet.set()
 
     def begin(self) -> None:
-        """The reduction is over."""
+        """Begin the pause: the reduction is over."""
         self._quiet.set()
 
     def end(self) -> None:
-        """A reduction begins."""
+        """End the pause: a reduction begins."""
         if self._quiet.is_set():
             self._quiet = trio.Event()
 
@@ -100,7 +100,7 @@ class ContributionServer:
                 self._paid_at = max(self._paid_at, trio.current_time()) + len(data) / self._rate()
 
     def _takes_up(self, peer: PeerId, ref: ChunkRef) -> bool:
-        """In a lane's thread."""
+        """Take up a request, in a lane's thread; False for one of another kind."""
         if ref.space is not ChunkSpace.CONTRIBUTION or self._token is None:
             return False
         with contextlib.suppress(trio.RunFinishedError):
@@ -136,12 +136,12 @@ class Wanted(NamedTuple):
 
     @property
     def ref(self) -> ChunkRef:
-        """Its name on the lanes."""
+        """Name of the chunk on the lanes."""
         return ChunkRef(ChunkSpace.CONTRIBUTION, self.root[:SCOPE_BYTES], self.chunk)
 
 
 class ContributionFetch:
-    """Gets others' contributions. What comes is not believed here: whoever asked checks it."""
+    """Fetches others' contributions. What comes is not believed here: its caller checks it."""
 
     def __init__(self, lanes: LanePool, chunks: ChunkExchange, pause: Pause) -> None:
         self._lanes = lanes
@@ -149,7 +149,7 @@ class ContributionFetch:
         self._pause = pause
 
     async def payloads(self, wanted: Sequence[Wanted]) -> dict[Wanted, bytes]:
-        """What is shown of it within FETCH_DEADLINE_S; at most QUEUE_PER_PEER_LIMIT of one peer.
+        """Fetch contributions' chunks within FETCH_DEADLINE_S; at most QUEUE_PER_PEER_LIMIT of one peer.
 
         Raises NetworkError if too much is being fetched already.
 

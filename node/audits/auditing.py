@@ -1,4 +1,4 @@
-"""Audits: recompute some of what others signed, keep what proves a lie, and see that everybody hears of it.
+"""Audits: a node recomputes some of what others signed, keeps what proves a lie, and tells every peer.
 
     certified round ──► a few chunks are drawn ──► their contributions, from who made them ──► the owner's sum again
     messages, reports, exclusions ──► contradictions                                             │ is it what it signed?
@@ -47,6 +47,7 @@ from shoal.protocol.commitments import Commitment, seal_of
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, pack, unpack
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Proven
 from shoal.protocol.messages import Certificate, Message, Plan, Report, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.suspicion import FALSE_EVIDENCE, MISCOMMITTED, UNANSWERED, USELESS, Suspicion
@@ -64,7 +65,7 @@ UNKNOWN_BYTES_PER_S = 1 << 24
 """An uplink's or downlink's rate, of which audits take their share, before a reduction measured it."""
 NEED_RETRY_S = 0.5
 NEED_LIMIT_S = 60.0
-"""How long evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
+"""Time for which evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ Job = Callable[[], Awaitable[None]]
 
 
 class Auditing(RoundObserver):
-    """One node's watch over its rounds: a service of the node, and what its engine tells of them."""
+    """Audits of one node over its rounds: a service of the node, which its engine tells of them."""
 
     def __init__(self, parts: Parts, engine: Engine) -> None:
         self._p = parts
@@ -120,7 +121,7 @@ class Auditing(RoundObserver):
             task_status.started()
 
     def heard(self, change: Change) -> None:
-        """A peer that comes hears what evidence is here, and says what it has."""
+        """Exchange charges with a peer that has just come."""
         if change.kind == "linked":
             self._do(partial(self._exchange, change.peer))
 
@@ -140,14 +141,14 @@ class Auditing(RoundObserver):
     # -- what the engine tells -------------------------------------------------------------------------------
 
     def began(self, base: Value, settings: RoundSettings) -> None:
-        """The round after `base` begins."""
+        """Note that the round after `base` begins."""
         self._witness.begin(base, settings)
         self._compared.clear()
         self._settling.clear()
         self._pause.begin()
 
     def said(self, peer: PeerId, message: Message) -> None:
-        """A round message came from `peer`, who signed it."""
+        """Check a round message, signed by `peer`, for evidence."""
         for evidence in self._witness.hear(peer, message):
             self._charge(evidence)
         if isinstance(message, Report):
@@ -156,12 +157,12 @@ class Auditing(RoundObserver):
             self._settle_with(peer, message)
 
     def planned(self, plan: Plan) -> None:
-        """A plan is followed here."""
+        """Note the plan that is followed here."""
         self._witness.hear(plan.planner, plan)
         self._pause.end()
 
     def contributed(self, made: Made) -> None:
-        """This node's contribution is announced; it is shown from the next round on."""
+        """Note this node's contribution, which is announced; it is shown from the next round on."""
         self._made[made.encoded.root] = made.base, made.encoded
         kept = list(self._made.items())
         while len(kept) > 1 and (
@@ -170,13 +171,13 @@ class Auditing(RoundObserver):
             del self._made[kept.pop(0)[0]]
 
     def reduced(self, finals: Finals, report: Report) -> None:
-        """The finals of a plan are here, and lead to what `report` says."""
+        """Note the finals of a plan, which are here, and the `report` they lead to."""
         self._finals[finals.plan.hash] = finals, report
         while len(self._finals) > FINALS_KEPT:
             del self._finals[next(iter(self._finals))]
 
     def certified(self, certificate: Certificate) -> None:
-        """A round that was under way here is decided."""
+        """Note that a round that was under way here is decided."""
         value = certificate.value
         self._pause.begin()
         for evidence in self._witness.hear(self._me, certificate):
@@ -189,7 +190,7 @@ class Auditing(RoundObserver):
                 self._do(partial(self._compare, finals, peer))
 
     def need(self, value: Value) -> None:
-        """A value is proposed that bans on evidence which is not here."""
+        """Look for the evidence of a proposed value's bans that is not here."""
         self._do(partial(self._find, value), self._needs)
 
     def proven(self, chain: Chain) -> Mapping[bytes, PeerId]:
@@ -260,7 +261,7 @@ class Auditing(RoundObserver):
         self._p.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
         logger.warning("%s is proven to have lied in round %d: %s", verdict.accused, round, what)
         if verdict.accused != self._me and not self._p.chain.bans.covers(verdict.accused, verdict.done):
-            self._engine.prove(verdict.digest, verdict.accused)
+            self._engine.put(Proven(verdict.digest, verdict.accused))
 
     async def _exchange(self, peer: PeerId) -> None:
         """Tell a peer what is here, and fetch what it has and this node has not."""
@@ -276,7 +277,7 @@ class Auditing(RoundObserver):
             await self._fetch(peer, charge.digest)
 
     async def _fetch(self, peer: PeerId, digest: bytes, *, by_name: bool = False) -> None:
-        """Raises NetworkError, RemoteError if what comes proves nothing, StorageError."""
+        """Fetch a piece of evidence. Raises NetworkError, RemoteError if what comes proves nothing, StorageError."""
         if self.suspicion.of(peer, trio.current_time()) >= FALSE_EVIDENCE:
             raise NetworkError(f"{peer} gave evidence before that proved nothing")
         data = await self._client.evidence(peer, digest)
@@ -309,7 +310,7 @@ class Auditing(RoundObserver):
     # -- contributions that were left out --------------------------------------------------------------------
 
     def excluded(self, plan: Plan, chunk: int, exclusion: Exclusion) -> None:
-        """In a thread of the reduction: an owner's chunk is made without somebody."""
+        """Note, in a thread of the reduction, that an owner's chunk is made without somebody."""
         if self._token is not None:
             self._token.run_sync_soon(self._note_exclusion, plan, chunk, exclusion)
 
@@ -330,7 +331,7 @@ class Auditing(RoundObserver):
     # -- statements that differ ------------------------------------------------------------------------------
 
     def _compare_with(self, peer: PeerId, report: Report) -> None:
-        """Whoever came to something else from the same plan has another final of some chunk."""
+        """Compare finals with a peer that came to something else from the same plan: some chunk's differs."""
         finals, mine = self._finals.get(report.plan, (None, None))
         if finals is None or mine is None or (mine.digest, mine.bitmaps) == (report.digest, report.bitmaps):
             return
@@ -350,7 +351,7 @@ class Auditing(RoundObserver):
             self._do(partial(self._settle_dispute, plan))
 
     async def _settle_dispute(self, plan: Plan) -> None:
-        """A plan clips otherwise than is right: see whether a contributor told its planner something else."""
+        """Find out whether a contributor told the planner of a plan with wrong clips something else."""
         try:
             theirs = await self._client.commitments(plan.planner, plan.base)
         finally:
@@ -404,7 +405,7 @@ class Auditing(RoundObserver):
 
     @staticmethod
     def _places(plan: Plan, final: FinalChunk) -> tuple[int, ...]:
-        """Whose contributions are in a chunk."""
+        """Numbers of the participants whose contributions are in a chunk."""
         return bitmap_indices(final.bitmap, len(plan.participants))
 
     @staticmethod
@@ -424,7 +425,9 @@ class Auditing(RoundObserver):
         return shown
 
     async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
-        """What a participant showed, if it is what the plan's root commits to; what is unsound in it is charged."""
+        """Return a participant's payload, charged if unsound; None, held against it, unless the plan's root commits to
+        it.
+        """
         if data is None:
             return None
         payload = np.frombuffer(data, np.uint8)
@@ -456,7 +459,7 @@ class Auditing(RoundObserver):
         self._check_seal(commitment, top_in(commitment, chunk, payload))
 
     async def _look_for_copies(self, plan: Plan) -> None:
-        """Where several committed to one root, find who did not know what is under it."""
+        """Find the participants that committed to another's root and did not know what is under it."""
         for root, commitments in self._witness.alike(plan.base).items():
             for one in commitments:
                 top = await self._top_of(one, root)
@@ -466,7 +469,7 @@ class Auditing(RoundObserver):
                     break
 
     async def _top_of(self, commitment: Commitment, root: bytes) -> bytes | None:
-        """The hash under a root, from who committed to it, if it shows anything of it."""
+        """Return the hash under a root, from a contributor that committed to it, if it shows anything of it."""
         try:
             size = payload_bytes(Grid(commitment.numel, commitment.chunk_values), codec(commitment.codec), 0)
         except LocalError as error:

@@ -105,7 +105,7 @@ class EvidenceStore:
         return self._folder / digest.hex()
 
     def part(self, digest: bytes, offset: int, limit: int) -> tuple[int, bytes] | None:
-        """How long a piece is, and at most `limit` bytes of it; None if it is not here. Raises StorageError."""
+        """Read at most `limit` bytes of a piece, with its whole length; None if it is not here. Raises StorageError."""
         if digest not in self._verdicts:
             return None
         with disk_errors(self._folder):
@@ -119,13 +119,13 @@ class EvidenceStore:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What all of it proves."""
+        """Verdicts that all of it proves."""
         return tuple(self._verdicts.values())
 
     def proves(self, digest: bytes) -> Verdict | None:
-        """What the piece with that name proves, if it is here."""
+        """Verdict of the piece with that name; None if it is not here."""
         return self._verdicts.get(digest)
 
     def has(self, peer: PeerId, done: Moment) -> bool:
-        """Whether something here proves what that peer did in that round."""
+        """True if something here proves what that peer did in that round."""
         return any((one.accused, one.done) == (peer, done) for one in self._verdicts.values())

@@ -34,7 +34,7 @@ class Work:
 
     @property
     def useful(self) -> bool:
-        """Whether the contribution made the loss smaller."""
+        """True if the contribution made the loss smaller."""
         return self.after < self.before
 
 

@@ -45,7 +45,7 @@ Sound = Callable[[Plan, int, Sequence[int]], Awaitable[Mapping[int, U8]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """That the work of participant number `place` is to be weighed, on what the round after `base` began with."""
+    """Contribution to weigh: that of participant `place`, on the parameters that the round after `base` began with."""
 
     base: Value
     plan: Plan
@@ -54,12 +54,12 @@ class Weighing:
 
     @property
     def peer(self) -> PeerId:
-        """Whose work."""
+        """Contributor whose work is weighed."""
         return self.plan.participants[self.place].peer
 
 
 class WorkAudit:
-    """One node's scales. useless: called with whose work did not help."""
+    """Weighs the work of others for one node. useless: called with a peer whose work did not help."""
 
     def __init__(self, parts: Parts, sound: Sound, useless: Callable[[PeerId], None]) -> None:
         self._p = parts
@@ -68,7 +68,7 @@ class WorkAudit:
         self._share = parts.config.manifest.audits.work if _can_weigh(parts.config.manifest) else 0.0
 
     def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
-        """What is to be weighed in a certified round, by the ticket of this node; it holds on to the state."""
+        """Draw the contribution to weigh in a certified round, by this node's ticket; it holds on to the state."""
         places = plan.contributors()
         number = drawn_work(mark, len(places), self._share)
         state = self._p.cache.state(base.state_round)
@@ -78,7 +78,7 @@ class WorkAudit:
         return None if drawn.peer == self._p.identity.peer_id else drawn
 
     async def weigh(self, drawn: Weighing) -> None:
-        """Get the contribution, have it weighed, and tell what came of it.
+        """Fetch the contribution, have it weighed, and report the outcome.
 
         Raises NetworkError if it cannot be had or weighed. Cancellation ends the process that weighs.
         """

@@ -21,7 +21,7 @@ LOWEST_PRIORITY = 19
 
 
 class WorkRequest(Message, frozen=True, kw_only=True):
-    """Which workload, which share of its data, and the files of the anchor and of base − local as decoded."""
+    """Work to weigh: the workload, the share of its data, and files of the anchor and of base − local as decoded."""
 
     workload: str
     options: Mapping[str, Scalar]
@@ -54,7 +54,7 @@ def unpack_reply(frame: bytes) -> WorkReply | Failed:
 
 
 def main(arguments: list[str]) -> int:
-    """Weigh, and say what came of it; 0 whatever that is."""
+    """Weigh a contribution, and report the outcome; returns 0 whatever that is."""
     os.nice(LOWEST_PRIORITY)
     pipe = ParentPipe(int(arguments[0]), unpack_request, who="weighing")
     try:

@@ -42,7 +42,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the application serves. snapshot: everything as of now; metrics: by what the client accepts, with a type."""
+    """Parts of the application. snapshot: everything as of now; metrics: by what the client accepts, with a type."""
 
     source: Source
     feed: Feed

@@ -26,11 +26,11 @@ class Curve:
 
     @property
     def points(self) -> Sequence[Point]:
-        """All of them, ascending in x."""
+        """All points, ascending in x."""
         return self._points
 
     def add(self, x: float, y: float) -> None:
-        """One more measurement; what is not finite, or not beyond the last x, is left out."""
+        """Add a measurement; one that is not finite, or not beyond the last x, is left out."""
         last = self._waiting[-1:] or self._points[-1:]
         if not (math.isfinite(x) and math.isfinite(y)) or (last and x <= last[0][0]):
             return
@@ -52,7 +52,7 @@ class Curve:
             self._points, self._redone = kept, True
 
     def changed(self) -> tuple[bool, list[Point]]:
-        """Whether the points replace all that were told before, and the points. Tells each once."""
+        """Points that are new since the last call, and True before them if they replace all that went before."""
         redone = self._redone
         news = self._points[:] if redone else self._points[self._told :]
         self._told, self._redone = len(self._points), False

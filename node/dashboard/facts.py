@@ -1,4 +1,4 @@
-"""What the page and the metrics show, as plain values: read off a running daemon here, made up by a bench elsewhere.
+"""Facts for the page and the metrics, as plain values: read off a running daemon here, made up by a bench elsewhere.
 
 Numbers and names come from peers too, and are passed on as they are: whoever shows them treats them as text.
 """
@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
-import trio
 
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.reporting.round_log import term_text
@@ -21,11 +20,11 @@ from shoal.node.sapo.recent import RecentGroup
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.bans import FOR_EVER, Sentence
-from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import Phase
-from shoal.protocol.rollouts import RolloutGroup, decode_group
+from shoal.protocol.rollouts import decode_group
 
+QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
 PEER_LIMIT = 512
 """Peers that are shown: members first, then by PeerId."""
 
@@ -49,7 +48,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that shares rollouts did since it started; see `RolloutStatus`."""
+    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`."""
 
     role: str
     reward: float | None
@@ -119,7 +118,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of rollouts in a line. reward: the mean, its origin's word for it unless `own`."""
+    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`."""
 
     digest: str
     peer: str
@@ -140,7 +139,7 @@ class GroupText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one moment."""
+    """All facts of one moment."""
 
     node: NodeFacts
     peers: Sequence[PeerFacts]
@@ -148,7 +147,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(Protocol):
-    """Where facts come from. Called in trio's thread."""
+    """Source of facts. Called in trio's thread."""
 
     def look(self) -> Facts:
         """The facts of this moment; quick."""
@@ -183,7 +182,7 @@ class NodeSource:
         )
 
     async def group(self, digest: str) -> GroupText | None:
-        """See `Source`. The question is made again from the reference to the task, in a thread: nobody's word."""
+        """See `Source`. The question is as this node's agent made it from the reference to the task: nobody's word."""
         sharing = self._rounds.sharing
         if sharing is None:
             return None
@@ -191,9 +190,11 @@ class NodeSource:
         if known is None:
             return None
         group = decode_group(known.group)
-        question = await trio.to_thread.run_sync(self._question, group, abandon_on_cancel=True)
         return GroupText(
-            digest=digest, question=question, completions=group.completions, rewards=tuple(known.rewards or ())
+            digest=digest,
+            question=known.question or QUESTION_UNKNOWN,
+            completions=group.completions,
+            rewards=tuple(known.rewards or ()),
         )
 
     async def order(self, op: str) -> None:
@@ -304,21 +305,6 @@ class NodeSource:
                 )
             )
         return found
-
-    def _question(self, group: RolloutGroup) -> str:
-        from shoal.node.sapo.families import load_family
-        from shoal.node.sapo.tasks import TaskChoice, TaskSource
-
-        section = self._p.config.manifest.rollouts
-        assert section is not None
-        try:
-            choices = [
-                TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
-                for entry in section.tasks
-            ]
-            return TaskSource(choices).task(group.task).question
-        except (ConfigError, RemoteError) as error:
-            return f"(the question cannot be made here: {error})"
 
 
 def _bans(banned: Mapping[PeerId, Sentence]) -> tuple[BanFacts, ...]:

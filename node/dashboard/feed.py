@@ -1,4 +1,4 @@
-"""Those who look at the page: each gets a snapshot, then what changes, as server-sent events.
+"""Feed of the page's viewers: each gets a snapshot, then what changes, as server-sent events.
 
 A viewer has a queue of messages, each encoded once for all of them. Whoever lets it fill is let go, and so is nobody
 else held up; a browser comes back by itself and begins with another snapshot.
@@ -21,7 +21,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class TooManyViewers(Exception):
-    """There is no room for another one."""
+    """Refusal of another viewer: there is no room."""
 
 
 class Viewer:
@@ -50,7 +50,7 @@ class Viewer:
 
 
 class Feed:
-    """All viewers."""
+    """The feed of all viewers."""
 
     def __init__(self) -> None:
         self._viewers: set[Viewer] = set()

@@ -1,4 +1,4 @@
-"""Who may use the page: nothing comes past here that a foreign web page, or a stranger, could have sent.
+"""Guard of the page: it refuses what a foreign web page, or a stranger, could have sent.
 
     Host          a literal address, localhost or this machine's own name: no name that somebody else can point here
     token         for orders, and where others can connect for everything: a header, or once ?token=, which becomes a
@@ -58,7 +58,7 @@ _ASK_FOR_TOKEN = """<!doctype html>
 
 
 class Guard:
-    """Stands before an application. open_to_view: whether looking takes no token; names: of this host."""
+    """Guard in front of an application. open_to_view: whether looking takes no token; names: of this host."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_to_view: bool, names: Collection[str] = ()) -> None:
         self._app = app
@@ -132,7 +132,7 @@ async def _refuse_websocket(send: Send) -> None:
 
 
 def _from_this_origin(request: Request) -> bool:
-    """Whether only a page of this origin, or no browser, can have sent it."""
+    """True if only a page of this origin, or no browser, can have sent it."""
     if ORDER_HEADER not in request.headers or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
     origin = request.headers.get("origin")
@@ -140,7 +140,7 @@ def _from_this_origin(request: Request) -> bool:
 
 
 def _cookie_of(token: str) -> str:
-    """What the cookie holds: not the token itself, which may stand in scripts and serve elsewhere."""
+    """Value of the cookie: not the token itself, which may stand in scripts and serve elsewhere."""
     return blake3(token.encode(), derive_key_context=_COOKIE_CONTEXT).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Whether this node is well, in a few lines, each with what to do when it is not."""
+"""Health of this node in a few lines, each with a remedy where something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows, kept in bounded memory: a snapshot of everything, then what changed.
+"""Model of the page, kept in bounded memory: a snapshot of everything, then the changes.
 
     event log ── hear ──┐                        ┌── snapshot: for a viewer that comes
     facts ────── see ───┴─ rounds, curves, peers ┴── delta: for those that are there, what is new since the last
@@ -162,7 +162,7 @@ class Model:
     # -- what goes out ---------------------------------------------------------------------------------------
 
     def delta(self) -> Fields | None:
-        """What changed since the last delta, None if nothing did. Counts the sequence on."""
+        """Changes since the last delta, None if there are none. Counts the sequence on."""
         news, self._news = self._news, {}
         if not news.get("peers"):
             news.pop("peers", None)
@@ -184,7 +184,7 @@ class Model:
         return {"seq": self.seq, **news}
 
     def snapshot(self) -> Fields:
-        """Everything, as of the last delta: to be taken right after one."""
+        """Snapshot as of the last delta: to be taken right after one."""
         return {
             "seq": self.seq,
             "node": self._node,
@@ -205,7 +205,7 @@ def _speed_of(peer: PeerFacts) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To `DIGITS` digits, whole where that is large."""
+    """Round to `DIGITS` digits, whole where that is large."""
     if value == 0 or value != value:
         return 0
     places = DIGITS - 1 - floor(log10(abs(value)))

@@ -24,7 +24,7 @@ FAULTS_IN_ROUND_LIMIT = 16
 DETAIL_LIMIT_CHARS = 300
 
 EVICTED, REPLANNED, DEPARTED = "evicted", "replanned", "departed"
-"""What is told beside the events: what a later plan of a round says, and that a peer took its leave."""
+"""Kinds beside the events: those that follow from a later plan of a round, and that a peer took its leave."""
 _TOLD: dict[str, tuple[type[Event], ...]] = {
     "bad": (
         *(events.Died, events.Revoked, events.Evidence, events.Banned),
@@ -44,16 +44,16 @@ SEVERITY = {name_of(kind): severity for severity, kinds in _TOLD.items() for kin
     REPLANNED: "warn",
     DEPARTED: "info",
 }
-"""What people should hear of, and how bad each is."""
+"""Severity of each event that people should know of."""
 FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "info") - {
     name_of(events.Lost),
     name_of(events.Detoured),
 }
-"""What is marked in the round that it disturbed. Most lost links are made again, and a death has its own event."""
+"""Events that are marked in the round they disturbed. Most lost links are made again, and a death has its own event."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What disturbed a round. peer: about whom, if about one."""
+    """Disturbance of a round. peer: about whom, if about one."""
 
     at: float
     kind: str
@@ -129,7 +129,7 @@ class Rounds:
 
     @property
     def rounds(self) -> Sequence[Round]:
-        """Oldest first."""
+        """Rounds, the oldest first."""
         return tuple(self._rounds.values())
 
     def hear(self, event: Event) -> None:
@@ -175,7 +175,7 @@ class Rounds:
             self._touched.add(current.key)
 
     def changed(self) -> tuple[list[Round], list[CertificateFacts], list[Happening]]:
-        """What changed since the last call, in order."""
+        """Rounds, certificates and happenings that changed since the last call, in order."""
         rounds = [round for key, round in self._rounds.items() if key in self._touched]
         certificates, happenings = self._new_certificates, self._new_happenings
         self._touched, self._new_certificates, self._new_happenings = set(), [], []
@@ -241,7 +241,7 @@ class Rounds:
         self._new_certificates = [*self._new_certificates, certificate][-CERTIFICATE_LIMIT:]
 
     def _ended(self, event: events.Stepped | events.CaughtUp) -> None:
-        """A round ended without a certificate of this node's."""
+        """Note that a round ended without a certificate of this node's."""
         round = self._newest(event.round)
         if round is None or round.state == "certified":
             return

@@ -77,7 +77,7 @@ class _Connections:
         """By the other end's address; whoever began to wait for a request last is last."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection to its end. Raises Cancelled only."""
+        """Serve one connection to its end. Raises Cancelled only."""
         try:
             client = Client(*stream.socket.getpeername()[:2])
         except OSError:  # gone again
@@ -96,7 +96,7 @@ class _Connections:
             connection.close()
 
     def _has_room(self) -> bool:
-        """Whether there may be one more connection, for which another gives way if need be."""
+        """True if there may be one more connection, for which another is closed if need be."""
         if len(self._open) < CONNECTION_LIMIT:
             return True
         waiting = next((client for client, connection in self._open.items() if not connection.answers), None)
@@ -107,7 +107,7 @@ class _Connections:
 
     @contextmanager
     def _answering(self, client: Client) -> Iterator[None]:
-        """For as long as a request of this connection is answered."""
+        """Keep a connection open while a request of it is answered."""
         connection = self._open.get(client)
         if connection is None:  # it gave way this moment
             yield
@@ -130,7 +130,7 @@ class _Connections:
 
 
 class _Noting:
-    """The application, with word of whose request it answers."""
+    """Application that notes which client's request it answers."""
 
     def __init__(self, app: ASGIFramework, answering: Callable[[Client], AbstractContextManager[None]]) -> None:
         self._app = app
@@ -168,5 +168,5 @@ class _Connection:
         await self._stream.aclose()
 
     def close(self) -> None:
-        """At once, also while others wait for it: they see ClosedResourceError."""
+        """Close at once, also while others wait for it: they see ClosedResourceError."""
         self.socket.close()

@@ -64,7 +64,7 @@ class PageService:
             ).run(listening, host=self._address.host, url=self.url, token=token)
 
     def heard(self, change: Change) -> None:
-        """What became of a peer stands in the event log."""
+        """Do nothing: changes of peers are in the event log."""
 
     def hear(self, event: Event) -> None:
         """Take one event; from any thread, returns at once. If they come faster than they are read, the oldest go."""
@@ -72,7 +72,7 @@ class PageService:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect there."""
+    """True if only this machine can connect there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -113,7 +113,7 @@ def _bind(listening: socket.socket, place: tuple[object, ...], *, or_free: bool)
 
 
 def url_of(listening: socket.socket) -> str:
-    """What to open in a browser on this machine."""
+    """URL to open in a browser on this machine."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

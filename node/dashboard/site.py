@@ -1,4 +1,4 @@
-"""Keeps what the page shows up to date, and serves it.
+"""Server of the page, which keeps it up to date.
 
     event log (any thread) ── a bounded queue ──┐
     daemon ── facts, every LOOK_PERIOD_S ───────┴─ model ── delta ── feed ── viewers
@@ -108,7 +108,7 @@ class Site:
         self._tell()
 
     def snapshot(self) -> Fields:
-        """Everything as of now; the viewers that are there are told what is new first."""
+        """Snapshot as of now; the viewers that are there are told what is new first."""
         self._drain()
         if self._clock() - self._looked_at >= LOOK_PERIOD_S:
             self._look()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -21,8 +22,8 @@ from shoal.node.state.chain_comparison import fetched_after
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
 from shoal.protocol.address import parse_address
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
-from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
 from shoal.protocol.peering import (
     CERTIFICATES_IN_ANSWER_LIMIT,
@@ -35,8 +36,9 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.records import open_record
 from shoal.protocol.wire import SwarmId, canonical, decode
-from shoal.swarm.host import Host
+from shoal.swarm.host import Host, as_a_stranger
 from shoal.swarm.members import Members
+from shoal.swarm.questions import answer, hear
 from shoal.swarm.streams import MessageStream
 
 LOOK_PROTOCOL = "/shoal/look/1"
@@ -120,10 +122,9 @@ async def chains_at(members: Members, peer: PeerId, addresses: tuple[str, ...], 
 
 async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -> Chain:
     """What the node at one address serves. Raises RemoteError if it would not admit this one, NetworkError."""
-    host = Host(identity=Identity.generate(), listen=())
     record = members.hello().record
 
-    async def ask(after: int, rebases: int) -> ChainPart:
+    async def ask(host: Host, after: int, rebases: int) -> ChainPart:
         request = canonical(LookAtChain(record=record, after=after, rebases=rebases))
         reply = await host.request(
             peer, LOOK_PROTOCOL, request, deadline_s=PLACE_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
@@ -133,19 +134,11 @@ async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -
             raise RemoteError(f"refused: {answer.reason}", peer=peer)
         return answer
 
-    found: list[Chain | ShoalError] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(host.run)
-        try:
-            await host.dial(address, deadline_s=PLACE_DEADLINE_S)
-            found.append(await fetched_after(base, ask, Chain.extend))
-        except (NetworkError, RemoteError) as error:
-            found.append(error)
-        nursery.cancel_scope.cancel()
-    (result,) = found
-    if isinstance(result, ShoalError):
-        raise result
-    return result
+    async def look(host: Host) -> Chain:
+        await host.dial(address, deadline_s=PLACE_DEADLINE_S)
+        return await fetched_after(base, partial(ask, host), Chain.extend)
+
+    return await as_a_stranger(look)
 
 
 class ChainLooks:
@@ -160,10 +153,10 @@ class ChainLooks:
 
     async def _serve(self, stream: MessageStream) -> None:
         """Answer one request. Raises RemoteError when it is malformed, or its record does not hold."""
-        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
-        asked = decode(data, LookAtChain, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
-        await stream.send(canonical(self._answer(asked, stream.peer)), deadline_s=REQUEST_DEADLINE_S)
-        await stream.aclose()
+        asked: LookAtChain = await hear(
+            stream, LookAtChain, limit_bytes=REQUEST_LIMIT_BYTES, deadline_s=REQUEST_DEADLINE_S
+        )
+        await answer(stream, self._answer(asked, stream.peer), deadline_s=REQUEST_DEADLINE_S)
 
     def _answer(self, asked: LookAtChain, peer: PeerId) -> LookAnswer:
         record = open_record(asked.record, self._swarm_id, trio.current_time(), peer=peer).record

@@ -21,13 +21,13 @@ import trio
 from shoal.node.config import NodeConfig
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.store import write_atomically
+from shoal.protocol.address import parse_any
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
 from shoal.swarm.host import Host
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 from shoal.swarm.members import Change, Members
-from shoal.swarm.reaching.circuit_address import parse_any
 from shoal.swarm.rendezvous.mdns import LocalDiscovery
 from shoal.swarm.transport import NobodyListens
 

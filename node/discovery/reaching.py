@@ -22,7 +22,7 @@ from shoal.node.discovery.port_mapping import MappingFailed, PortMapping
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
-from shoal.protocol.address import format_address, parse_address
+from shoal.protocol.address import format_address, format_circuit, is_circuit, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
@@ -30,7 +30,6 @@ from shoal.swarm.lanes.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
 from shoal.swarm.lanes.seal import format_address as format_lane
 from shoal.swarm.lanes.seal import parse_address as parse_lane
 from shoal.swarm.members import Change
-from shoal.swarm.reaching.circuit_address import format_circuit, is_circuit
 from shoal.swarm.reaching.dial_back import DialBackServer, Evidence, ask_dial_back
 from shoal.swarm.reaching.direct_upgrade import DirectUpgrade
 from shoal.swarm.reaching.networks import is_private, own_hosts

@@ -14,9 +14,10 @@ so nothing waits for the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -29,7 +30,7 @@ from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.outcome import PhaseChanged, RoundStepped
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.inbox import Inbox, Ordered, Own, ToHandle
+from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.training.layouts import Layouts
 from shoal.node.training.trainer import Restarted
@@ -186,7 +187,7 @@ class GossipEngine:
         while state is None and not self.leaving:
             event = await self._inbox.next()
             if isinstance(event, Received):
-                await self._handle_heard(event)
+                await TAKERS[type(event.message)](self, event.peer, event.message)
                 continue
             self._show_phase()
             self._layouts.accept_model_of(self._founders[0])
@@ -217,9 +218,9 @@ class GossipEngine:
         machine = self.machine
         assert machine is not None
         if isinstance(event, Received):
-            await self._handle_heard(event)
-        elif isinstance(event, Ordered):
-            await event.carry_out()
+            await TAKERS[type(event.message)](self, event.peer, event.message)
+        elif isinstance(event, Turn):
+            await event.take()
         elif isinstance(event, SetPaused):
             await self._set_paused(event.paused)
         elif isinstance(event, Contribution):
@@ -236,22 +237,29 @@ class GossipEngine:
             await self._carry_out(machine.tick(self.others, trio.current_time()))
             await self._try_leave()
 
-    async def _handle_heard(self, heard: Received) -> None:
-        message, machine = heard.message, self.machine
-        if isinstance(message, AskStanding):
-            self._p.links.send(heard.peer, self._standing())
-        elif isinstance(message, Standing):
-            if self._start is not None:
-                self._start.standings[heard.peer] = message
-        elif isinstance(message, Offer | Decline | Withdraw | Taken):
-            if machine is not None and not self.finished and not self.leaving:
-                await self._carry_out(machine.receive(heard.peer, message, trio.current_time()))
-            elif isinstance(message, Offer):
-                self._p.links.send(heard.peer, Decline(round=message.round, mine=self.state_round))
-            elif isinstance(message, Taken) and machine is not None:
-                machine.receive(heard.peer, message, trio.current_time())
+    # -- what peers say; `TAKERS` has what each message leads to ------------------------------------------------
+
+    async def _tell_standing(self, peer: PeerId, message: AskStanding) -> None:
+        self._p.links.send(peer, self._standing())
+
+    async def _note_standing(self, peer: PeerId, message: Standing) -> None:
+        if self._start is not None:
+            self._start.standings[peer] = message
+
+    async def _take_offer(self, peer: PeerId, message: Offer) -> None:
+        if self.machine is None or self.finished or self.leaving:
+            self._p.links.send(peer, Decline(round=message.round, mine=self.state_round))
         else:
-            logger.warning("%s sends a %s, which has no meaning here", heard.peer, type(message).__name__)
+            await self._pair(peer, message)
+
+    async def _pair(self, peer: PeerId, message: Offer | Decline | Withdraw | Taken) -> None:
+        machine = self.machine
+        if machine is not None and not self.finished and not self.leaving:
+            await self._carry_out(machine.receive(peer, message, trio.current_time()))
+
+    async def _take_taken(self, peer: PeerId, message: Taken) -> None:
+        if self.machine is not None:  # also while this node leaves: it waits for those that still fetch
+            await self._carry_out(self.machine.receive(peer, message, trio.current_time()))
 
     def _standing(self) -> Standing:
         state = self._state
@@ -353,7 +361,7 @@ class GossipEngine:
                     outcome = partial(self._not_fetched, wanted, str(error))
                 except trio.TooSlowError:
                     outcome = partial(self._not_fetched, wanted, f"did not bring its vector in {deadline_s:g} s")
-                self.put(Ordered(outcome))
+                self.put(Turn(outcome))
 
     async def _hold_at(self, done: int, total: int) -> None:
         assert self.machine is not None
@@ -450,3 +458,14 @@ class GossipEngine:
             self._shown_phase = self.phase
             round = 0 if self.machine is None else self.machine.round
             self._p.on_progress(PhaseChanged(phase=self.phase, round=round))
+
+
+TAKERS: Mapping[type, Callable[[GossipEngine, PeerId, Any], Awaitable[None]]] = {
+    AskStanding: GossipEngine._tell_standing,
+    Standing: GossipEngine._note_standing,
+    Offer: GossipEngine._take_offer,
+    Decline: GossipEngine._pair,
+    Withdraw: GossipEngine._pair,
+    Taken: GossipEngine._take_taken,
+}
+"""What is done with each message of a peer."""

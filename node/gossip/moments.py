@@ -19,7 +19,7 @@ import trio
 from shoal.node.state.resumption import CHEAP_S, REST
 from shoal.node.state.store import disk_errors
 from shoal.node.training.trainer_messages import Snapshotted
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.errors import StorageError
 
 FILES_KEPT: Final = 2

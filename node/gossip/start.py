@@ -20,7 +20,7 @@ from shoal.node.outcome import Progress, StateFetched
 from shoal.node.state.state_files import header_in
 from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId

@@ -1,4 +1,4 @@
-"""Whether this node trains or only observes: its user may have paused it, and its training loop may be away.
+"""Participation of this node: it observes while its user has paused it, and while its training loop is away.
 
 Either is enough to make it an observer, and neither ends the other: a loop that attaches to a node that its user paused
 waits until the user says `shoal resume`, and a node that is resumed while no loop is attached goes on observing, so
@@ -16,7 +16,7 @@ from shoal.protocol.inputs import SetPaused
 
 
 class Attendance:
-    """Tells the engine. put: gives it an input."""
+    """Attendance of this node, which it reports to the engine. put: gives the engine an input."""
 
     def __init__(self, *, put: Callable[[SetPaused], None], on_progress: Callable[[Progress], None]) -> None:
         self._put = put
@@ -25,12 +25,12 @@ class Attendance:
         self._away = False  # the loop that was attached
 
     def pause(self, paused: bool) -> None:
-        """The user's wish, which holds until the next one."""
+        """Set the user's wish, which holds until the next one."""
         self._paused = paused
         self._put(SetPaused(paused or self._away))
 
     def heard(self, event: TrainerEvent) -> None:
-        """Take note of what the trainer said: a loop is gone, or another has taken its place."""
+        """Take note of a trainer's report: a loop is gone, or another has taken its place."""
         if isinstance(event, Detached):
             self._on_progress(Notice(text=f"{event.cause}; this node takes part as an observer until one attaches"))
             self._away = True

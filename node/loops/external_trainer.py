@@ -41,7 +41,7 @@ from shoal.node.loops.loop_messages import (
     unpack_attaching,
 )
 from shoal.node.pipe import Message, frame_of
-from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
 from shoal.node.training.layouts import first_difference
 from shoal.node.training.trainer import STOP_DEADLINE_S, Restarted, Trainer, TrainerSpec
@@ -69,7 +69,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of Linux
 
 
 class Detached(Restarted):
-    """The loop is gone (`cause`) and nobody has taken its place. As with `Restarted`, its orders are forgotten."""
+    """Report that the loop is gone (`cause`) and no other is there. As with `Restarted`, its orders are forgotten."""
 
 
 class LoopConnection(Connection[Report]):
@@ -102,7 +102,7 @@ class LoopConnection(Connection[Report]):
 
 
 class ExternalTrainer(Trainer):
-    """Takes one loop after the other. `path` is asked for when `run` begins.
+    """Trainer that takes one loop after the other. `path` is asked for when `run` begins.
 
     known: the layout that this node's certified state has, or None while there is none. timeout_s: how long nobody
     need be attached before `on_abandoned` is called, None for ever.
@@ -172,7 +172,7 @@ class ExternalTrainer(Trainer):
             await self._left.wait()
 
     async def _serve(self, stream: trio.SocketStream, memory: int, task_status: trio.TaskStatus[None]) -> None:
-        """One connection, from its first word to its end. Raises nothing but Cancelled."""
+        """Serve one connection, from its first message to its end. Raises nothing but Cancelled."""
         async with stream:
             try:
                 self._slots.acquire_on_behalf_of_nowait(stream)
@@ -196,7 +196,7 @@ class ExternalTrainer(Trainer):
                 self._left.set()
 
     async def _admit(self, connection: LoopConnection, uid: int | None) -> Attaching | None:
-        """Hear what it says first; None if it is turned away, else the place is its own.
+        """Receive a loop's first message; None if it is turned away, else it has the place.
 
         Raises ChildDied, LocalError.
         """
@@ -235,7 +235,7 @@ class ExternalTrainer(Trainer):
         return None
 
     async def _live_with(self, connection: LoopConnection, memory: int, task_status: trio.TaskStatus[None]) -> None:
-        """From the answer to the end, and tell the daemon of both."""
+        """Serve a loop from the answer to the end, and tell the daemon of both."""
         cause = ""
         try:
             await connection.answer(Accepted(peer_id=self._peer_id), memory)
@@ -259,7 +259,7 @@ class ExternalTrainer(Trainer):
 
 
 def _sound(layout: Layout) -> bool:
-    """Whether names are sorted and unique, and the numbers of values add up."""
+    """True if names are sorted and unique, and the numbers of values add up."""
     sizes = []
     for shape in layout.shapes:
         size = 1
@@ -293,7 +293,7 @@ def _credentials(stream: trio.SocketStream) -> tuple[int, int | None]:
 
 
 def _seal(memory: int) -> None:
-    """The file keeps its size from here on: a loop that cut it short would crash the daemon."""
+    """Seal the file's size: a loop that cut it short would crash the daemon."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

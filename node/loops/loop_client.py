@@ -56,12 +56,12 @@ ORDER_LIMIT = 4096
 
 
 class NoDaemon(NetworkError):
-    """Nothing takes training loops for this data folder."""
+    """Refusal for want of a daemon that takes training loops for this data folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorHere:
-    """An anchor has come; `LoopClient.take_anchor` hands it over."""
+    """Report that an anchor has come; `LoopClient.take_anchor` hands it over."""
 
     fresh: bool
 
@@ -89,7 +89,7 @@ class LoopClient:
         self.contributions = start.contributions
         self.contribution: Vector = tensors.contribution
         self.ended_in_order = False
-        """Whether the daemon said that it ends."""
+        """True if the daemon announced that it ends."""
         self._channel = channel
         self._anchor = tensors.anchor
         self._copy: Vector = np.zeros_like(tensors.anchor)
@@ -103,7 +103,7 @@ class LoopClient:
 
     @property
     def gone(self) -> bool:
-        """Whether the daemon is gone and all that it ordered has been received."""
+        """True if the daemon is gone and all that it ordered has been received."""
         return self._gone.is_set() and self._orders.empty()
 
     def send(self, report: Report) -> None:
@@ -267,7 +267,7 @@ def _expect(channel: _Channel, kind: type[T]) -> T:
 
 
 def _close_in_child(reference: weakref.ref[LoopClient]) -> None:
-    """A data loader's worker, forked, must not keep the connection open when the loop's own process has died."""
+    """Close the connection in a data loader's forked worker, so that it does not outlive the loop's process."""
     client = reference()
     if client is not None:
         client._channel.connection.close()

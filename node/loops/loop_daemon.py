@@ -51,7 +51,7 @@ class LoopDaemon:
 
     @property
     def log_path(self) -> Path:
-        """Where a daemon that was started here writes what it has to say."""
+        """Path of the log of a daemon that was started here."""
         return self.data_dir / LOG_NAME
 
     def attach(self, *, layout: Layout, metric: str, device: str) -> LoopClient:
@@ -77,7 +77,7 @@ class LoopDaemon:
             raise ConfigError(self.last_words() or f"the node ended at its start; see {self.log_path}")
 
     def failed(self) -> bool:
-        """Whether a daemon that was started here, and goes away, ends with an error; waits until it has ended."""
+        """True if a daemon that was started here, and goes away, ends with an error; waits until it has ended."""
         if self._process is None:
             return False
         with suppress(subprocess.TimeoutExpired):
@@ -85,7 +85,7 @@ class LoopDaemon:
         return self._process.returncode not in (0, INTERRUPTED)
 
     def last_words(self) -> str:
-        """Why a daemon that was started here ended, as far as it said so in a line of Shoal's own; else empty."""
+        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty."""
         with suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self._log_from, self.log_path.stat().st_size - LOG_READ_BYTES))
             lines = log.read(LOG_READ_BYTES).decode(errors="replace").splitlines()
@@ -93,7 +93,7 @@ class LoopDaemon:
         return ""
 
     def status(self) -> dict[str, JsonValue] | None:
-        """What it says of itself; None if it does not run. Raises NetworkError if it gives no answer."""
+        """Ask the daemon for its status; None if it does not run. Raises NetworkError if it gives no answer."""
         try:
             return request(self.data_dir, "status", deadline_s=ASK_DEADLINE_S)
         except (NodeNotRunning, ControlRefused):

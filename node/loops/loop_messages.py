@@ -1,4 +1,4 @@
-"""What a training loop of the user's own and its daemon say to each other before they speak as trainer and daemon do.
+"""Messages between a training loop of the user's own and its daemon, before they speak as trainer and daemon do.
 
     loop                                       daemon, on `trainer.sock` in its data folder
     Attaching(layout, …)              ─────►   the same user's process? nobody else attached? the same model?
@@ -28,7 +28,7 @@ ATTACH_DEADLINE_S = 30.0
 
 
 class Attaching(Message, frozen=True, kw_only=True):
-    """A loop would train for this daemon. metric: what its evaluations mean, for people."""
+    """Request of a loop to train for this daemon. metric: what its evaluations mean, for people."""
 
     version: int
     layout: Layout
@@ -37,13 +37,13 @@ class Attaching(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """It may; the descriptor of the shared vectors comes with the first byte of this frame."""
+    """Acceptance of a loop; the descriptor of the shared vectors comes with the first byte of this frame."""
 
     peer_id: str
 
 
 class TurnedAway(Message, frozen=True, kw_only=True):
-    """It may not; `reason` is for its user."""
+    """Refusal of a loop; `reason` is for its user."""
 
     reason: str
 
@@ -53,7 +53,7 @@ _ANSWERS: msgspec.msgpack.Decoder[Accepted | TurnedAway] = msgspec.msgpack.Decod
 
 
 def trainer_socket_path(data_dir: Path) -> Path:
-    """Where the node of this data folder takes loops, once it runs: beside its control socket."""
+    """Path at which the node of this data folder takes loops, once it runs: beside its control socket."""
     return socket_path(data_dir).with_name(TRAINER_SOCKET_NAME)
 
 

@@ -1,4 +1,4 @@
-"""What a training loop of the user's own does between two calls: which steps its optimizer made, and how fast it is."""
+"""Steps of a user's own training loop between two calls: those that its optimizer made, and its speed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OptimizerSteps:
         self._hook, self._made = None, 0
 
     def made(self) -> int:
-        """How many steps since the last call."""
+        """Return the number of steps since the last call."""
         made, self._made = self._made, 0
         return made
 
@@ -86,7 +86,7 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 class Tally:
-    """What has been measured since the newest contribution was written; times in seconds.
+    """Measurements since the newest contribution was written; times in seconds.
 
     Losses are summed where they are, so that a step on a GPU is not waited for.
     """
@@ -103,17 +103,17 @@ class Tally:
         self._reported_tokens = 0
 
     def resumed(self) -> None:
-        """The loop goes on."""
+        """Note that the loop goes on."""
         self._resumed_at = time.monotonic()
 
     def trained(self) -> None:
-        """The loop has trained since `resumed`."""
+        """Note that the loop has trained since `resumed`."""
         now = time.monotonic()
         self.seconds += now - self._resumed_at
         self._resumed_at = now
 
     def add(self, steps: int, tokens: int, loss: torch.Tensor | float | None) -> None:
-        """Steps were made."""
+        """Count steps that were made."""
         self.steps += steps
         self.tokens += tokens
         if loss is not None:
@@ -121,11 +121,11 @@ class Tally:
             self._losses += 1
 
     def mean_loss(self) -> float:
-        """Over the steps that told one; not a number without any."""
+        """Mean loss over the steps that told one; not a number without any."""
         return float(self._loss) / self._losses if self._losses else math.nan
 
     def tokens_per_s(self) -> float:
-        """While it trained."""
+        """Rate while it trained."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property

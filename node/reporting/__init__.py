@@ -1,1 +1,1 @@
-"""What a node tells of itself: the event log, TensorBoard, Weights & Biases, Prometheus."""
+"""Reporting of a node: the event log, TensorBoard, Weights & Biases, Prometheus."""

@@ -51,14 +51,14 @@ def start_anew(log: Path, limit_bytes: int) -> BinaryIO:
 
 
 def _keep_end(log: Path, limit_bytes: int) -> None:
-    """Make its last lines the file before it."""
+    """Keep the log's last lines as the file before it."""
     kept = earlier_of(log).with_name(f"{earlier_of(log).name}.partial")
     kept.write_bytes(read_end(log, limit_bytes))
     kept.replace(earlier_of(log))
 
 
 def blocks_of(log: Path) -> Iterator[bytes]:
-    """All that both files hold, in pieces, with a line break after the first file. Raises OSError if there is none."""
+    """Yield what both files hold, in pieces, with a line break after the first. Raises OSError if there is none."""
     with ExitStack() as opened:
         files = _open(log, opened)
         if not files:
@@ -90,7 +90,7 @@ def read_end(log: Path, limit_bytes: int) -> bytes:
 
 
 def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
-    """Those of the two files that are there, oldest first, as of one moment."""
+    """Open those of the two files that are there, oldest first, as of one moment."""
     while True:
         with ExitStack() as both:
             files: dict[Path, BinaryIO] = {}
@@ -103,7 +103,7 @@ def _open(log: Path, opened: ExitStack) -> list[BinaryIO]:
 
 
 def _is_still(path: Path, file: BinaryIO | None) -> bool:
-    """Whether this file has the name, or none has it where there was none; one that is open keeps its inode."""
+    """True if the path still names this file, or none where there was none; an open file keeps its inode."""
     try:
         with path.open("rb") as now:
             return file is not None and _inode(now) == _inode(file)
@@ -127,7 +127,7 @@ class LogFollower:
         self._at: _Place | None = None
 
     def read(self, limit_bytes: int | None = None) -> bytes:
-        """At most so much of it; nothing where there is no log. Raises OSError. A shorter file is read anew."""
+        """Read at most so much of it; nothing where there is no log. Raises OSError. A shorter file is read anew."""
         with ExitStack() as opened:
             files = _open(self._log, opened)
             if not files:
@@ -161,7 +161,7 @@ class LogFollower:
 
 
 class _Place:
-    """How far a file was read, and which one that is: inodes are given again, but no two logs begin alike."""
+    """Offset up to which a file was read, and the file's mark: inodes are reused, but no two logs begin alike."""
 
     def __init__(self, inode: int, offset: int = 0) -> None:
         self._inode = inode

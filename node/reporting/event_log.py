@@ -1,4 +1,4 @@
-"""The event log's one writer and its one reader: one JSON object a line, appended as things happen.
+"""Event log, with its one writer and its one reader: one JSON object a line, appended as things happen.
 
 What can stand there is declared in `events`; the two files of bounded size that hold it are `event_files`.
 """
@@ -132,7 +132,7 @@ def read_log(log: Path) -> Iterator[Event]:
 
 
 def read_kind(log: Path, kind: type[E]) -> Iterator[E]:
-    """Those of a log that are of one kind."""
+    """Read the events of one kind from a log."""
     return (event for event in read_log(log) if isinstance(event, kind))
 
 
@@ -171,7 +171,7 @@ class LogTail:
         self.skipped = 0
 
     def read(self, limit_bytes: int | None = None) -> list[Event]:
-        """Those of all lines completed since, of so many bytes at most; none if there is no log yet. Raises OSError."""
+        """Read the events completed since, of at most `limit_bytes`; none if there is no log yet. Raises OSError."""
         *lines, self._rest = (self._rest + self._follower.read(limit_bytes)).split(b"\n")
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""

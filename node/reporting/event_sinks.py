@@ -1,4 +1,4 @@
-"""Where the numbers of the event log can go besides: TensorBoard event files, and Weights & Biases.
+"""Sinks of the event log's numbers: TensorBoard event files, and Weights & Biases.
 
 Both are extras. What is missing is said in one line before the node starts; neither is imported before it is asked for.
 """
@@ -17,10 +17,10 @@ NAME_LIMIT_CHARS = 128
 
 
 class ScalarSink(Protocol):
-    """Takes numbers by name and round. Used by one thread; may block, and may raise whatever its library does."""
+    """Sink of numbers by name and round. Used by one thread; may block, and may raise whatever its library does."""
 
     def scalar(self, name: str, value: float, *, round: int, at: float) -> None:
-        """One number of a round, written at the wall-clock time `at`."""
+        """Take one number of a round, written at the wall-clock time `at`."""
 
     def close(self) -> None:
         """Make what was taken durable."""
@@ -44,7 +44,7 @@ class TensorBoardSink:
         self._writer: Any = writer.EventFileWriter(str(folder))
 
     def scalar(self, name: str, value: float, *, round: int, at: float) -> None:
-        """One number of a round."""
+        """Write one number of a round."""
         summary = self._summaries.Summary(value=[self._summaries.Summary.Value(tag=name, simple_value=value)])
         self._writer.add_event(self._events.Event(wall_time=at, step=round, summary=summary))
 
@@ -63,7 +63,7 @@ class WandbSink:
         self._run.define_metric("*", step_metric="round")
 
     def scalar(self, name: str, value: float, *, round: int, at: float) -> None:
-        """One number of a round."""
+        """Send one number of a round."""
         if math.isfinite(value):
             self._run.log({"round": round, name: value})
 

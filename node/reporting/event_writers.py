@@ -109,10 +109,10 @@ class EventWriters:
                 await trio.to_thread.run_sync(partial(self._end, thread))
 
     def heard(self, change: Change) -> None:
-        """What becomes of peers is no number."""
+        """Do nothing: a change of a peer is no number."""
 
     def _hear(self, event: Event) -> None:
-        """In whatever thread wrote the event; never waits."""
+        """Queue an event, in whatever thread wrote it; never waits."""
         if self._over.is_set() or not isinstance(event, Measured):
             return
         try:
@@ -131,7 +131,7 @@ class EventWriters:
             logger.warning("%d events were not written besides the event log: it took too long", self.left_out)
 
     def _write(self) -> None:
-        """The thread."""
+        """Open the sinks and write the queued events to them: the thread's work."""
         sinks: dict[str, ScalarSink] = {}
         for name, opened in self._sinks.items():
             with _given_up(name, sinks):

@@ -82,7 +82,7 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Holding(Event, frozen=True, kw_only=True):
-    """In test mode, the node stands still at a point of a round that it was asked to hold at. progress: in 0..1."""
+    """The node stands still at a point of a round where it was asked to hold, in test mode. progress: in 0..1."""
 
     round: int
     phase: str
@@ -90,7 +90,7 @@ class Holding(Event, frozen=True, kw_only=True):
 
 
 class Released(Event, frozen=True, kw_only=True):
-    """In test mode, the node goes on from where it held."""
+    """The node goes on from where it held, in test mode."""
 
     round: int
     phase: str
@@ -175,7 +175,7 @@ class AgentDied(Event, frozen=True, kw_only=True):
 
 
 class PeerEvent(Event, frozen=True, kw_only=True):
-    """Something became of a peer."""
+    """A change of a peer."""
 
     peer: str
 
@@ -215,7 +215,7 @@ class Parted(PeerEvent, frozen=True, kw_only=True):
 
 
 class Reachability(Event, frozen=True, kw_only=True):
-    """How this node is reached has changed: `public`, `relayed` or `unknown`, and the addresses for control."""
+    """A new way in which this node is reached: `public`, `relayed` or `unknown`, and the addresses for control."""
 
     reachability: str
     addresses: tuple[str, ...] = ()
@@ -284,7 +284,7 @@ class Reduced(Event, frozen=True, kw_only=True):
 
 
 class Signed(Event, frozen=True, kw_only=True):
-    """Something that binds the node in the agreement on a round is on disk, and may be said."""
+    """A record that binds the node in the agreement on a round is on disk, and may be sent."""
 
     term: str = "0.0"
     round: int
@@ -330,12 +330,12 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who took part."""
+        """PeerIds of the round's participants."""
         return ()
 
     @property
     def contributors(self) -> int:
-        """How many contributions are in it."""
+        """Number of contributions in the result."""
         return 0
 
     @property
@@ -511,7 +511,7 @@ class Audited(Event, frozen=True, kw_only=True):
 
 
 class Weighed(Event, frozen=True, kw_only=True):
-    """With `[audit] work`: the loss before and after a peer's contribution, and whether the work was useful."""
+    """The loss before and after a peer's contribution, and whether the work was useful, with `[audit] work`."""
 
     peer: str
     round: int

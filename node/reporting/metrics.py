@@ -1,4 +1,4 @@
-"""What Prometheus scrapes from a node, under names and types after its conventions.
+"""Metrics of a node for Prometheus to scrape, under names and types after its conventions.
 
 Counters and histograms of what happened are fed by the event log; the rest is read off the daemon at each scrape.
 Peers get a label of their own up to `PEER_LABEL_LIMIT`, in the order in which they came; all later ones share `other`,
@@ -105,7 +105,7 @@ class Metrics:
         self._round_s.observe(_finite(seconds))
 
     def render(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
-        """All of them with these facts, in the format that the client accepts, and its media type."""
+        """Render all metrics with these facts in the format that the client accepts; returns its media type too."""
         encode, kind = choose_encoder(accept)
         self._now.facts = facts
         return encode(self._registry), kind
@@ -116,7 +116,7 @@ def _finite(value: float) -> float:
 
 
 class _Now(Collector):
-    """What is read at each scrape."""
+    """Metrics that are read at each scrape."""
 
     def __init__(self, viewers: Callable[[], int]) -> None:
         self.facts: Facts | None = None
@@ -127,7 +127,7 @@ class _Now(Collector):
         self._counted: dict[str, tuple[int, int]] = {}
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are found when they are collected."""
+        """Describe nothing: names are found when they are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -173,7 +173,7 @@ class _Now(Collector):
 
 
 def _grown(before: int, after: int) -> int:
-    """By how much a count grew that begins anew when its lanes are forgotten."""
+    """Growth of a count that begins anew when its lanes are forgotten."""
     return after - before if after >= before else after
 
 

@@ -1,4 +1,4 @@
-"""What the event log says about rounds."""
+"""Events about rounds, for the event log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIGNED: Final[Mapping[str, type[events.Signed]]] = {
     "propose": events.Proposed,
     "promise": events.ViewChanged,
 }
-"""What tells of a record of the agreement, by its kind."""
+"""Event of each kind of record of the agreement."""
 
 
 def term_text(term: Term) -> str:
@@ -38,7 +38,7 @@ class RoundLog:
         self._log = log
 
     def started(self, head: Value, role: str) -> None:
-        """The round after `head` begins."""
+        """Write that the round after `head` begins."""
         self._log.write(
             events.RoundStarted(
                 term=term_text(head.next_term), round=head.next_round, members=len(head.members), role=role
@@ -46,11 +46,11 @@ class RoundLog:
         )
 
     def began(self, round: int, *, members: int) -> None:
-        """Strategy gossip: a round begins, with so many members in sight."""
+        """Write that a gossip round begins, with so many members in sight."""
         self._log.write(events.RoundStarted(term=term_text(Term()), round=round, members=members, role="training"))
 
     def contributed(self, event: Contribution, tokens: int) -> None:
-        """This node's contribution is announced."""
+        """Write that this node's contribution is announced."""
         self._log.write(
             events.Contributed(
                 round=event.round,
@@ -64,7 +64,7 @@ class RoundLog:
         )
 
     def planned(self, plan: Plan) -> None:
-        """A plan was accepted here."""
+        """Write that a plan was accepted here."""
         self._log.write(
             events.Planned(
                 round=plan.round,
@@ -78,7 +78,7 @@ class RoundLog:
         )
 
     def reduced(self, finals: Finals, digest: bytes, seconds: float) -> None:
-        """All finals of a plan are here and lead to `digest`."""
+        """Write that all finals of a plan are here and lead to `digest`."""
         self._log.write(
             events.Reduced(
                 round=finals.plan.round,
@@ -89,25 +89,25 @@ class RoundLog:
         )
 
     def caught_up(self, round: int) -> None:
-        """The state of a round that this node did not compute is here."""
+        """Write that the state of a round that this node did not compute is here."""
         self._log.write(events.CaughtUp(round=round))
 
     def persisted(self, record: DurableRecord) -> None:
-        """A vote or proposal is on disk."""
+        """Write that a vote or proposal is on disk."""
         kind = _SIGNED.get(record.kind)
         if kind is not None:
             self._log.write(kind(term=term_text(record.term), round=record.round, view=record.view))
 
     def rolled_back(self, value: Value) -> None:
-        """A round decided to go back, and its term is over."""
+        """Write that a round decided to go back, and its term is over."""
         self._log.write(events.RolledBack(to=value.state_round, **_decision(value)))
 
     def amended(self, value: Value, amendment: Amendment) -> None:
-        """A round decided that other settings are in force from the next one on."""
+        """Write that a round decided that other settings are in force from the next one on."""
         self._log.write(events.Amended(settings=settings_of(amendment), **_decision(value)))
 
     def banned(self, value: Value) -> None:
-        """A round decided to go on without some who are proven to have lied."""
+        """Write that a round decided to go on without some who are proven to have lied."""
         bans = named(value)
         self._log.write(
             events.Banned(
@@ -118,7 +118,7 @@ class RoundLog:
         )
 
     def forked(self, fork: Fork) -> None:
-        """Two certificates for one position were seen; this node signs nothing more."""
+        """Write that two certificates for one position were seen; this node signs nothing more."""
         self._log.write(
             events.Forked(
                 term=term_text(fork.term),
@@ -129,7 +129,7 @@ class RoundLog:
         )
 
     def rebased(self, value: Value) -> None:
-        """The authority opened another term, in which `value` stands for the certificate of its round."""
+        """Write that the authority opened another term, in which `value` stands for the certificate of its round."""
         self._log.write(events.Rebased(to=value.state_round, **_decision(value)))
 
     def stepped(
@@ -144,7 +144,7 @@ class RoundLog:
         total_s: float,
         traffic: dict[str, int],
     ) -> None:
-        """Strategy gossip: the outer step of a round is made; `why` says what kept it from having a partner."""
+        """Write that the outer step of a gossip round is made; `why` says what kept it from having a partner."""
         self._log.write(
             events.Stepped(
                 round=round,
@@ -161,7 +161,7 @@ class RoundLog:
     def certified(
         self, certificate: Certificate, finals: Finals, *, times: Mapping[str, float], traffic: Mapping[str, int]
     ) -> None:
-        """The round has its certificate, and its state is applied here. `traffic`: bytes since the node started.
+        """Write that the round has its certificate, and its state is applied. `traffic`: bytes since the node started.
 
         times: in seconds: `reduce_s`; `total_s`, until the state was applied; and `kept_s`, how long test mode then
         took to keep what is recomputed.

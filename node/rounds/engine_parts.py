@@ -17,7 +17,7 @@ from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_store import StateStore
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.links import Links
 

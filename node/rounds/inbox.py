@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     GenesisFetched,
@@ -23,7 +24,7 @@ from shoal.protocol.inputs import (
     StateSought,
     Tick,
 )
-from shoal.protocol.messages import Entry, Ready
+from shoal.protocol.messages import Ready
 
 TICK_S = 0.1
 NEIGHBOURS_BEGIN_S = 0.1
@@ -31,46 +32,39 @@ HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """The user's order: `carry_out` is called between two other inputs, and says itself to whom it matters."""
-
-    carry_out: Callable[[], Awaitable[None]]
-
-
 @dataclass(slots=True, eq=False)
-class Fetched:
-    """Entries of the chain as a peer gave them, unchecked; who fetched them waits for what the engine says to them."""
+class Turn:
+    """Something to be done between two other inputs, by whose task chain and state are; who gave it waits for it."""
 
-    peer: PeerId
-    entries: tuple[Entry, ...]
-    trusted: bool = False
-    """Whether they lead to the checkpoint of this node's link, which was checked."""
-    new: int = 0
-    fault: RemoteError | None = None
-    taken: trio.Event = field(default_factory=trio.Event)
+    do: Callable[[], Awaitable[Any]]
+    result: Any = None
+    error: ConfigError | RemoteError | None = None
+    over: trio.Event = field(default_factory=trio.Event)
 
-    async def outcome(self) -> int:
-        """How many were new. Raises RemoteError if one does not hold, or does not follow; those before it count."""
-        await self.taken.wait()
-        if self.fault is not None:
-            raise self.fault
-        return self.new
+    async def take(self) -> None:
+        """Do it. What else it raises is the engine's."""
+        try:
+            self.result = await self.do()
+        except (ConfigError, RemoteError) as error:
+            self.error = error
+        finally:
+            self.over.set()
 
 
-Own = (
-    TrainerEvent
-    | Reduced
-    | SetPaused
-    | Linked
-    | StateHeld
-    | Proven
-    | Ordered
-    | Fetched
-    | StateSought
-    | GenesisFetched
-    | Tick
-)
+async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Any]]) -> Any:
+    """Have the engine behind `put` do it, and wait for that; what it came to. Raises its ConfigError, RemoteError.
+
+    Cancellation: it may be done all the same.
+    """
+    turn = Turn(do)
+    put(turn)
+    await turn.over.wait()
+    if turn.error is not None:
+        raise turn.error
+    return turn.result
+
+
+Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Proven | Turn | StateSought | GenesisFetched | Tick
 ToHandle = Received | Own
 
 

@@ -16,7 +16,7 @@ from shoal.collectives.stalls import BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import doubled
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 
 STALL_S = 2.0
 STALL_LIMIT_S = 16.0

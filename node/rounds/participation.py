@@ -1,12 +1,12 @@
 """This node's part in a round: the training it orders, its contribution, and what became of that.
 
-train ─► contribute (encode, commit, note on disk) ─► Ready ─► certificate ─► settle
+train ─► contribute (encode, commit, note on disk) ─► Ready ─► plan: reduce ─► certificate ─► settle
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import trio
@@ -14,14 +14,20 @@ import trio
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.fragments import Fragments
 from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Contributions, Made
 from shoal.node.state.resumption import Found
+from shoal.node.training import trainer_messages
+from shoal.node.training.trainer import Restarted, TrainerEvent
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Ready, Value
+from shoal.protocol.inputs import Evaluated, Input, Trained, TrainerRestarted
+from shoal.protocol.messages import Held, Plan, Ready, Value
 from shoal.protocol.planning import OBSERVER, absent_ready
+
+PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +36,10 @@ class Participation:
     """What this node gives to the round after the head, whose state is here. It runs in the engine's task, but
     `look_up`, which waits for peers."""
 
-    def __init__(self, parts: EngineParts, fragments: Fragments) -> None:
+    def __init__(self, parts: EngineParts, fragments: Fragments, observer: Callable[[], RoundObserver]) -> None:
         manifest = parts.config.manifest
         self._p = parts
+        self._observer = observer
         self._me = parts.identity.peer_id
         self._state_store = parts.state_store
         self._training_client = parts.training_client
@@ -120,6 +127,10 @@ class Participation:
         assert state is not None
         await self._training_client.train(self._state_store.head, self._me, state.tokens, contribute=contribute)
 
+    async def pause(self, paused: bool) -> None:
+        """Stop the trainer, or let it go on."""
+        await (self._training_client.pause() if paused else self._training_client.resume())
+
     async def contribute(self, event: Contribution, *, alone: bool) -> Ready | None:
         """Encode what the trainer made for this round, commit to it, and have it on disk.
 
@@ -137,6 +148,7 @@ class Participation:
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
         self._p.log.contributed(event, made.tokens)
+        self._observer().contributed(made)
         return self._ready(made)
 
     def _ready(self, made: Made) -> Ready:
@@ -155,6 +167,27 @@ class Participation:
         fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
         values = self._training_client.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
+
+    # -- the reduction ---------------------------------------------------------------------------------------
+
+    async def reduce(self, plan: Plan) -> None:
+        """Do this node's part of a plan, in place of what is under way."""
+        await self._before(plan, "plan")
+        self._p.reduce.start(plan, self.encoded)
+
+    async def repair(self, plan: Plan, held: Mapping[PeerId, Held]) -> None:
+        """Go on by a revised plan; `held` is what others said they hold."""
+        await self._before(plan, "repair")
+        self._p.reduce.repair(plan, self.encoded, held)
+
+    async def _before(self, plan: Plan, phase: str) -> None:
+        self._p.log.planned(plan)
+        self._observer().planned(plan)
+        await self._p.holds.at(plan.round, phase)
+        if plan.planner == self._me:  # once the lanes are at work, what is queued waits for its turn
+            await self._p.links.drain(deadline_s=PLAN_OUT_S)
+
+    # -- what became of it -----------------------------------------------------------------------------------
 
     async def look_up(self, peers: Sequence[PeerId]) -> None:
         """Have the finals here by which `settle` counts, as far as `peers` can help. Runs beside the engine."""
@@ -178,6 +211,18 @@ class Participation:
             with suppress(NetworkError):
                 finals = await self._state_store.finals(made.round, [])
         await trio.to_thread.run_sync(self._contributions.settle_by, chain, finals)
+
+
+def told_by_trainer(event: TrainerEvent) -> Input | None:
+    """What a member is told of what a trainer says, if anything."""
+    match event:
+        case Contribution():
+            return Trained(event.round, event)
+        case trainer_messages.Evaluated():
+            return Evaluated(event.round, event.value)
+        case Restarted():
+            return TrainerRestarted()
+    return None
 
 
 def _at_most(cap: int | None, measured: int) -> int:

@@ -17,7 +17,7 @@ import trio
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.frame_relay import RelayWatch
-from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes

@@ -1,18 +1,59 @@
-"""From the finals of a round to the state after it, where this node computes it itself.
+"""From the finals of a round to the state after it, where this node computes it itself; and the states it takes over.
 
 finals here ─► work out S(e), keep the finals ─► Report ─► … ─► certificate ─► hold S(e), log the round
+
+Each plan of the round whose finals are here has its candidate, the basis of a report and a vote. However many there
+are, there is memory for one state in the making. It stands as the finals that came last have it; should another plan's
+value be decided, the chunks in which the two differ are made again.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 import trio
 
 from shoal.collectives.finals import Finals, UseFinal
-from shoal.collectives.outer import OuterSettings
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import NextState, OuterSettings
+from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.outcome import RoundCertified
-from shoal.node.rounds.candidates import Candidates
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.protocol.messages import Certificate, Report
+from shoal.node.state.finals_file import FinalsWriter
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.messages import NO_HASH, Certificate, Plan, Report, Value
+
+APPLY_THREADS = min(4, os.cpu_count() or 1)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """S(e) as the finals of one plan make it; `seconds` is how long the finals took to come."""
+
+    header: StateHeader
+    digest: bytes
+    finals: Finals
+    seconds: float
+
+    def report(self, previous: Value) -> Report:
+        """What this node tells the lead of it."""
+        return Report(
+            term=previous.next_term,
+            round=self.finals.plan.round,
+            base=previous.hash,
+            plan=self.finals.plan.hash,
+            digest=self.digest,
+            bitmaps=self.finals.bitmaps_root,
+            tokens=self.finals.tokens,
+        )
 
 
 class StateTransition:
@@ -21,22 +62,36 @@ class StateTransition:
     def __init__(self, parts: EngineParts) -> None:
         self._p = parts
         self._state_store = parts.state_store
-        self._candidates = Candidates(cache=parts.cache, outer=OuterSettings.of(parts.config.manifest))
+        self._cache = parts.cache
+        self._outer = OuterSettings.of(parts.config.manifest)
+        self._by_plan: dict[bytes, Candidate] = {}
+        self._next: NextState | None = None
+        self._begun: FinalsWriter | None = None
+        """Of finals that nothing was worked out of yet."""
         self._round_started = 0.0
         parts.reduce.begin = self._begin
 
     def begin_round(self, now: float) -> None:
         """Another round begins: what was worked out for the last one is dropped."""
         amended = self._state_store.chain.amended(self._state_store.head.next_round)
-        self._candidates.begin_round(OuterSettings.of(amended or self._p.config.manifest))
+        self._outer = OuterSettings.of(amended or self._p.config.manifest)
         self._round_started = now
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of all candidates, and of the state in the making."""
+        self._by_plan.clear()
+        self._next = None
+        self._drop_begun()
+
+    # -- effects of a member -----------------------------------------------------------------------------------
 
     def _begin(self, finals: Finals) -> UseFinal | None:
         """All finals of a reduction are here, and about to be checked: work out ahead what can be."""
         state = self._state_store.state
         if state is None or finals.plan.base != self._state_store.head.hash:
             return None
-        return self._candidates.begin(state, finals)
+        return self.begin(state, finals)
 
     async def work_out(self, finals: Finals, seconds: float) -> Report:
         """Work out what S(e) will be, and keep the finals on disk before this node reports.
@@ -45,7 +100,7 @@ class StateTransition:
         """
         state = self._state_store.state
         assert state is not None
-        candidate = await self._candidates.work_out(state, finals, seconds)
+        candidate = await self.candidate(state, finals, seconds)
         self._p.log.reduced(finals, candidate.digest, seconds)
         return candidate.report(self._state_store.head)
 
@@ -55,10 +110,10 @@ class StateTransition:
         Cancellation: the finals of the round are on disk.
         """
         value = certificate.value
-        candidate = self._candidates.of(value)
+        candidate = self.of(value)
         assert candidate is not None
         finals = candidate.finals
-        state = await self._candidates.take(candidate)
+        state = await self.take(candidate)
         await self._state_store.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
         seconds = trio.current_time() - self._round_started
@@ -74,3 +129,102 @@ class StateTransition:
                 seconds=seconds,
             )
         )
+
+    async def adopt(self, state: Any) -> None:
+        """Hold a state that came from elsewhere, and have it on disk. Raises ConfigError if it is another model's."""
+        assert isinstance(state, CertifiedState)
+        if not state.round and self._state_store.state is not None:
+            logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
+        await self._hold(state)
+
+    async def draw(self, certified: bytes) -> None:
+        """Draw S(0), and hold it if it has the certified digest, or none is certified."""
+        state = await self._p.training_client.initial_state()
+        if certified in (NO_HASH, await trio.to_thread.run_sync(self._cache.digest, state)):
+            await self._hold(state)
+
+    async def _hold(self, state: CertifiedState) -> None:
+        if state.layout_hash != self._p.training_client.layout_hash:
+            raise ConfigError(
+                "the swarm's model has other parameters than this workload builds here; install the same version of it"
+            )
+        await self._state_store.adopt(state)
+
+    # -- candidates --------------------------------------------------------------------------------------------
+
+    def get(self, plan_hash: bytes) -> Candidate | None:
+        """The candidate of a plan, if its finals are here."""
+        return self._by_plan.get(plan_hash)
+
+    def of(self, value: Value) -> Candidate | None:
+        """The candidate that a certified value names, if it is here and led to the same digest."""
+        candidate = self._by_plan.get(value.plan)
+        return candidate if candidate is not None and candidate.digest == value.digest else None
+
+    def begin(self, state: CertifiedState, finals: Finals) -> UseFinal | None:
+        """Begin what `candidate` does, of `finals` that are still to be checked. What it does not follow is undone.
+
+        Returns what is to be called with each that was checked, if anything is left to be done. Raises LocalError if
+        they do not follow the state.
+        """
+        if finals.plan.hash in self._by_plan:
+            return None
+        apply = self._over(state, finals.plan).ahead(finals.plan)
+        self._drop_begun()
+        self._begun = self._cache.finals_writer(finals)
+        return apply
+
+    def _drop_begun(self) -> None:
+        if self._begun is not None:
+            self._begun.abandon()
+            self._begun = None
+
+    def _over(self, state: CertifiedState, plan: Plan) -> NextState:
+        if self._next is None or self._next.base is not state:
+            grid, known = Grid(state.numel, plan.chunk_values), partial(self._cache.header, state)
+            self._next = NextState(state, self._outer, grid, self._cache.vectors, header=known)
+        return self._next
+
+    async def candidate(self, state: CertifiedState, finals: Finals, seconds: float) -> Candidate:
+        """Apply `finals` over `state`, and keep them on disk.
+
+        Raises StorageError, and LocalError if they do not follow the state.
+
+        Cancellation: finals may be on disk, nothing else happened.
+        """
+        after = self._over(state, finals.plan)
+        with self._writer(finals) as finish:
+            header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
+            await trio.to_thread.run_sync(finish)
+        self._cache.put_finals(finals)
+        candidate = Candidate(header=header, digest=header.digest, finals=finals, seconds=seconds)
+        self._by_plan[finals.plan.hash] = candidate
+        return candidate
+
+    @contextmanager
+    def _writer(self, finals: Finals) -> Iterator[Callable[[], None]]:
+        """Have `finals` written; what is given returns when they are there, and may raise StorageError.
+
+        Nothing stays of them when the block is left before that.
+        """
+        writer, self._begun = self._begun, None
+        if writer is None or not writer.writes(finals):
+            if writer is not None:
+                writer.abandon()
+            writer = self._cache.finals_writer(finals)
+        try:
+            yield writer.finish
+        finally:
+            writer.abandon()
+
+    async def take(self, candidate: Candidate) -> CertifiedState:
+        """The state of the candidate that was certified, made again where another came after it. The round is over.
+
+        Cancellation: it can be taken again.
+        """
+        assert self._next is not None
+        self._next.close()
+        header = await trio.to_thread.run_sync(self._next.complete, candidate.finals, APPLY_THREADS)
+        state = self._next.take(header)
+        self._next = None
+        return state

@@ -8,8 +8,10 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
     Begin ────────────────────────────────────────►      builds or restores its policy
           ◄──────────────────────────────────────── Ready
           ◄──────────────────────────────────────── Made    a group of its own, to be announced
+          ◄──────────────────────────────────────── Asked   and what its completions answer
           ◄──────────────────────────────────────── Take    so many groups of others, please
     Pulled … Pulled, Delivered ───────────────────►      those that came, one by one
+          ◄──────────────────────────────────────── Asked   what each of them answers, as far as it was opened
           ◄──────────────────────────────────────── Judged  what each of them is worth
           ◄──────────────────────────────────────── Done    the round; Made again, and so on
     Pause, Resume, Stop at any time
@@ -27,7 +29,7 @@ from msgspec import Meta
 
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.node.sapo.selection import Reward, Verdict
-from shoal.node.sapo.tasks import CHOICE_LIMIT, TaskKind
+from shoal.node.sapo.tasks import CHOICE_LIMIT, QUESTION_LIMIT_CHARS, TaskKind
 from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection
@@ -113,6 +115,13 @@ class Made(Message, frozen=True, kw_only=True):
     rewards: Annotated[tuple[Reward, ...], Meta(max_length=COMPLETION_LIMIT)]
 
 
+class Asked(Message, frozen=True, kw_only=True):
+    """The question whose answers are in a group, made from its task by the agent: for people to read."""
+
+    digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    question: Annotated[str, Meta(max_length=QUESTION_LIMIT_CHARS)]
+
+
 class Take(Message, frozen=True, kw_only=True):
     """A request for others' groups. wait_s: how long to wait for something to be there."""
 
@@ -154,7 +163,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Ready | Made | Take | Judged | Done | Saved | Finished | Failed
+AgentReport = Ready | Made | Asked | Take | Judged | Done | Saved | Finished | Failed
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

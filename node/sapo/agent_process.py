@@ -24,6 +24,7 @@ import torch
 from shoal.node.pipe import EXIT_FAILED, EXIT_ORPHANED, SUMMARY_LIMIT_CHARS, ParentPipe, Pause, Resume, Stop, describe
 from shoal.node.sapo import learner_state
 from shoal.node.sapo.agent_messages import (
+    Asked,
     Begin,
     Delivered,
     Done,
@@ -119,6 +120,7 @@ class DaemonSharing:
                 continue
             self._judge.note_own(group.texts)
             self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
+            self._line.send(Asked(digest=announcement.digest, question=group.prompt))
         self._line.rest()
 
     def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
@@ -129,6 +131,9 @@ class DaemonSharing:
         refused = True
         while refused and (pulled := self._delivery()):
             judged = self._judge.judge(pulled)
+            for (offer, _), one in zip(pulled, judged, strict=True):
+                if one.question:
+                    self._line.send(Asked(digest=offer.digest, question=one.question))
             self._line.send(Judged(verdicts=tuple(one.verdict for one in judged)))
             accepted = [one.group for one in judged if one.group is not None]
             taken += accepted

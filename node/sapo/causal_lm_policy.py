@@ -1,12 +1,218 @@
-"""The policy `causal-lm-policy`: a causal language model of `transformers`, found as `causal-lm` finds its own."""
+"""The policy `causal-lm-policy`: a causal language model of `transformers`, whole or with low-rank adapters.
+
+Needs the extra `hf`; models are found as `causal-lm` finds its own.
+
+Prompts go through the tokenizer's chat template where it has one. A completion of another agent is encoded as plain
+text: one whose tokens hold a special token, such as the end of a turn written out, is not expressed here, nor is one
+with the unknown token.
+"""
 
 from __future__ import annotations
 
-from shoal.node.sapo.hf_policy import CausalLMPolicy, CausalLMSettings
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
 from shoal.node.sapo.policies import PolicyLimits
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
 from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
+
+RANK_LIMIT: Final = 1024
+EXPORT_FOLDER: Final = "huggingface"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLMSettings:
+    """Limits, sampling, and what is trained.
+
+    prompt_tokens: a longer prompt keeps its last ones. lora_rank: of adapters on all linear layers, while the model
+    itself stays as it is; 0 trains the whole model. bf16: compute in bfloat16 (parameters keep their type).
+    """
+
+    prompt_tokens: int = 512
+    completion_tokens: int = 256
+    temperature: float = 1.0
+    lora_rank: int = 0
+    lora_alpha: int = 32
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if min(self.prompt_tokens, self.completion_tokens, self.lora_alpha) < 1:
+            raise ConfigError("a policy's prompt_tokens, completion_tokens and lora_alpha must be at least 1")
+        if not 0 <= self.lora_rank <= RANK_LIMIT:
+            raise ConfigError(f"a policy's lora_rank must be 0 to {RANK_LIMIT}, not {self.lora_rank}")
+        if not self.temperature > 0:
+            raise ConfigError(f"a policy's temperature must be above 0, not {self.temperature}")
+
+
+class CausalLMPolicy:
+    """The model generates and is trained without dropout, so that ratios begin at 1."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        settings: CausalLMSettings,
+        *,
+        device: torch.device | None = None,
+        seed: int = 0,
+    ) -> None:
+        """model, tokenizer: of `transformers`, such as causal_lm_model loads. seed: of the adapters' parameters.
+
+        Raises ConfigError for a tokenizer without an end token, and for a model that is too short.
+        """
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("the tokenizer has no end-of-text token, which ends completions; choose another model")
+        room = getattr(model.config, "max_position_embeddings", None)
+        if isinstance(room, int) and room < settings.prompt_tokens + settings.completion_tokens:
+            raise ConfigError(
+                f"the model reads {room} tokens; prompt_tokens {settings.prompt_tokens} and completion_tokens "
+                f"{settings.completion_tokens} are more: lower them"
+            )
+        self.settings = settings
+        self.device = device or torch.device("cpu")
+        self._tokenizer = tokenizer
+        self._end: int = tokenizer.eos_token_id
+        self._special = frozenset(tokenizer.all_special_ids)
+        if settings.lora_rank:
+            model = _with_adapters(model, settings, seed=seed)
+        self.model = model.to(self.device).eval()
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """The question as a user's turn where there is a chat template, else as it is."""
+        if self._tokenizer.chat_template:
+            turns = [{"role": "user", "content": text}]
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self._tokenizer(text)["input_ids"]
+        return tuple(ids[-self.settings.prompt_tokens :]) or (self._end,)
+
+    def encode_completion(self, text: str) -> tuple[int, ...] | None:
+        """See `Policy`."""
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not self._special.isdisjoint(ids):
+            return None
+        return (*ids, self._end)[: self.settings.completion_tokens]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Policy`: special tokens have no text."""
+        text: str = self._tokenizer.decode([token for token in tokens if token not in self._special])
+        return text
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer to `folder`/huggingface, as `save_pretrained` does; adapters go into the model."""
+        model: Any = self.model
+        if self.settings.lora_rank:
+            model = model.merge_and_unload()
+        model.save_pretrained(folder / EXPORT_FOLDER)
+        self._tokenizer.save_pretrained(folder / EXPORT_FOLDER)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All, or those of the adapters."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def extend(
+        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """See `Policy`, and `extend_together`."""
+        limit, end = self.settings.completion_tokens, self._end
+        return extend_together(_Batch(self), rollouts, limit=limit, end=end, generator=generator, enough=enough)
+
+    def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`: prompts end, and completions begin, in the same column of one forward pass."""
+        present = completion_mask(samples).to(self.device)
+        width = present.shape[1]
+        targets = torch.full(present.shape, self._end, device=self.device)
+        for row, sample in enumerate(samples):
+            targets[row, : len(sample.completion)] = torch.tensor(sample.completion)
+        ids, mask = self._left_aligned([sample.prompt for sample in samples])
+        ids, mask = torch.cat([ids, targets], 1), torch.cat([mask, present.long()], 1)
+        logits, _ = self._forward(ids, mask, cache=None, keep=width + 1)
+        logs = self._log_softmax(logits[:, :-1]).gather(2, targets[:, :, None])[:, :, 0]
+        return torch.where(present, logs, 0.0).cpu()
+
+    def _left_aligned(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and attention mask, (rows, longest) each, with padding in front."""
+        longest = max(map(len, contexts))
+        ids = torch.full((len(contexts), longest), self._end)
+        mask = torch.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, longest - len(context) :] = torch.tensor(context)
+            mask[row, longest - len(context) :] = 1
+        return ids.to(self.device), mask.to(self.device)
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, *, cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
+        """Logits of the last `keep` columns, and the cache if nothing needs a gradient."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            out = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=not torch.is_grad_enabled(),
+                logits_to_keep=keep,
+            )
+        return out.logits, out.past_key_values
+
+    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return functional.log_softmax(logits.float() / self.settings.temperature, dim=-1)
+
+
+class _Batch:
+    """See `Batch`."""
+
+    def __init__(self, policy: CausalLMPolicy) -> None:
+        self._policy = policy
+        self._mask: torch.Tensor
+        self._cache: Any = None
+
+    def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
+        policy = self._policy
+        ids, mask = policy._left_aligned(contexts)
+        wanted = torch.tensor(rows, device=policy.device)
+        logits, self._cache = policy._forward(ids, mask, cache=None, keep=1)
+        self._mask = mask[wanted]
+        self._cache.batch_select_indices(wanted)
+        return policy._log_softmax(logits[wanted][:, -1]).cpu()
+
+    def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
+        policy = self._policy
+        if kept is not None:
+            wanted = torch.tensor(kept, device=policy.device)
+            self._mask = self._mask[wanted]
+            self._cache.batch_select_indices(wanted)
+        self._mask = functional.pad(self._mask, (0, 1), value=1)
+        logits, self._cache = policy._forward(tokens.to(policy.device), self._mask, cache=self._cache, keep=1)
+        return policy._log_softmax(logits[:, -1]).cpu()
+
+
+def _with_adapters(model: nn.Module, settings: CausalLMSettings, *, seed: int) -> nn.Module:
+    """The model with adapters of PEFT, which alone are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT reads names that transformers has renamed
+        torch.manual_seed(seed)
+        adapted: nn.Module = get_peft_model(model, config)
+    return adapted
 
 
 class CausalLMPolicyFactory:

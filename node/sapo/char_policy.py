@@ -1,11 +1,203 @@
-"""The built-in policy `char-policy`: the small character model, taught its tasks for a while before the first round."""
+"""The built-in policy `char-policy`: the small GPT over characters, quick enough to learn on one core; it is taught its
+tasks for a while before the first round.
+
+Generation keeps keys and values; rows with the same context share its computation, and a finished row leaves the batch.
+"""
 
 from __future__ import annotations
 
-from shoal.node.sapo.char_model import ALPHABET, CharModelSettings, CharPolicy
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
 from shoal.node.sapo.policies import PolicyLimits
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
 from shoal.node.sapo.warm_up import WarmUpSettings
+from shoal.node.workloads.gpt import Cache, Gpt, GptSettings
 from shoal.protocol.errors import ConfigError
+
+PAD: Final = 0
+END: Final = 1
+"""Ends a completion."""
+ASK: Final = 2
+"""Stands between prompt and completion."""
+UNKNOWN: Final = 3
+"""Stands in prompts for characters outside the alphabet."""
+SPECIAL: Final = 4
+
+PACKED_SAMPLES: Final = 16
+"""Completions that share a prompt's row in training: the attention mask grows with the square of the row."""
+
+ALPHABET: Final = string.digits + string.ascii_letters + string.punctuation + " \n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CharModelSettings:
+    """Size and limits. A prompt keeps its last `prompt_chars` characters: these questions end with what is asked.
+
+    alphabet: the characters that completions may have, each once. temperature: of sampling.
+    """
+
+    width: int = 96
+    layers: int = 3
+    heads: int = 4
+    prompt_chars: int = 64
+    completion_tokens: int = 24
+    temperature: float = 1.0
+    alphabet: str = ALPHABET
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what no model can be made of."""
+        for name in ("width", "layers", "heads", "prompt_chars", "completion_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"the character model's {name} must be at least 1, not {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ConfigError(f"the character model's width {self.width} must be a multiple of its {self.heads} heads")
+        if not self.temperature > 0:
+            raise ConfigError(f"the character model's temperature must be above 0, not {self.temperature}")
+        if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
+            raise ConfigError("the character model's alphabet must have characters, and each of them once")
+
+    @property
+    def gpt(self) -> GptSettings:
+        """Those of the network. A row is a prompt, the token that asks, and a completion."""
+        return GptSettings(
+            vocabulary=SPECIAL + len(self.alphabet),
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            context=self.prompt_chars + 1 + self.completion_tokens,
+            style="learned",
+        )
+
+
+class CharPolicy:
+    """A `Policy` over characters. The parameters follow from settings and seed."""
+
+    def __init__(self, settings: CharModelSettings, *, seed: int) -> None:
+        self.settings = settings
+        self._ids = {char: SPECIAL + at for at, char in enumerate(settings.alphabet)}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = Gpt(settings.gpt)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """The last characters of the question, and the token that asks."""
+        return (*(self._ids.get(char, UNKNOWN) for char in text[-self.settings.prompt_chars :]), ASK)
+
+    def encode_completion(self, text: str) -> tuple[int, ...] | None:
+        """See `Policy`: None if a character is outside the alphabet."""
+        ids = tuple(self._ids.get(char, UNKNOWN) for char in text)
+        if UNKNOWN in ids:
+            return None
+        return (*ids, END)[: self.settings.completion_tokens]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The characters; special tokens have none."""
+        return "".join(self.settings.alphabet[token - SPECIAL] for token in tokens if token >= SPECIAL)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them."""
+        return list(self.model.parameters())
+
+    def extend(
+        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
+        return extend_together(
+            _Batch(self.model, self._log_softmax),
+            rollouts,
+            limit=self.settings.completion_tokens,
+            end=END,
+            generator=generator,
+            enough=enough,
+        )
+
+    def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`: samples of one prompt share its computation, and stand behind it without seeing each other."""
+        mask = completion_mask(samples)
+        packs = _pack(samples)
+        longest = max(len(pack.tokens) for pack in packs)
+        tokens = torch.full((len(packs), longest), PAD)
+        positions, parts = torch.zeros_like(tokens), torch.full_like(tokens, -1)
+        places, targets = torch.zeros(mask.shape, dtype=torch.long), torch.full(mask.shape, END)
+        for at, pack in enumerate(packs):
+            length = len(pack.tokens)
+            tokens[at, :length] = torch.tensor(pack.tokens)
+            positions[at, :length] = torch.tensor(pack.positions)
+            parts[at, :length] = torch.tensor(pack.parts)
+            for row, columns in pack.rows.items():
+                places[row, : len(columns)] = at * longest + torch.tensor(columns)
+                targets[row, : len(columns)] = torch.tensor(samples[row].completion)
+        seen = (parts[:, None, :] == 0) | (parts[:, None, :] == parts[:, :, None])
+        seen &= torch.ones(longest, longest, dtype=torch.bool).tril()
+        hidden = self.model.hidden(tokens, positions=positions, seen=seen[:, None]).flatten(0, 1)[places]
+        logs = self._log_softmax(self.model.head(hidden)).gather(2, targets[:, :, None])[:, :, 0]
+        return torch.where(mask, logs, 0.0)
+
+    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities over the vocabulary, in which special tokens other than the end have none."""
+        logits = logits / self.settings.temperature
+        logits[..., [PAD, ASK, UNKNOWN]] = float("-inf")
+        return functional.log_softmax(logits, dim=-1)
+
+
+class _Batch:
+    """See `Batch`."""
+
+    def __init__(self, model: Gpt, log_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._model = model
+        self._log_softmax = log_softmax
+        self._cache: Cache
+
+    def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
+        logits, self._cache = self._model.prefill(contexts, room=room)
+        wanted = torch.tensor(rows)
+        self._cache.keep(wanted)
+        return self._log_softmax(logits[wanted])
+
+    def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
+        if kept is not None:
+            self._cache.keep(torch.tensor(kept))
+        return self._log_softmax(self._model.step(tokens, self._cache))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pack:
+    """A prompt and completions of it in one row; parts: 0 for the prompt, n for the n-th completion.
+
+    rows: by the sample's number, the columns whose logits are for the tokens of its completion.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    parts: list[int]
+    rows: dict[int, list[int]]
+
+
+def _pack(samples: Sequence[Sample]) -> list[_Pack]:
+    """The samples in packs of at most `PACKED_SAMPLES`. The last token of a completion is a target only."""
+    packs: list[_Pack] = []
+    open_packs: dict[tuple[int, ...], _Pack] = {}
+    for row, sample in enumerate(samples):
+        pack = open_packs.get(sample.prompt)
+        size = len(sample.prompt)
+        if pack is None or len(pack.rows) == PACKED_SAMPLES:
+            pack = _Pack(tokens=[*sample.prompt], positions=[*range(size)], parts=[0] * size, rows={})
+            packs.append(pack)
+            open_packs[sample.prompt] = pack
+        more = len(sample.completion) - 1
+        begin = len(pack.tokens)
+        pack.tokens += sample.completion[:-1]
+        pack.positions += range(size, size + more)
+        pack.parts += [len(pack.rows) + 1] * more
+        pack.rows[row] = [size - 1, *range(begin, begin + more)]
+    return packs
 
 
 class CharPolicyFactory:

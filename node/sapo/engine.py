@@ -37,6 +37,7 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.inbox import Own
 from shoal.node.sapo.agent_messages import (
     AgentReport,
+    Asked,
     Begin,
     Delivered,
     Done,
@@ -61,7 +62,6 @@ from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import SetPaused
 from shoal.protocol.manifest_rollouts import RolloutsSection
-from shoal.protocol.messages import Message
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.places import Contributors
 from shoal.protocol.rollouts import Reason, assigned_seed, is_own_task
@@ -151,10 +151,6 @@ class RolloutEngine:
         self.finished = False
 
     # -- what others call ------------------------------------------------------------------------------------
-
-    def hear(self, peer: PeerId, message: Message) -> None:
-        """A message of a round, of which there are none here."""
-        logger.warning("%s sends a %s, which has no meaning here", peer, type(message).__name__)
 
     def put(self, event: Own) -> None:
         """An input of this node's own: its user's wish to pause, or to go on."""
@@ -306,6 +302,8 @@ class RolloutEngine:
                 self._begun(report, pid=child.pid)
             case Made():
                 await self._announce(report)
+            case Asked():
+                self.recent.ask(report.digest, report.question)
             case Take():
                 await self._take(child, report)
             case Judged():

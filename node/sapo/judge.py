@@ -74,10 +74,11 @@ class _Opened:
 
 
 class Judgement(NamedTuple):
-    """The verdict on a pulled group, and the group itself where it was accepted."""
+    """The verdict on a pulled group, the group itself where it was accepted, and its question if it was opened."""
 
     verdict: Verdict
     group: JudgedGroup | None = None
+    question: str = ""
 
 
 class Judge:
@@ -103,7 +104,7 @@ class Judge:
                 judged.append(one)
                 continue
             found = tuple(islice(rewards, len(one.group.completions)))
-            judged.append(self._weigh_or_refuse(one, found))
+            judged.append(self._weigh_or_refuse(one, found)._replace(question=one.task.question))
         return judged
 
     def note_own(self, texts: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import Announcement
@@ -16,12 +16,16 @@ TEXT_LIMIT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentGroup:
-    """An encoded group, and what `origin` announced of it. rewards: what this node scored its own completions with."""
+    """An encoded group, and what `origin` announced of it. rewards: what this node scored its own completions with.
+
+    question: what the completions answer, as this node's agent has it; empty where it did not open the group.
+    """
 
     announcement: Announcement
     origin: PeerId
     group: bytes
     rewards: Sequence[float] = ()
+    question: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -42,6 +46,12 @@ class RecentGroups:
         self._bytes += len(group.group)
         while len(self._groups) > RECENT_LIMIT or self._bytes > TEXT_LIMIT_BYTES:
             self._bytes -= len(self._groups.popleft().group)
+
+    def ask(self, digest: bytes, question: str) -> None:
+        """Note what the completions of a group answer, if it is still here."""
+        for place, group in enumerate(self._groups):
+            if group.digest == digest:
+                self._groups[place] = replace(group, question=question)
 
     def __iter__(self) -> Iterator[RecentGroup]:
         return iter(tuple(self._groups))

@@ -5,7 +5,7 @@ data files, but no text from a peer is ever looked at in it. For each task it fo
 locks itself (sandbox_filter.py) and only then reads the texts and scores them, one double per text. A text that hangs,
 eats memory or kills its child ends it, and a fresh child goes on with the text after it. The child ends with its
 task: nothing that one peer's text does to it can touch the score of another's. Nor its own: a child that is about to
-execute a text ends instead (sandbox_audit.py), so nothing but the scorer ever writes to the pipe.
+execute a text ends instead (`_refuse_execution`), so nothing but the scorer ever writes to the pipe.
 
 Run by `shoal.node.sapo.sandbox` with orders on stdin and replies on stdout; both are frames of a four-byte length and
 msgpack. Ends when stdin does.
@@ -13,6 +13,7 @@ msgpack. Ends when stdin does.
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib
 import math
@@ -33,6 +34,8 @@ RESULT_DESCRIPTOR = 3
 FRAME_LIMIT_BYTES = 4 << 20
 LOCKING_LIMIT_S = 10.0
 """From fork to locked, on a busy machine."""
+_MAKES_CODE = frozenset(("exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"))
+"""Events of making or running code, or calling what a text names. Calls of libraries through ctypes need one first."""
 SCORE = struct.Struct("<d")
 LENGTH = struct.Struct(">I")
 
@@ -187,20 +190,41 @@ def _read_number(reader: int, deadline: float) -> float | None:
 def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
     """Score until done or dead; never returns into the code of the parent."""
     try:
-        from shoal.node.sapo.sandbox_audit import refuse_execution
-        from shoal.node.sapo.sandbox_filter import limit_resources, lock  # both imported by `_start`
+        from shoal.node.sapo.sandbox_filter import (  # imported by `_start`: a child can import nothing
+            limit_resources,
+            lock,
+        )
 
         os.dup2(writer, RESULT_DESCRIPTOR)  # those before it lead to /dev/null since `main`
         os.closerange(RESULT_DESCRIPTOR + 1, CLOSED_BELOW)
         cpu_s = math.ceil(begin.task_limit_s) + 1
         lock(cpu_s) if begin.locked else limit_resources(cpu_s)
         if not job.family.executes_text:
-            refuse_execution()
+            _refuse_execution()
         os.write(RESULT_DESCRIPTOR, SCORE.pack(0.0))
         for text in job.texts[first:]:
             os.write(RESULT_DESCRIPTOR, SCORE.pack(_score_one(job, text)))
     finally:
         os._exit(0)
+
+
+def _refuse_execution() -> None:
+    """End this process without a word, from now on, where anything compiles or executes a program.
+
+    A scorer that executes a stranger's text shares its memory with it, so no channel could be kept from such text: it
+    would reach whatever writes its reward. Python tells its audit hooks of every program that it is about to compile or
+    execute, and no code can take a hook away again. So the child that reports rewards executes no text, whatever the
+    family does. `ast.parse` and `ast.literal_eval`, which execute nothing, go on working.
+
+    Source: https://docs.python.org/3/library/audit_events.html, PEP 578
+    """
+    parse = ast.parse.__code__
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in _MAKES_CODE and not (event == "compile" and sys._getframe(1).f_code is parse):
+            os._exit(0)
+
+    sys.addaudithook(hook)
 
 
 def _score_one(job: Job, text: bytes) -> float:
@@ -230,7 +254,6 @@ def _start(begin: Begin) -> tuple[Worker | None, Reply]:
     sys.path[:] = begin.path
     try:
         worker = Worker(begin)
-        import shoal.node.sapo.sandbox_audit  # noqa: F401  a child can import nothing
         from shoal.node.sapo.sandbox_filter import own_namespaces, self_test
 
         namespaces = begin.locked and own_namespaces()

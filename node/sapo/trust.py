@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import Reason
+from shoal.protocol.suspicion import Suspicion
 
 PEER_LIMIT = 4096
 
@@ -52,19 +53,13 @@ class TrustSettings:
             raise LocalError(f"trust needs positive bounds, not {self}")
 
 
-@dataclass(slots=True)
-class _Record:
-    demerits: float
-    round: int
-    ignored: bool = False
-
-
 class Trust:
     """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room."""
 
     def __init__(self, settings: TrustSettings | None = None) -> None:
         self._settings = settings or TrustSettings()
-        self._records: dict[PeerId, _Record] = {}
+        self._demerits = Suspicion(half_life=self._settings.half_life, limit=PEER_LIMIT)
+        self._ignored: set[PeerId] = set()
         self._round = 0
 
     def advance(self, round_number: int) -> None:
@@ -73,47 +68,32 @@ class Trust:
 
     def fault(self, peer: PeerId, reason: Reason) -> None:
         """Note that `peer` broke this rule."""
-        weight = WEIGHTS.get(reason, 0.0)
+        weight, ignored_at = WEIGHTS.get(reason, 0.0), self._settings.ignored_at
         if not weight:
             return
-        record = self._find(peer) or self._admit(peer)
+        is_ignored = self.ignored(peer)
         # Capped, so that a flood does not put a peer out for longer than a few half-lives.
-        record.demerits = min(record.demerits + weight, 4 * self._settings.ignored_at)
-        record.ignored = record.ignored or record.demerits >= self._settings.ignored_at
+        self._demerits.add(peer, weight, self._round, most=4 * ignored_at)
+        if is_ignored or self.demerits(peer) >= ignored_at:
+            self._ignored.add(peer)
+            if len(self._ignored) > PEER_LIMIT:
+                self.all_ignored()  # lets go of those that made room
 
     def good(self, peer: PeerId) -> None:
         """Note that a group of `peer` was what it was announced as."""
-        record = self._find(peer)
-        if record is not None:
-            record.demerits = max(0.0, record.demerits - self._settings.good)
+        if self.demerits(peer):
+            self._demerits.add(peer, -self._settings.good, self._round)
 
     def demerits(self, peer: PeerId) -> float:
         """Return those of a peer, as of this round."""
-        record = self._find(peer)
-        return 0.0 if record is None else record.demerits
+        return self._demerits.of(peer, self._round)
 
     def ignored(self, peer: PeerId) -> bool:
         """Return whether what the peer offers is to be ignored."""
-        record = self._find(peer)
-        return record is not None and record.ignored
+        if peer in self._ignored and self.demerits(peer) <= self._settings.ignored_at / 2:
+            self._ignored.remove(peer)
+        return peer in self._ignored
 
     def all_ignored(self) -> list[PeerId]:
         """Return every peer that is to be ignored, in the order of their names."""
-        return sorted(peer for peer in self._records if self.ignored(peer))
-
-    def _find(self, peer: PeerId) -> _Record | None:
-        """Return what is known of the peer, brought to this round."""
-        record = self._records.get(peer)
-        if record is None:
-            return None
-        if record.round < self._round:
-            record.demerits *= 0.5 ** ((self._round - record.round) / self._settings.half_life)
-            record.round = self._round
-        if record.ignored and record.demerits <= self._settings.ignored_at / 2:
-            record.ignored = False
-        return record
-
-    def _admit(self, peer: PeerId) -> _Record:
-        if len(self._records) >= PEER_LIMIT:
-            del self._records[min(self._records, key=lambda one: self._records[one].demerits)]
-        return self._records.setdefault(peer, _Record(demerits=0.0, round=self._round))
+        return sorted(peer for peer in tuple(self._ignored) if self.ignored(peer))

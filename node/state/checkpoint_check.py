@@ -19,11 +19,11 @@ import msgspec
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import StateHeader, StateKind
-from shoal.node.state.checkpoint_folder import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER, WORK, read_layout
+from shoal.node.state.checkpoints import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER, WORK, read_layout
+from shoal.node.state.contributions import read_account
 from shoal.node.state.state_files import header_in, kinds_in
 from shoal.node.state.store import read_records
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
-from shoal.node.state.work_file import read_account
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError

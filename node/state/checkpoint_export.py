@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 from shoal.node.state.checkpoint_check import CheckpointFiles
-from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import TensorBytes, TensorFile, write_tensors
 from shoal.node.training.trainer_messages import Layout

@@ -14,6 +14,16 @@ limit of rounds belongs to an anchor long gone, and is dropped.
 The residual is worked out with the input that it goes into, chunk by chunk in the cache: when a round is over nobody
 waits for it, and memory is passed over once and not twice.
 
+What a restart needs to make it again the same, and to count it once, is a file of tensors:
+
+    values        (numel,) float32: the input, as it was encoded
+    residual.<p>  the residual of fragment p, of each that the round is not of and that has one
+    retained      (numel,) float32: α · pseudo-gradient, where α is not 0
+    metadata      term and round, the hash of the certificate's value that the round follows, weight, root, ages
+
+With the finals of the round the residual follows from it, so nothing has to be written after the round is certified.
+The encoding is a function of values, codec and that hash: made again it has the same root.
+
 With the strategy ddp the input is a gradient and not progress: two of them do not add up. So nothing of an excluded one
 comes again, residual' = 0 there; what encoding lost of an included one is carried on as above.
 """
@@ -21,8 +31,11 @@ comes again, residual' = 0 there; what encoding lost of an included one is carri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32, VALUE_LIMIT
@@ -31,15 +44,52 @@ from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragment, Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.own_memory import own_array
-from shoal.collectives.proofs import top_of
-from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
+from shoal.collectives.memory import own_array
+from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import seal_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Certificate, Ready, Rebase, Term, Value
+from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Certificate, Count, Hash, Ready, Rebase, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR
+
+_METADATA = "work"
+_RETAINED = "retained"
+_FORMAT = "shoal work 1"
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of the residual of a fragment that the round is not of."""
+
+    fragment: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: Count
+    rounds_excluded: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+
+
+class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a contribution. base: the value that its round follows; root: what was announced."""
+
+    format: str = _FORMAT
+    term: Term
+    round: Count
+    base: Hash
+    root: Hash
+    tokens: Count
+    rounds_excluded: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+    carried: tuple[Carried, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedWork:
+    """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried.
+
+    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing.
+    """
+
+    account: WorkAccount
+    values: F32
+    residuals: Mapping[int, F32] = field(default_factory=dict)
+    retained: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +118,7 @@ class Made:
             role=CONTRIBUTOR,
             state=state,
             root=self.encoded.root,
-            seal=seal_of(top_of(self.encoded), sender),
+            seal=seal_of(self.encoded.top, sender),
             squares=self.encoded.squares,
             tokens=self.tokens,
             upload=upload,
@@ -318,3 +368,46 @@ class Contributions:
 def _is_exact(encoded: EncodedContribution) -> bool:
     """Whether the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
     return encoded.codec.name == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2
+
+
+# --- the file ---
+
+
+def write_work(path: Path, work: SavedWork) -> None:
+    """Write it durably; a crash leaves it whole or not there. Raises StorageError."""
+    metadata = {_METADATA: msgspec.json.encode(work.account).decode()}
+    vectors = {"values": work.values} | {f"residual.{fragment}": values for fragment, values in work.residuals.items()}
+    if work.retained is not None:
+        vectors[_RETAINED] = work.retained
+    write_tensors(path, [TensorBytes.of(name, values) for name, values in vectors.items()], metadata)
+
+
+def read_account(file: TensorFile) -> WorkAccount:
+    """Its numbers, not yet checked against the file's hash. Raises DamagedFile."""
+    try:
+        account = msgspec.json.decode(file.metadata[_METADATA], type=WorkAccount)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise DamagedFile(f"{file.path} holds no contribution ({error}); remove it") from None
+    if account.format != _FORMAT:
+        raise DamagedFile(f"{file.path} is of format {account.format!r}, not {_FORMAT!r}; remove it")
+    return account
+
+
+def read_work(path: Path) -> SavedWork:
+    """Read it, every byte checked. Raises DamagedFile, StorageError, FileNotFoundError."""
+    file = TensorFile(path)
+    file.check_whole()
+    account = read_account(file)
+    residuals = {one.fragment: _vector(file, f"residual.{one.fragment}") for one in account.carried}
+    values = _vector(file, "values")
+    retained = _vector(file, _RETAINED) if _RETAINED in file.names else None
+    if retained is not None and retained.size != values.size:
+        raise DamagedFile(f"{file.path} holds no contribution; remove it")
+    return SavedWork(account, values, residuals, retained)
+
+
+def _vector(file: TensorFile, name: str) -> F32:
+    values = file.array(name)
+    if values.dtype != np.float32 or values.ndim != 1:
+        raise DamagedFile(f"{file.path} holds no contribution; remove it")
+    return values.astype(np.float32)

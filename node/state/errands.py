@@ -13,13 +13,12 @@ from typing import Any
 
 import trio
 
-from shoal.node.rounds.inbox import Fetched, Own
-from shoal.node.rounds.orders import obeyed
+from shoal.node.rounds.inbox import Own, in_turn
 from shoal.node.state.state_store import StateStore
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain
 from shoal.protocol.errands import Errand, LookUp
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Entry
 from shoal.swarm.links import Links
@@ -43,7 +42,7 @@ async def carry_out(errand: Errand, performers: Performers) -> Any:
 
 
 class Errands:
-    """Carries errands out. `run` is a task beside the engine; `begin` and `take` are called in the engine's task.
+    """Carries errands out. `run` is a task beside the engine; `begin` is called in the engine's task.
 
     put: takes what comes of an errand, as an input of the engine's. look_up: called beside the engine once the state at
     the head is to be had, with the peers that may have what this node's own contribution is settled by.
@@ -80,13 +79,9 @@ class Errands:
         self._jobs.send_nowait(errand)
 
     async def _carry_out(self, errand: Errand) -> None:
-        outcome = await self.outcome(errand)
+        outcome = await carry_out(errand, self._performers)
         if outcome is not None:
             self._put(outcome)
-
-    async def outcome(self, errand: Errand) -> Any:
-        """What comes of an errand. Raises ConfigError, StorageError."""
-        return await carry_out(errand, self._performers)
 
     async def _broadcast(self, request: Broadcast) -> None:
         self._links.broadcast(request.message)  # type: ignore[arg-type]
@@ -99,18 +94,9 @@ class Errands:
     async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         if not entries:
             return 0
-        fetched = Fetched(peer, tuple(entries), trusted)
-        self._put(fetched)
-        return await fetched.outcome()
+        take = partial(self._state_store.take_entries, peer, tuple(entries), trusted=trusted)
+        new: int = await in_turn(self._put, take)
+        return new
 
     async def _hand_over_chain(self, theirs: Chain, height: int) -> None:
-        await obeyed(self._put, partial(self._state_store.replace_chain, theirs, height))
-
-    async def take(self, fetched: Fetched) -> None:
-        """Check what a peer gave of the chain, in order, and keep what holds. Raises StorageError."""
-        try:
-            fetched.new = await self._state_store.take_entries(fetched.peer, fetched.entries, trusted=fetched.trusted)
-        except RemoteError as error:
-            fetched.fault = error
-        finally:
-            fetched.taken.set()
+        await in_turn(self._put, partial(self._state_store.replace_chain, theirs, height))

@@ -1,7 +1,6 @@
-"""Carries out a transfer: lanes to the donors, requests as `Transfer` wants them, and what becomes of them.
+"""Carries out a transfer: lanes to the donors, requests as `TransferRun` wants them, and what becomes of them.
 
-Each donor is introduced in a task of its own (does it hold the thing? is there a lane?), so that one who does not
-answer keeps nobody waiting; it joins in when it does. A donor whose lane broke is introduced again once.
+Each donor is introduced in a task of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 
 import trio
 
-from shoal.node.state.transfer import Ask, Transfer
+from shoal.node.state.transfer import LOOK_S, Ask, TransferRun
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -32,16 +31,7 @@ from shoal.swarm.lanes.chunks import (
 from shoal.swarm.lanes.pool import LanePool
 
 LANE_DEADLINE_S: Final = 10.0  # for a lane to a donor
-DONOR_LIMIT: Final = 16
-"""Donors of one transfer; of more, those that were fastest the last time."""
-INTRODUCTION_LIMIT: Final = 2  # times that a donor is asked into one transfer
-LOOK_S: Final = 0.1
-"""Between two looks at how the donors do."""
 PROGRESS_STEPS: Final = 8
-REST_SHARE: Final = 0.25
-"""Of the time that the first donor who will be through has work for; it is asked for more long before that."""
-REST_MIN_S: Final = 0.001
-REST_LIMIT_S: Final = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +78,9 @@ class Fetcher:
         ) as fetch:
             run = _Run(self, job, fetch, self._lanes)
             async with trio.open_nursery() as nursery:
-                await run.until_over(nursery, self.scores.ranked(peers, trio.current_time())[:DONOR_LIMIT])
+                await run.until_over(nursery, peers)
                 nursery.cancel_scope.cancel()
-        transfer = run.transfer
+        transfer = run.under_way.transfer
         for peer, reason in transfer.out.items():
             logger.info("%s: %s is asked no more: %s", job.what, peer, reason)
         if run.fault is not None:
@@ -104,40 +94,34 @@ class _Run:
     """One transfer under way. `fault`: a bug that ended it."""
 
     def __init__(self, fetcher: Fetcher, job: Job, fetch: ChunkFetch, lanes: LanePool) -> None:
-        self._scores = fetcher.scores
         self._job = job
         self._fetch = fetch
         self._lanes = lanes
         self._numbers = {ref: number for number, (ref, _) in enumerate(job.wanted)}
-        self._introductions: dict[PeerId, int] = {}
-        self._pending = 0
         self._shown = -1
-        self._look_at = float("-inf")
-        self.transfer = Transfer([size for _, size in job.wanted], here=frozenset(job.here))
+        self.under_way = TransferRun([size for _, size in job.wanted], here=job.here, scores=fetcher.scores)
         self.fault: Exception | None = None
 
     async def until_over(self, nursery: trio.Nursery, peers: Sequence[PeerId]) -> None:
         """Return when all is here, or nobody is left, or there is a fault."""
-        transfer = self.transfer
+        run = self.under_way
         await self._show()
-        for peer in peers:
-            self._begin_introduction(nursery, peer)
-        while not transfer.done and self.fault is None and (transfer.donors or self._pending):
+        for peer in run.begin(peers, trio.current_time()):
+            nursery.start_soon(self._introduce, peer)
+        while not run.over and self.fault is None:
             self._ask()
             await self._rest()
-            event = await self._next() if transfer.donors else await self._fetch.next()
+            event = await self._next() if run.transfer.donors else await self._fetch.next()
             while event is not None:  # and all that came with it
                 self._handle(event, nursery)
                 await self._show()
                 event = self._fetch.next_nowait()
-            self._look()
-        for peer in transfer.donors:
-            rate = transfer.rate(peer)
-            if rate:
-                self._scores.measured(peer, rate)
+            for peer in run.look(trio.current_time(), self._moved):
+                self._fetch.forget(peer)
+        run.end()
 
     def _ask(self) -> None:
-        for donor, first, sizes in _runs(self.transfer.requests(trio.current_time()), self._job.wanted):
+        for donor, first, sizes in _runs(self.under_way.transfer.requests(trio.current_time()), self._job.wanted):
             try:
                 self._fetch.ask(donor, first, *sizes)
             except NetworkError as error:  # the lane went this moment; of who owes nothing no end is told
@@ -145,9 +129,8 @@ class _Run:
                 self._fetch.wake()
 
     async def _rest(self) -> None:
-        """Let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
-        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(trio.current_time()))
-        if rest >= REST_MIN_S:
+        rest = self.under_way.rest_s(trio.current_time())
+        if rest:
             await self._fetch.rest(rest)
 
     async def _next(self) -> FetchEvent | None:
@@ -156,21 +139,12 @@ class _Run:
             return await self._fetch.next()
         return None
 
-    def _look(self) -> None:
-        """Now and then, measure the donors, and drop who stalls."""
-        now = trio.current_time()
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_S
-        for peer in self.transfer.donors:
-            anything = self._lanes.moved(peer).received
-            self.transfer.moved(peer, self._fetch.moved_bytes(peer), anything, now)
-        for peer in self.transfer.look(now):
-            self._fetch.forget(peer)
+    def _moved(self, peer: PeerId) -> tuple[int, int]:
+        return self._fetch.moved_bytes(peer), self._lanes.moved(peer).received
 
     def _handle(self, event: FetchEvent, nursery: trio.Nursery) -> None:
         if isinstance(event, ChunkArrived):
-            for other in self.transfer.arrived(event.peer, self._numbers[event.ref]):
+            for other in self.under_way.transfer.arrived(event.peer, self._numbers[event.ref]):
                 self._fetch.forget(other, event.ref)
         elif isinstance(event, ChunkFailed):
             self._failed(event)
@@ -179,46 +153,37 @@ class _Run:
             self._begin_introduction(nursery, event.peer)
 
     def _failed(self, event: ChunkFailed) -> None:
-        if isinstance(event.error, RemoteError):
-            if event.peer in self.transfer.donors:  # several chunks on their way are one offence
-                logger.warning("%s from %s: %s", self._job.what, event.peer, event.error)
-                self._scores.offended(event.peer, trio.current_time())
-            self._drop(event.peer, str(event.error))
-        elif isinstance(event.error, NetworkError):
-            self._drop(event.peer, str(event.error))
-        else:
+        if not isinstance(event.error, NetworkError | RemoteError):
             self.fault = event.error
+            return
+        if self.under_way.failed(event.peer, event.error, trio.current_time()):
+            logger.warning("%s from %s: %s", self._job.what, event.peer, event.error)
+        self._fetch.forget(event.peer)
 
     def _drop(self, peer: PeerId, reason: str) -> None:
-        self.transfer.drop(peer, reason)
+        self.under_way.transfer.drop(peer, reason)
         self._fetch.forget(peer)
 
     def _begin_introduction(self, nursery: trio.Nursery, peer: PeerId) -> None:
-        count = self._introductions.get(peer, 0)
-        if count < INTRODUCTION_LIMIT and not self._scores.banned(peer, trio.current_time()):
-            self._introductions[peer] = count + 1
-            self._pending += 1
+        if self.under_way.introduces(peer, trio.current_time()):
             nursery.start_soon(self._introduce, peer)
 
     async def _introduce(self, peer: PeerId) -> None:
+        failed: NetworkError | RemoteError | None = None
         try:
             await self._job.introduce(peer)
             await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
         except NetworkError as error:
-            self.transfer.never(peer, str(error))
+            failed = error
         except RemoteError as error:
             logger.warning("%s from %s: %s", self._job.what, peer, error)
-            self._scores.offended(peer, trio.current_time())
-            self.transfer.never(peer, str(error))
-        else:
-            self.transfer.add(peer, trio.current_time(), rate=self._scores.rate(peer))
-        finally:
-            self._pending -= 1
-            self._fetch.wake()
+            failed = error
+        self.under_way.introduced(peer, trio.current_time(), failed)
+        self._fetch.wake()
 
     async def _show(self) -> None:
         total = len(self._job.wanted)
-        done = total - self.transfer.missing
+        done = total - self.under_way.transfer.missing
         step = done * PROGRESS_STEPS // max(1, total)
         if step > self._shown:
             self._shown = step

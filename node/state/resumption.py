@@ -27,9 +27,9 @@ from pathlib import Path
 import trio
 
 from shoal.node.outcome import Notice, Progress
+from shoal.node.state.contributions import SavedWork, WorkAccount, read_account, read_work, write_work
 from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
-from shoal.node.state.work_file import SavedWork, WorkAccount, read_account, read_work, write_work
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Command, Restore, Restored, Snapshot, Snapshotted
 from shoal.protocol.chain import Chain

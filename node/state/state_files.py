@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen
-from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, write_atomically
-from shoal.node.state.tensor_files import DamagedFile, TensorFile
+from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
 from shoal.protocol.messages import Term
-
-_HEADER_ALIGNMENT_BYTES = 8
-_LENGTH_BYTES = 8
 
 
 def write_state(path: Path, state: CertifiedState, header: StateHeader | None = None) -> None:
@@ -38,16 +33,8 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
     if header is not None:
         metadata["chunk_values"] = str(header.chunk_values)
         metadata |= {f"{kind}_hashes": header.hashes(kind).hex() for kind in header.kinds}
-    size = state.anchor.nbytes
-    entries = {
-        str(kind): {"dtype": "F32", "shape": [state.numel], "data_offsets": [n * size, (n + 1) * size]}
-        for n, kind in enumerate(state.kinds)
-    }
-    text = msgspec.json.encode({"__metadata__": metadata, **entries})
-    alignment = _HEADER_ALIGNMENT_BYTES if size < SYNC_BYTES else PAGE_BYTES
-    text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
-    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    write_atomically(path, head, *(state.vector(kind).data.cast("B") for kind in state.kinds))
+    vectors = [TensorBytes.of(str(kind), state.vector(kind)) for kind in state.kinds]
+    write_tensors(path, vectors, metadata, checksum=False)
 
 
 def kinds_in(file: TensorFile) -> tuple[StateKind, ...]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import (
     NESTEROV_KINDS,
     CertifiedState,
@@ -27,7 +28,6 @@ from shoal.collectives.state import (
     chunk_bytes,
     header_of,
 )
-from shoal.collectives.vectors import VectorPool
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.store import disk_errors

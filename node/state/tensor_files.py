@@ -80,21 +80,30 @@ def element_bytes(dtype: str) -> int:
 
 
 def write_tensors(
-    path: Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, str], *, option: str = "--data-dir"
+    path: Path,
+    tensors: Sequence[TensorBytes],
+    metadata: Mapping[str, str],
+    *,
+    checksum: bool = True,
+    option: str = "--data-dir",
 ) -> int:
     """Write `tensors` durably, those of wide elements first; a crash leaves the old file or the new one.
 
-    option: with which the user chose the folder. Returns the bytes written. Raises StorageError.
+    checksum: whether `check_whole` is to hold of it; what has hashes of its own needs none. option: with which the user
+    chose the folder. Returns the bytes written. Raises StorageError.
     """
     ordered = sorted(tensors, key=lambda tensor: -element_bytes(tensor.dtype))
-    hasher = _hasher(metadata)
     entries: dict[str, object] = {}
     offset = 0
     for tensor in ordered:
         entries[tensor.name] = _Entry(tensor.dtype, list(tensor.shape), (offset, offset + tensor.data.nbytes))
         offset += tensor.data.nbytes
-        hasher.update(tensor.data)
-    header = msgspec.json.encode({"__metadata__": {**metadata, _CHECKSUM: hasher.hexdigest()}, **entries})
+    if checksum:
+        hasher = _hasher(metadata)
+        for tensor in ordered:
+            hasher.update(tensor.data)
+        metadata = {**metadata, _CHECKSUM: hasher.hexdigest()}
+    header = msgspec.json.encode({"__metadata__": metadata, **entries})
     alignment = _ALIGNMENT_BYTES if offset < SYNC_BYTES else PAGE_BYTES
     header += b" " * (-(_LENGTH_BYTES + len(header)) % alignment)
     if len(header) > HEADER_LIMIT_BYTES:

@@ -1,4 +1,6 @@
-"""Which chunk to ask of which donor: a scheduler without any I/O, driven by `shoal.node.state.fetching`.
+"""Which chunk to ask of which donor: a scheduler without any I/O, and a run of it from its first donor to its end.
+
+What asks, receives and waits is around it: `shoal.node.state.fetching` in a node, and the simulator's own.
 
     add ──► ASKED ◄──────── more room ───┐        asked of one donor ─── arrived ──► done
               │ requests()               │               │
@@ -14,6 +16,9 @@
   it is not what it should be. The last is remembered (`shoal.protocol.donors`): who served bad bytes is not asked
   again for a while, which doubles each time.
 
+A donor is introduced before it is asked for anything: does it hold the thing, is there a lane to it? Who does not
+answer keeps nobody waiting, and joins in when it does. One whose lane broke is introduced again once.
+
 It has no clock and draws nothing: the same calls lead to the same requests. Times are in seconds of any
 monotonic clock, rates in bytes/s.
 """
@@ -21,12 +26,13 @@ monotonic clock, rates in bytes/s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
-from shoal.protocol.errors import LocalError, NetworkError
+from shoal.protocol.donors import DonorScores
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 
 AHEAD_S: Final = 0.5  # of a donor's measured rate that it is asked for at once
@@ -50,6 +56,16 @@ STALL_S: Final = 5.0
 """A donor that owes chunks and from which not a byte comes for this long is given up."""
 IDLE_LIMIT_S: Final = 30.0
 """The same for a donor whose lanes carry other things, but nothing that was asked for."""
+
+DONOR_LIMIT: Final = 16
+"""Donors of one transfer; of more, those that were fastest the last time."""
+INTRODUCTION_LIMIT: Final = 2  # times that a donor is asked into one transfer
+LOOK_S: Final = 0.1
+"""Between two looks at how the donors do."""
+REST_SHARE: Final = 0.25
+"""Of the time that the first donor who will be through has work for; it is asked for more long before that."""
+REST_MIN_S: Final = 0.001
+REST_LIMIT_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +295,88 @@ class Transfer:
         """That nobody is left, and why."""
         reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self._out.items()))
         return NetworkError(f"no peer has {what}" + (f" ({reasons})" if reasons else ""))
+
+
+class TransferRun:
+    """One transfer under way: whom to introduce, what becomes of what comes, and when it is over.
+
+    scores: who was how fast, and who sent wrong bytes. make: makes its scheduler.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        here: Collection[int],
+        scores: DonorScores,
+        make: Callable[..., Transfer] = Transfer,
+    ) -> None:
+        self.transfer = make(sizes, here=frozenset(here))
+        self._scores = scores
+        self._introductions: dict[PeerId, int] = {}
+        self._pending: set[PeerId] = set()
+        self._look_at = float("-inf")
+
+    @property
+    def over(self) -> bool:
+        """Whether all is here, or nobody is left to ask."""
+        return self.transfer.done or not (self.transfer.donors or self._pending)
+
+    def begin(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
+        """Of these, whom to introduce first of all."""
+        ranked = self._scores.ranked(peers, now)[:DONOR_LIMIT]
+        return [peer for peer in ranked if self.introduces(peer, now)]
+
+    def introduces(self, peer: PeerId, now: float) -> bool:
+        """Whether to introduce `peer`, once more; then it is waited for."""
+        count = self._introductions.get(peer, 0)
+        if count >= INTRODUCTION_LIMIT or self._scores.banned(peer, now):
+            return False
+        self._introductions[peer] = count + 1
+        self._pending.add(peer)
+        return True
+
+    def introduced(self, peer: PeerId, now: float, error: NetworkError | RemoteError | None = None) -> None:
+        """The introduction of `peer` is over: it can be asked, unless there is an error."""
+        self._pending.discard(peer)
+        if error is None:
+            self.transfer.add(peer, now, rate=self._scores.rate(peer))
+            return
+        if isinstance(error, RemoteError):
+            self._scores.offended(peer, now)
+        self.transfer.never(peer, str(error))
+
+    def failed(self, peer: PeerId, error: NetworkError | RemoteError, now: float) -> bool:
+        """A chunk will not come of `peer`, or came wrong: it is asked no more. Whether that is held against it; several
+        chunks on their way are one offence."""
+        offends = isinstance(error, RemoteError) and peer in self.transfer.donors
+        if offends:
+            self._scores.offended(peer, now)
+        self.transfer.drop(peer, str(error))
+        return offends
+
+    def look(self, now: float, moved: Callable[[PeerId], tuple[int, int]]) -> list[PeerId]:
+        """Now and then, measure the donors, and drop who stalls; who that is.
+
+        moved: the bytes that came of a donor since the beginning, of what was asked for and of anything.
+        """
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_S
+        for peer in self.transfer.donors:
+            wanted, anything = moved(peer)
+            self.transfer.moved(peer, wanted, anything, now)
+        return self.transfer.look(now)
+
+    def rest_s(self, now: float) -> float:
+        """For how long to let chunks gather while every donor has enough to do: a look at one costs as much as at
+        twenty."""
+        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(now))
+        return rest if rest >= REST_MIN_S else 0.0
+
+    def end(self) -> None:
+        """Remember how fast the donors were."""
+        for peer in self.transfer.donors:
+            rate = self.transfer.rate(peer)
+            if rate:
+                self._scores.measured(peer, rate)

@@ -1,1 +1,1 @@
-"""What a node does under each kind of strategy: rounds that are certified, in pairs, or of rollouts."""
+"""Parts of a node that each kind of strategy needs: rounds that are certified, in pairs, or of rollouts."""

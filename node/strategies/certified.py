@@ -5,7 +5,8 @@ With a section [rollouts] the members' agents are their training loops, and shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from shoal.node.audit import AuditTrail
 from shoal.node.parts import Parts
@@ -15,11 +16,13 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.strategies.rollouts import rollout_engine
 from shoal.node.strategies.rounds import Rounds, Standing, Task
 from shoal.protocol.chain import Position
+from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.records import Phase
+from shoal.swarm.members import Taker
 
 
 def engine_parts(parts: Parts) -> EngineParts:
-    """What an engine that trains works with."""
+    """Collect the parts of an engine that trains."""
     return EngineParts(
         config=parts.config,
         identity=parts.identity,
@@ -50,6 +53,11 @@ class CertifiedRounds(Rounds):
         self.engine = self.certifying = self._engine = Engine(engine_parts(parts))
         if parts.config.manifest.rollouts is not None:
             self.sharing = rollout_engine(parts, averages=True)
+
+    @property
+    def takers(self) -> Mapping[type, Taker]:
+        """See `Rounds`."""
+        return dict.fromkeys(get_args(SwarmMessage), self._engine.hear)
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -89,9 +97,9 @@ class CertifiedRounds(Rounds):
             round=head.state_round,
             members=head.members,
             digest=None if state is None else self._p.cache.header(state).digest.hex(),
-            missing=self._engine.missing(),
+            missing=self._engine.member.missing(),
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),
-            abstains=self._engine.abstains,
+            abstains=self._engine.member.abstains,
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from shoal.node.gossip.engine import GossipEngine
+from shoal.node.gossip.engine import TAKERS, GossipEngine
 from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.parts import Parts
 from shoal.node.state.fetching import Fetcher
@@ -14,6 +14,7 @@ from shoal.protocol.chain import Position
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
+from shoal.swarm.members import Taker
 
 
 class PairRounds(Rounds):
@@ -24,6 +25,11 @@ class PairRounds(Rounds):
         fetcher = Fetcher(lanes=parts.lanes, chunks=parts.chunks, scores=DonorScores())
         exchange = GossipExchange(cache=parts.vectors, fetcher=fetcher, ask=parts.ask)
         self.engine = self._engine = GossipEngine(engine_parts(parts), exchange, parts.layouts)
+
+    @property
+    def takers(self) -> Mapping[type, Taker]:
+        """See `Rounds`."""
+        return dict.fromkeys(TAKERS, self._engine.hear)
 
     @property
     def contributed(self) -> Callable[[PeerId], bool] | None:

@@ -57,7 +57,7 @@ class RolloutRounds(Rounds):
 
 
 def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
-    """What shares rollouts. averages: beside rounds that average the policies, whose phase is the node's then."""
+    """Make the engine that shares rollouts. averages: beside rounds that average policies and set the node's phase."""
     section = parts.config.manifest.rollouts
     if section is None:
         raise LocalError("a node that shares rollouts without a section [rollouts]")

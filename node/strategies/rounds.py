@@ -19,26 +19,24 @@ from shoal.protocol.amending import AmendConsent
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import Consent, Message, Term
+from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import Phase
+from shoal.swarm.members import Taker
 
 Task = Callable[[], Awaitable[None]]
 
 
 class RoundEngine(Protocol):
-    """What carries a node's rounds out, from obtaining a state to leaving."""
-
-    def hear(self, peer: PeerId, message: Message) -> None:
-        """A message of a round arrived."""
+    """Engine of a node's rounds, from obtaining a state to leaving."""
 
     def put(self, event: Own) -> None:
-        """An input of this node's own."""
+        """Take an input of this node's own."""
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Who is believed alive changed."""
+        """Take note of the peers believed alive."""
 
     def linked(self, peer: PeerId, certified: Position) -> None:
-        """A link came up; the peer's record says that its newest certificate is that of `certified`."""
+        """Take note of a new link; the peer's record says that its newest certificate is that of `certified`."""
 
     def ask_to_leave(self) -> None:
         """Leave the swarm as soon as the rounds allow; `left` is set then."""
@@ -49,24 +47,24 @@ class RoundEngine(Protocol):
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True if leaving was asked for."""
 
     @property
     def finished(self) -> bool:
-        """Whether the rounds asked for are done: the node stops by itself."""
+        """True if the rounds asked for are done: the node stops by itself."""
 
     @property
     def phase(self) -> str:
-        """What the node is doing, for its user."""
+        """Phase of the node, for its user."""
 
     @property
     def machine(self) -> object | None:
-        """None before this node takes part."""
+        """Machine of the round; None before this node takes part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a node stands in its swarm. digest: of its newest state, where that is in common.
+    """Position of a node in its swarm. digest: of its newest state, where that is in common.
 
     members: whose rounds these are, this node among them. amended: the settings in force where they were amended.
     """
@@ -89,23 +87,28 @@ class Rounds(ABC):
     certifying: Engine | None = None
     """The engine again, where what it comes to is certified."""
     sharing: RolloutEngine | None = None
-    """What shares rollouts, where these are shared: all that there is, or beside the rounds."""
+    """Engine that shares rollouts, where these are shared: all that there is, or beside the rounds."""
     trains: bool = True
-    """Whether a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
+    """True if a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
+
+    @property
+    def takers(self) -> Mapping[type, Taker]:
+        """Who takes which message of these rounds."""
+        return {}
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """What runs beside these rounds until the node ends."""
+        """Tasks that run beside these rounds until the node ends."""
         return ()
 
     @property
     def contributed(self) -> Callable[[PeerId], bool] | None:
-        """Whether somebody contributed, as far as was seen here; None where the chain says it."""
+        """Test for whether a peer has contributed, as far as was seen here; None where the chain says it."""
         return None
 
     @property
     def leaves_in_order(self) -> bool:
-        """Whether the engine has to be asked to leave; before a node takes part it may just end."""
+        """True if the engine has to be asked to leave; before a node takes part it may just end."""
         return self.engine.machine is not None
 
     @property
@@ -120,7 +123,7 @@ class Rounds(ABC):
     @property
     @abstractmethod
     def paused(self) -> bool:
-        """Whether the node's user wants the accelerator."""
+        """True if the node's user wants the accelerator."""
 
     @property
     @abstractmethod
@@ -136,4 +139,4 @@ class Rounds(ABC):
 
     @abstractmethod
     def standing(self) -> Standing:
-        """Where this node stands now."""
+        """Position of this node now."""

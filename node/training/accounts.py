@@ -15,7 +15,8 @@ A contribution of round e is b − l on the round's fragment. When the anchor a 
 and every other chunk stays as it is, to the bit, unless its anchor changed too (rounds missed): then as not taken.
 Only what an anchor touches is copied between the model's device and the host, and what is contributed travels to the
 host beside the steps of overlap.
-Nothing here knows of batches, of workloads or of which optimizer moves the parameters.
+Nothing here knows of batches, of workloads or of which optimizer moves the parameters. With the strategy ddp, which
+exchanges gradients, the accounts are `GradientAccounts`.
 
 Tokens are counted by fragment: a token was trained on by all of them, and each contributes its share of it once, in
 whole numbers. So a weight follows the work that is in the fragment, also after a missed round.
@@ -26,6 +27,7 @@ Source: DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.1851
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,12 +35,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragment, Fragments, runs_of
 from shoal.collectives.grid import Grid
-from shoal.node.training.device_copies import HostCopy, changed
+from shoal.node.training.flat_parameters import HostCopy
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Layout, SyncSettings
 from shoal.protocol.errors import LocalError
+
+THREADED_VALUES = 1 << 22
+"""So many values and more are compared in several threads."""
 
 
 class Flat(Protocol):
@@ -68,6 +74,9 @@ class Flat(Protocol):
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
+
+    def gather_gradients(self, out: torch.Tensor) -> None:
+        """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +146,34 @@ class _FromReplica:
         return self._contributed
 
 
-class Accounts:
+class _Standing:
+    """What a replica stands on, whatever it contributes."""
+
+    def __init__(self, flat: Flat, contributions: int) -> None:
+        self._flat = flat
+        self._base: torch.Tensor | None = None
+        self._issued = contributions
+
+    @property
+    def base(self) -> torch.Tensor | None:
+        """The anchor that it stands on, ``(numel,) float32``, not to be changed; None before the first `apply`."""
+        return self._base
+
+    def local(self) -> torch.Tensor:
+        """A host copy of the parameters, ``(numel,) float32``."""
+        return self._flat.gather(self._flat.new_vector())
+
+    def write_initial(self, out: Vector) -> None:
+        """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
+
+        Raises LocalError after the first `apply`: they are gone then.
+        """
+        if self._base is not None:
+            raise LocalError("the initial parameters are asked for after an anchor was applied")
+        self._flat.gather(torch.from_numpy(out))
+
+
+class Accounts(_Standing):
     """What a replica has contributed and has yet to contribute.
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
@@ -147,14 +183,12 @@ class Accounts:
 
     def __init__(self, flat: Flat, *, sync: SyncSettings | None = None, contributions: int = 0) -> None:
         sync = sync or SyncSettings()
-        self._flat = flat
+        super().__init__(flat, contributions)
         self._mixing = sync.mixing
         self.overlap_steps, self.late_steps = sync.overlap_steps, sync.late_steps
         self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
-        self._base: torch.Tensor | None = None
         self._mark: _Mark | None = None
         self._tokens = [0] * sync.fragments  # of the work in local − base, by fragment
-        self._issued = contributions
         self._settled = contributions  # numbers up to this one belong to earlier bases
         self._restored: SavedAccounts | None = None
         self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
@@ -164,11 +198,6 @@ class Accounts:
     def retune(self, sync: SyncSettings) -> None:
         """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
         self._mixing, self.overlap_steps, self.late_steps = sync.mixing, sync.overlap_steps, sync.late_steps
-
-    @property
-    def base(self) -> torch.Tensor | None:
-        """The anchor that it stands on, ``(numel,) float32``, not to be changed; None before the first `apply`."""
-        return self._base
 
     @property
     def tokens(self) -> int:
@@ -194,19 +223,6 @@ class Accounts:
     def goes_on(self) -> bool:
         """Whether another step may be made while the anchor after the newest contribution is not here."""
         return self.waiting and self.steps < self.overlap_steps + self.late_steps
-
-    def local(self) -> torch.Tensor:
-        """A host copy of the parameters, ``(numel,) float32``."""
-        return self._flat.gather(self._flat.new_vector())
-
-    def write_initial(self, out: Vector) -> None:
-        """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
-
-        Raises LocalError after the first `apply`: they are gone then.
-        """
-        if self._base is not None:
-            raise LocalError("the initial parameters are asked for after an anchor was applied")
-        self._flat.gather(torch.from_numpy(out))
 
     def count(self, tokens: int) -> None:
         """A step was made, on so many tokens; one that changed nothing counts as a step on none."""
@@ -367,6 +383,25 @@ class Accounts:
             self._mark = _Mark(number=self._issued, fragment=fragment, tokens=saved.marked, local=None)
 
 
+def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:
+    """Those of `spans` where the bits of two host vectors differ; in as many threads as torch has, where that pays."""
+
+    def differs(span: slice) -> bool:
+        bits = np.int32 if (span.stop - span.start) % 2 else np.int64  # compared by words, three times as fast
+        return not np.array_equal(before[span].view(bits), after[span].view(bits))
+
+    def among(part: Sequence[slice]) -> list[slice]:
+        return [span for span in part if differs(span)]
+
+    threads = torch.get_num_threads()
+    if threads == 1 or sum(span.stop - span.start for span in spans) < THREADED_VALUES:
+        return among(spans)
+    share = -(-len(spans) // threads)
+    with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool:
+        parts = pool.map(among, (spans[at : at + share] for at in range(0, len(spans), share)))
+        return [span for part in parts for span in part]
+
+
 def _blocks(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
     """The same values, in blocks of at most `limit` of them."""
     block: list[slice] = []
@@ -383,3 +418,86 @@ def _blocks(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
                 block, room = [], limit
     if block:
         yield block
+
+
+# --- gradients ---
+
+
+@dataclass(frozen=True, slots=True)
+class _FromGradients:
+    """The gradient that the parameters have."""
+
+    accounts: GradientAccounts
+    here: bool = True
+
+    def write(self, out: Vector) -> Contributed:
+        return self.accounts.contribute(out, 0)
+
+
+class GradientAccounts(_Standing):
+    """What a replica that contributes gradients has contributed: it stands on the anchor exactly, and owes nothing.
+
+    A contribution is the gradient of the mean loss of one batch at the anchor, not clipped: clipping is of the swarm's
+    mean, in the certified step (`collectives.adamw`). A gradient belongs to the anchor at which it was computed, so
+    what no round has taken is dropped when the next anchor comes. What `Accounts` has to keep of progress, marks and
+    overlap does not exist here; else it is used as that is.
+    """
+
+    mixes = False
+    overlap_left = 0
+    goes_on = False
+    """There are no steps but the one that a round waits for."""
+
+    def __init__(self, flat: Flat, *, contributions: int = 0) -> None:
+        super().__init__(flat, contributions)
+        self.waiting = False
+        """Whether a gradient was written and the anchor after it is not here yet."""
+        self.tokens = 0
+        """Of the batch whose gradient the parameters have."""
+        self.steps = 0
+
+    def retune(self, sync: SyncSettings) -> None:
+        """There is no overlap and no mixing to be amended."""
+
+    def count(self, tokens: int) -> None:
+        """The parameters have the gradient of a batch of so many tokens; of none if it is not to be used."""
+        self.tokens = tokens
+
+    def mark(self, round: int) -> Outgoing:
+        """What `contribute` writes: there is no step beside it, and so nothing to be settled before."""
+        return _FromGradients(self)
+
+    def contribute(self, out: Vector, round: int) -> Contributed:
+        """Write the gradient to the front of `out`, ``(≥ numel,)``; zeros for what the loss does not depend on.
+
+        Raises LocalError before an `apply`.
+        """
+        if self._base is None:
+            raise LocalError("a contribution was ordered before any anchor was applied")
+        written = out[: self._flat.layout.numel]
+        if self.tokens:
+            self._flat.gather_gradients(torch.from_numpy(written))
+        else:
+            written.fill(0.0)
+        self._issued += 1
+        self.waiting = True
+        return Contributed(number=self._issued, tokens=self.tokens)
+
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
+        """Stand on a new anchor, ``(numel,) float32``. A gradient at the one before is dropped, taken or not."""
+        if self._base is None:
+            self._base = self._flat.new_vector()
+        np.copyto(self._base.numpy(), anchor)
+        self._flat.scatter(self._base)
+        self.tokens, self.waiting = 0, False
+
+    def saved(self, round: int) -> SavedAccounts:
+        """What is to be kept for a restart: nothing. Raises LocalError before an `apply`."""
+        if self._base is None:
+            raise LocalError("a snapshot was ordered before any anchor was applied")
+        return SavedAccounts(round=round, tokens=(0,))
+
+    def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
+        """There is nothing to take over. Raises LocalError after an `apply`."""
+        if self._base is not None:
+            raise LocalError("a snapshot is to be restored after an anchor was applied")

@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.accounts import Accounts, Outgoing, SavedAccounts
+from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.flat_parameters import FlatParameters
-from shoal.node.training.gradient_accounts import FlatGradients, GradientAccounts
 from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState
@@ -150,7 +149,7 @@ class Replica:
         torch.manual_seed(seed)
         self.model = self._workload.build().to(self._device)
         # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
-        self._flat: FlatGradients = FlatParameters(self.model, frozen=not self._gradients)
+        self._flat: Flat = FlatParameters(self.model, frozen=not self._gradients)
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)
@@ -307,18 +306,14 @@ class Replica:
 
         round: the last one whose contribution is in it. Raises before an `apply`.
         """
-        saved = self.accounts.saved(round)
-        kept = [(name, value) for name, value in (("kept", saved.kept), ("local", saved.local)) if value is not None]
-        counters = InnerCounters(
-            layout=self.layout.digest.hex(),
-            round=round,
-            steps=saved.steps,
-            kept_tokens=saved.tokens,
-            marked=saved.marked,
+        return InnerState.of(
+            self.accounts.saved(round),
+            self.layout,
+            self._device,
+            own=self.inner_state_tensors(),
             assignment=self._assignment,
             drawn=self._drawn,
         )
-        return InnerState([*self.inner_state_tensors(), *kept], counters, RandomState.capture(self._device))
 
     def inner_state_bytes(self) -> int:
         """How much memory a copy of it takes, as long as no progress is to be kept where that is rare."""
@@ -338,21 +333,8 @@ class Replica:
         saved.check_layout(self.layout.digest)
         for name, tensor in own:
             saved.check(name, tensor)
-        kept: dict[str, torch.Tensor] = {}
-        for name in ("kept", "local"):
-            if exact and saved.has(name):
-                saved.copy_to(name, vector := self._flat.new_vector())
-                kept[name] = vector
         if exact:
-            accounts = SavedAccounts(
-                kept=kept.get("kept"),
-                local=kept.get("local"),
-                round=counters.round,
-                steps=counters.steps,
-                tokens=counters.kept_tokens,
-                marked=counters.marked,
-            )
-            self.accounts.restore(accounts, spent=spent)
+            self.accounts.restore(saved.accounts(self.layout.numel), spent=spent)
         for name, tensor in own:
             saved.copy_to(name, tensor)
         self._put_inner(own)

@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
 import torch
 
 from shoal.collectives.codecs import U8
-from shoal.node.pipe import SUMMARY_LIMIT_CHARS
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
+from shoal.node.training.accounts import SavedAccounts
 from shoal.node.training.random_state import RandomState
-from shoal.node.training.trainer_messages import Assignment, Snapshot, Snapshotted
-from shoal.protocol.errors import LocalError
+from shoal.node.training.trainer_messages import Assignment, Layout, Restore, Restored, Snapshot, Snapshotted
+from shoal.protocol.errors import LocalError, StorageError
 
 METADATA = "trainer"
 FORMAT = "shoal trainer 1"
@@ -77,6 +78,31 @@ class InnerState:
     tensors: Sequence[tuple[str, torch.Tensor]]
     counters: InnerCounters
     random: RandomState
+
+    @classmethod
+    def of(
+        cls,
+        accounts: SavedAccounts,
+        layout: Layout,
+        device: torch.device,
+        *,
+        own: Sequence[tuple[str, torch.Tensor]] = (),
+        assignment: Assignment | None = None,
+        drawn: int = 0,
+    ) -> Self:
+        """What is to be kept beside these accounts. own: of optimizer and model; drawn: batches of the assignment."""
+        vectors = (("kept", accounts.kept), ("local", accounts.local))
+        counters = InnerCounters(
+            layout=layout.digest.hex(),
+            round=accounts.round,
+            steps=accounts.steps,
+            kept_tokens=accounts.tokens,
+            marked=accounts.marked,
+            assignment=assignment,
+            drawn=drawn,
+        )
+        tensors = [*own, *((name, value) for name, value in vectors if value is not None)]
+        return cls(tensors, counters, RandomState.capture(device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +170,21 @@ class Snapshotter:
         copied += state.random.tensors()
         metadata = {METADATA: msgspec.json.encode(state.counters).decode(), **state.random.metadata()}
         return Writing(path, copied, metadata, copy_s=time.perf_counter() - began)
+
+    def save(self, state: InnerState, order: Snapshot, send: Callable[[Snapshotted], None]) -> None:
+        """Copy `state` now; write it where `order` says, and report it, in a thread. Refused while one is written."""
+        try:
+            writing = self.take(state, Path(order.path))
+        except SnapshotBusy as error:
+            send(Written(failure=str(error)).report(order))
+            return
+
+        def write_and_report() -> None:
+            written = writing.write()
+            self.done()
+            send(written.report(order))
+
+        threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
 
     def _copy(self, pieces: Sequence[tuple[U8, U8]]) -> None:
         """In as many threads as torch has. Each takes the next piece: none waits for another before the end, as
@@ -214,14 +255,26 @@ class SavedInner:
             raise DamagedFile(f"{path} is of format {self.counters.format!r}, not {FORMAT!r}; remove it")
         self.random = RandomState.read(self._file)
 
-    def has(self, name: str) -> bool:
-        """Whether it holds a tensor of this name."""
-        return name in self._file.names
-
     def check_layout(self, digest: bytes) -> None:
         """Raises DamagedFile unless it is of a model with this layout."""
         if self.counters.layout != digest.hex():
             raise DamagedFile(f"{self._file.path} is of another model; remove it")
+
+    def accounts(self, numel: int) -> SavedAccounts:
+        """The accounts in it, of a model of so many parameters. Raises DamagedFile."""
+        vectors: dict[str, torch.Tensor] = {}
+        for name in ("kept", "local"):
+            if name in self._file.names:
+                vectors[name] = torch.zeros(numel, dtype=torch.float32)
+                self.copy_to(name, vectors[name])
+        return SavedAccounts(
+            kept=vectors.get("kept"),
+            local=vectors.get("local"),
+            round=self.counters.round,
+            steps=self.counters.steps,
+            tokens=self.counters.kept_tokens,
+            marked=self.counters.marked,
+        )
 
     def check(self, name: str, like: torch.Tensor) -> None:
         """Raises DamagedFile unless it holds a tensor `name` of the type and shape of `like`."""
@@ -235,3 +288,16 @@ class SavedInner:
         self.check(name, out)
         stored = torch.from_numpy(self._file.array(name).reshape(-1).view("u1"))
         out.copy_(stored.view(_DTYPES[self._file.dtype(name)]).view(out.shape))
+
+
+def take_up(order: Restore, use: Callable[[SavedInner], None]) -> Restored:
+    """Give `use` the snapshot that `order` names, or say why not: there is none, or `use` raised StorageError."""
+    refused = ""
+    try:
+        saved = SavedInner(Path(order.path))
+        if saved.counters.round != order.round:
+            raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
+        use(saved)
+    except (StorageError, FileNotFoundError) as error:
+        refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
+    return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])

@@ -13,7 +13,7 @@ Source: PyTorch FSDP, arXiv 2304.11277; sharding by parameter and by block as to
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
@@ -32,7 +32,6 @@ from torch.distributed.tensor import DTensor
 
 from shoal.node.training.adamw import EPSILON
 from shoal.node.training.flat_parameters import FlatParameters
-from shoal.node.training.host_copies import HostCopies
 from shoal.node.training.micro_batches import deal_batch, to_device
 from shoal.node.training.ranks import GROUP_TIMEOUT_S, LOOPBACK
 from shoal.node.training.trainer_messages import Assignment, Start
@@ -268,6 +267,39 @@ class Shard:
     def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
         return torch.split(vector, sizes)
+
+
+class HostCopies:
+    """The storages of some tensors, on the host. While it exists the tensors must not be used.
+
+    What others hold of them stays valid: views, and the parameters of a model that is cut into parts, of which each
+    library keeps references of its own. So no tensor is replaced; its storage is copied to the host, and made empty.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy them, each storage once, and give the memory that they had back to their devices."""
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        self._copies = [(storage, _copied(storage)) for storage in storages.values() if storage.nbytes()]
+        for storage, _ in self._copies:
+            storage.resize_(0)
+
+    @property
+    def nbytes(self) -> int:
+        """How much was given back."""
+        return sum(copy.nbytes() for _, copy in self._copies)
+
+    def put_back(self) -> None:
+        """Have them on their devices again, to the bit."""
+        for storage, copy in self._copies:
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+        self._copies = []
+
+
+def _copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    copy = torch.UntypedStorage(storage.nbytes(), device="cpu")  # type: ignore[no-untyped-call]
+    copy.copy_(storage)
+    return copy
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

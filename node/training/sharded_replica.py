@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shoal.node.training.device_copies import CopyMade, HostCopy, joined
+from shoal.node.training.flat_parameters import CopyMade, HostCopy, joined
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import InnerState, keepable, room_bytes
 from shoal.node.training.rank_messages import (

@@ -60,7 +60,7 @@ class InnerSettings(InnerSection, frozen=True, kw_only=True):
 class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How contributions are cut and anchors applied: the rules at the top of `accounts`. mixing: None for diloco.
 
-    gradients: contributions are gradients at the anchor, by `gradient_accounts`; there is nothing to cut then.
+    gradients: contributions are gradients at the anchor, by `GradientAccounts`; there is nothing to cut then.
     """
 
     chunk_values: int = 262_144

@@ -18,25 +18,22 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from shoal.node.pipe import (
     EXIT_FAILED,
-    SUMMARY_LIMIT_CHARS,
     Failed,
     ParentPipe,
     Pause,
     Resume,
     Stop,
     describe,
-    one_line,
 )
 from shoal.node.training import shared_tensors
 from shoal.node.training.devices import pick_device
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
+from shoal.node.training.inner_state import Snapshotter, take_up
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -51,7 +48,6 @@ from shoal.node.training.trainer_messages import (
     Ping,
     Pong,
     Restore,
-    Restored,
     Retune,
     Snapshot,
     Start,
@@ -61,7 +57,7 @@ from shoal.node.training.trainer_messages import (
     unpack_command,
 )
 from shoal.node.workload import load_workload
-from shoal.protocol.errors import LocalError, StorageError
+from shoal.protocol.errors import LocalError
 
 
 class TrainerProcess:
@@ -187,9 +183,10 @@ class TrainerProcess:
             case Evaluate():
                 self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
             case Snapshot():
-                self._snapshot(command, replica)
+                self._snapshotter.save(replica.inner_state(command.round), command, self._control.send)
             case Restore():
-                self._control.send(_restore(command, replica))
+                restore = partial(replica.restore, exact=command.exact, spent=command.spent)
+                self._control.send(take_up(command, restore))
             case Retune():
                 replica.retune(command.inner, command.sync)
             case WriteInitial():
@@ -203,34 +200,6 @@ class TrainerProcess:
             case Resume():
                 self._paused = False
                 replica.wake()
-
-    def _snapshot(self, order: Snapshot, replica: Replica) -> None:
-        """Copy now; write, and report it, in a thread."""
-        try:
-            writing = self._snapshotter.take(replica.inner_state(order.round), Path(order.path))
-        except SnapshotBusy as error:
-            self._control.send(Written(failure=str(error)).report(order))
-            return
-
-        def write_and_report() -> None:
-            written = writing.write()
-            self._snapshotter.done()
-            self._control.send(written.report(order))
-
-        threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
-
-
-def _restore(order: Restore, replica: Replica) -> Restored:
-    """Take over a snapshot, or say why it cannot be."""
-    refused = ""
-    try:
-        saved = SavedInner(Path(order.path))
-        if saved.counters.round != order.round:
-            raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
-        replica.restore(saved, exact=order.exact, spent=order.spent)
-    except (StorageError, FileNotFoundError) as error:
-        refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
-    return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])
 
 
 def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -47,8 +48,12 @@ class RegressionWorkload:
         device = next(model.parameters()).device
         return float(torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)))
 
+    @cached_property
+    def _truth(self) -> torch.Tensor:
+        """What is to be learnt, the same everywhere: ``(inputs, outputs)``."""
+        return torch.randn(self.inputs, self.outputs, generator=torch.Generator().manual_seed(1))
+
     def _sample(self, generator: torch.Generator, count: int) -> Batch:
         """Draw `count` pairs: x ``(count, inputs)``, y ``(count, outputs)``."""
-        truth = torch.randn(self.inputs, self.outputs, generator=torch.Generator().manual_seed(1))
         x = torch.randn(count, self.inputs, generator=generator)
-        return x, x @ truth + self.noise * torch.randn(count, self.outputs, generator=generator)
+        return x, x @ self._truth + self.noise * torch.randn(count, self.outputs, generator=generator)

@@ -1,1 +1,1 @@
-"""How a swarm synchronises: an object for each strategy, behind one interface, and the table of them."""
+"""Strategies of synchronisation: an object for each, behind one interface, and the table of them."""

@@ -14,10 +14,10 @@ from typing import ClassVar, Protocol
 
 
 class Exchanges(Enum):
-    """What members give to each other."""
+    """Things that members can exchange."""
 
     UPDATES = "updates"
-    """What inner steps made of the parameters: averaged over all in rounds that a majority certifies."""
+    """Progress of the parameters by inner steps: averaged over all in rounds that a majority certifies."""
     GRADIENTS = "gradients"
     """The gradient at the parameters that all hold: the same."""
     MODELS = "models"
@@ -67,41 +67,41 @@ class Strategy:
     """One way in which a swarm synchronises."""
 
     name: ClassVar[str]
-    """What a manifest calls it."""
+    """Name in a manifest."""
     summary: ClassVar[str]
-    """What it does, in a sentence that follows its name and a colon."""
+    """Summary in a sentence that follows its name and a colon."""
     exchanges: ClassVar[Exchanges] = Exchanges.UPDATES
     balances: ClassVar[bool] = False
-    """Whether a node may make more or fewer inner steps than others, by its speed."""
+    """True if a node may make more or fewer inner steps than others, by its speed."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Those keys of [sync] with a meaning under few strategies that have one under this."""
     own_codec: ClassVar[str | None] = None
     """The codec that it cannot do without, and that no other strategy can use."""
     averages_policies: ClassVar[bool] = False
-    """Whether a section [rollouts] may stand beside it: the swarm shares rollouts, and averages the policies too."""
+    """True if a section [rollouts] may stand beside it: the swarm shares rollouts, and averages the policies too."""
 
     @property
     def certifies(self) -> bool:
-        """Whether all members hold one state, and a majority certifies each round; else everyone has its own."""
+        """True if all members hold one state, and a majority certifies each round; else everyone has its own."""
         return self.exchanges in (Exchanges.UPDATES, Exchanges.GRADIENTS)
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether a contribution is the gradient at the anchor, and no progress beyond it."""
+        """True if a contribution is the gradient at the anchor, and no progress beyond it."""
         return self.exchanges is Exchanges.GRADIENTS
 
     @property
     def exchanges_models(self) -> bool:
-        """Whether members exchange their parameters, of which each holds its own."""
+        """True if members exchange their parameters, of which each holds its own."""
         return self.exchanges is Exchanges.MODELS
 
     @property
     def shares_rollouts(self) -> bool:
-        """Whether rollouts are all that is exchanged."""
+        """True if rollouts are all that is exchanged."""
         return self.exchanges is Exchanges.ROLLOUTS
 
     def defaults(self, given: Mapping[str, object]) -> dict[str, object]:
-        """What [sync] has where it says nothing itself, and that differs from the keys' own defaults.
+        """Return the defaults of [sync] that differ from those of the keys themselves.
 
         given: what it says, which nobody has checked yet.
         """
@@ -111,9 +111,9 @@ class Strategy:
         """Raise ValueError, with what to change, where settings do not go with this strategy."""
 
     def outer_step(self, sync: Sync) -> OuterStep:
-        """What turns the mean of a round into the next anchor; without a meaning where nothing is averaged."""
+        """Outer optimizer, which turns a round's mean into the next anchor; unused where nothing is averaged."""
         return Nesterov(lr=sync.outer_lr, momentum=sync.outer_momentum)
 
     def mixing(self, sync: Sync) -> float | None:
-        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
+        """Weight α of a round's outcome in a node's own values, None where it takes their place."""
         return None

@@ -185,7 +185,7 @@ class _Incoming:
 
 
 class ChunkExchange:
-    """Both sides of chunk fetching. `region`, `received` and `lane_closed` are called in the lanes' threads."""
+    """Both sides of chunk fetching. `region`, `received` and `lane_failed` are called in the lanes' threads."""
 
     def __init__(self, *, post: Post, lookup: Lookup) -> None:
         self._post = post
@@ -207,8 +207,8 @@ class ChunkExchange:
             incoming = self._incoming.get((peer, ref))
             return None if incoming is None else incoming.place(ref, header)
 
-    def received(self, peer: PeerId, header: FrameHeader) -> None:
-        """A frame of one of `KINDS` is authentic and in its place."""
+    def received(self, peer: PeerId, header: FrameHeader, payload: memoryview | None = None) -> None:
+        """A frame of one of `KINDS` is authentic, and its payload in its place."""
         ref = ChunkRef.of(header)
         if header.kind is FrameKind.REQUEST:
             self._serve(peer, ref, further=header.total)
@@ -235,7 +235,7 @@ class ChunkExchange:
             assert incoming.data is not None
             incoming.fetch.complete(peer, ref, incoming.data, incoming.digest(), lent=incoming.lent)
 
-    def lane_closed(self, peer: PeerId) -> None:
+    def lane_failed(self, peer: PeerId) -> None:
         """Who fetches from this peer learns it now rather than at a deadline."""
         with self._lock:
             fetches = {incoming.fetch for (source, _), incoming in self._incoming.items() if source == peer}

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.seal import LANES_PER_PEER_LIMIT
+from shoal.swarm.lanes.socket import Moved
 
 MEASURE_S = 2.0  # before and after another lane is tried
 SETTLE_S = 1.0

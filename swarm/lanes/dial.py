@@ -9,7 +9,6 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes.connect import connect
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.lanes.listener import Adopt
 from shoal.swarm.lanes.seal import (
@@ -28,6 +27,8 @@ from shoal.swarm.lanes.seal import (
 from shoal.swarm.reaching.punching import Puncher, Unanswered
 from shoal.swarm.reaching.reach import RELAYS_TRIED_LIMIT, Everywhere, Reach
 
+CONNECT_DEADLINE_S = 5.0
+CONNECT_STAGGER_S = 0.25
 HELLO_DEADLINE_S = 5.0
 
 Request = Callable[[PeerId, bytes], Awaitable[bytes]]
@@ -55,7 +56,7 @@ class LaneDialler:
         for _ in range(ADDRESS_LIMIT):
             answer, keys = await self.agree(peer, lanes)
             allowed = [text for text in answer.addresses if self.reach.facts.may_dial(peer, parse_address(text)[0])]
-            connected = await connect([text for text in allowed if text not in failed])
+            connected = await _connect([text for text in allowed if text not in failed])
             if connected is None:
                 break
             address, stream = connected
@@ -111,7 +112,7 @@ class LaneDialler:
         return await self._arrive(self.reach.facts.addresses_of(PeerId(via.relay)), via.ticket)
 
     async def _arrive(self, addresses: tuple[str, ...], ticket: bytes) -> trio.SocketStream:
-        connected = await connect(list(addresses))
+        connected = await _connect(list(addresses))
         if connected is None:
             raise NetworkError(f"cannot connect to the lanes of a relay at {', '.join(addresses) or 'no address'}")
         stream = connected[1]
@@ -155,3 +156,37 @@ class _LaneHole:
     async def take(self, stream: trio.SocketStream) -> None:
         assert self._keys is not None, "a hole is made after it was agreed on"
         await self._dialler.introduce(stream, self._keys)
+
+
+async def _connect(addresses: list[str]) -> tuple[str, trio.SocketStream] | None:
+    """The first address that takes a TCP connection, tried at most CONNECT_STAGGER_S apart; or None.
+
+    Cancellation: no connection is left open.
+    """
+    winner: list[tuple[str, trio.SocketStream]] = []
+
+    async def attempt(address: str, failed: trio.Event, scope: trio.CancelScope) -> None:
+        host, port = parse_address(address)
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except (OSError, UnicodeError):  # a name that no resolver takes is the peer's choice too
+            failed.set()
+            return
+        winner.append((address, stream))
+        scope.cancel()
+
+    try:
+        with trio.move_on_after(CONNECT_DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    failed = trio.Event()
+                    nursery.start_soon(attempt, address, failed, nursery.cancel_scope)
+                    with trio.move_on_after(CONNECT_STAGGER_S):
+                        await failed.wait()
+    except BaseException:
+        for _, stream in winner:
+            stream.socket.close()
+        raise
+    for _, stream in winner[1:]:
+        stream.socket.close()
+    return winner[0] if winner else None

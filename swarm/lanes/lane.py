@@ -22,20 +22,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes.choice import path_of
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.moved import Moved, moved
 from shoal.swarm.lanes.queue import Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
 from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
-from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
+from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, frame_buffers, moved, path_of, prepare
 
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
@@ -75,6 +73,56 @@ class FrameSink(Protocol):
         their way may be lost.
         """
         ...
+
+
+class FrameTaker(Protocol):
+    """Who takes frames of some kinds. Called as a `FrameSink` is."""
+
+    def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
+        """As of a `FrameSink`."""
+        ...
+
+    def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """As of a `FrameSink`."""
+        ...
+
+    def lane_failed(self, peer: PeerId) -> None:
+        """A lane broke: what was queued on it or on its way may be lost."""
+        ...
+
+
+class FrameTakers:
+    """The sink of all lanes of a node: each frame goes to who registered for its kind, before any lane is up."""
+
+    def __init__(self) -> None:
+        self._takers: dict[FrameKind, FrameTaker] = {}
+        self.is_leaving: Callable[[PeerId], bool] = lambda peer: False
+        """Whether the end of a lane to a peer was to be expected."""
+
+    def register(self, kinds: Iterable[FrameKind], taker: FrameTaker) -> None:
+        """Give frames of these kinds to `taker`."""
+        self._takers.update(dict.fromkeys(kinds, taker))
+
+    def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
+        """See `FrameSink`."""
+        return self._taker(peer, header).region(peer, header)
+
+    def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """See `FrameSink`."""
+        self._taker(peer, header).received(peer, header, payload)
+
+    def _taker(self, peer: PeerId, header: FrameHeader) -> FrameTaker:
+        taker = self._takers.get(header.kind)
+        if taker is None:
+            raise RemoteError(f"a frame of kind {header.kind.name} is of no use here", peer=peer)
+        return taker
+
+    def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
+        """See `FrameSink`."""
+        if error is not None:
+            logger.log(logging.DEBUG if self.is_leaving(peer) else logging.INFO, "a lane broke: %s", error)
+            for taker in dict.fromkeys(self._takers.values()):
+                taker.lane_failed(peer)
 
 
 class Lane:

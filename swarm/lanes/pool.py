@@ -41,8 +41,6 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
-from shoal.swarm.lanes.moved import Moved
-from shoal.swarm.lanes.pairs import Pair
 from shoal.swarm.lanes.seal import (
     LANES_PER_PEER_LIMIT,
     LaneKeys,
@@ -56,7 +54,8 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
 )
 from shoal.swarm.lanes.shared import SharedOffer
-from shoal.swarm.lanes.table import LaneTable
+from shoal.swarm.lanes.socket import Moved
+from shoal.swarm.lanes.table import LaneTable, Pair
 from shoal.swarm.limits import Refusals
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.punching import Puncher

@@ -1,28 +1,35 @@
-"""Frames that wait for a lane to one peer: in order within a scope, shared fairly between scopes.
+"""Frames that wait for a lane to one peer: in order within a scope, shared fairly between scopes; and who takes them.
 
 All lanes to a peer take from one queue, so a lane that comes up in the middle of a long queue helps with it, and a lane
 that goes leaves it to the others. A lane takes of a frame as much as it can carry, and the rest comes next. A scope is
 a reduction or a state: whatever each has queued, they are served in turn, FRAME_LIMIT_BYTES at a time, and one cannot
 use up another's room.
 
+Each takes when it has room. That is as fast as can be while the queue is long. At its end a lane whose window is still
+small, or has just collapsed, would take a frame that another is through with long before, and everybody waits for it.
+So a lane takes a frame only if it is likely to be through with it before the others have emptied the queue and the best
+of them has sent one frame more; else it leaves it to them. Who is much longer at a frame than it should be does not
+count: what looked best may be stuck.
+
 Source: Shreedhar, Varghese, Efficient Fair Queuing using Deficit Round Robin (SIGCOMM 1995).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.limits import TokenBucket
-from shoal.swarm.lanes.choice import Lineup
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
+from shoal.swarm.lanes.socket import Path
 
 # Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
 QUEUE_LIMIT_FRAMES = 32 * 1024  # frames of one scope waiting for a peer
@@ -31,8 +38,54 @@ SCOPE_LIMIT = 64  # scopes waiting for a peer
 TURN_BYTES = FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES
 EMPTY_FRAMES_PER_S, EMPTY_FRAMES_BURST = 2000.0, 16 * 1024.0
 """Of one peer, that carry nothing: a request for each chunk there can be, at once."""
+OVERDUE = 4.0
+"""So many times as long as expected, and a lane is taken to be stuck; OVERDUE_LEAST_S at least."""
+OVERDUE_LEAST_S = 1.0
 
 Frame = tuple[FrameHeader, memoryview]
+
+
+class Lineup:
+    """The lanes that take from one queue. Whoever uses it holds the queue's lock."""
+
+    def __init__(self) -> None:
+        self._paths: dict[Hashable, Path] = {}
+        self._sending: dict[Hashable, float] = {}  # until when it is not overdue
+
+    def takes(self, lane: Hashable, path: Path, now: float, *, size: int, waiting: int) -> bool:
+        """Whether `lane` takes the next frame of `size` bytes, of `waiting` that are not yet given to any kernel.
+
+        Who takes it is sending until it `rests`.
+        """
+        self._paths[lane] = path
+        if self._leaves(lane, size, waiting, now):
+            return False
+        self._sending[lane] = now + max(OVERDUE_LEAST_S, OVERDUE * path.seconds(size))
+        return True
+
+    def someone_else_would(self, lane: Hashable, now: float, *, size: int, waiting: int) -> bool:
+        """Whether a lane that rests would take the frame that `lane` leaves, and so has to be woken."""
+        resting = self._paths.keys() - self._sending.keys() - {lane}
+        return any(not self._leaves(other, size, waiting, now) for other in resting)
+
+    def rests(self, lane: Hashable) -> None:
+        """`lane` has given to its kernel what it had taken."""
+        self._sending.pop(lane, None)
+
+    def goes(self, lane: Hashable) -> None:
+        """`lane` takes nothing any more."""
+        self.rests(lane)
+        self._paths.pop(lane, None)
+
+    def _leaves(self, lane: Hashable, size: int, waiting: int, now: float) -> bool:
+        others = [
+            path for other, path in self._paths.items() if other != lane and now <= self._sending.get(other, math.inf)
+        ]
+        if not others:
+            return False
+        bytes_per_s = sum(path.bytes_per_s for path in others)
+        best_s = min(path.seconds(size) for path in others)
+        return self._paths[lane].seconds(size) > best_s + waiting / bytes_per_s
 
 
 @dataclass(slots=True, eq=False)

@@ -1,13 +1,17 @@
-"""The sockets of lanes: their options, whole reads, and the buffers beside them."""
+"""The sockets of lanes: their options, what their kernel says of them, whole reads, and the buffers beside them.
+
+The kernel counts far finer than frames do, which may be half a MiB.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import pathlib
 import socket
 import struct
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
@@ -20,10 +24,27 @@ SEND_BUFFER_BYTES = 32 << 20
 """Of memory for one lane's unacknowledged bytes; taken as far as the window needs it."""
 UNSENT_LIMIT_BYTES = 1 << 20
 LOOPBACK_WINDOW_BYTES = 1 << 20
-WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
-TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
+WMEM_MAX = pathlib.Path("/proc/sys/net/core/wmem_max")
+TCP_WMEM = pathlib.Path("/proc/sys/net/ipv4/tcp_wmem")
 BUFFERS_BYTES = 2 << 20
 """A huge page, where the system has them: both directions' buffers fit in one."""
+
+TRUSTED_SHARE = 1 / 8
+"""Of a window per round trip: a rate measured far below it was that of a lane with little to send."""
+RTT_LEAST_S = 1e-6
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_U32, _U64 = struct.Struct("I"), struct.Struct("Q")
+_MSS, _RTT_US, _WINDOW, _UNSENT, _RATE = 16, 68, 80, 144, 160
+"""Where tcpi_snd_mss, _rtt, _snd_cwnd, _notsent_bytes and _delivery_rate are in Linux's struct tcp_info (since 4.9)."""
+_PATH_BYTES = _RATE + _U64.size
+_COUNTERS = struct.Struct("QQ")
+_COUNTERS_OFFSET = 120
+"""Of tcpi_bytes_acked and tcpi_bytes_received in Linux's struct tcp_info (include/uapi/linux/tcp.h, since 4.1)."""
+_TIMES = struct.Struct("QQQ")
+_TIMES_OFFSET = 168
+"""Of tcpi_busy_time, tcpi_rwnd_limited and tcpi_sndbuf_limited there, in microseconds (since 4.10)."""
+_MOVED_BYTES = _TIMES_OFFSET + _TIMES.size
 
 # Without it recv_into may return early, and who reads goes round once more.
 MSG_WAITALL = getattr(socket, "MSG_WAITALL", 0)
@@ -108,6 +129,77 @@ def _is_loopback(connection: socket.socket) -> bool:
     except OSError:
         return False
     return host.startswith(("127.", "::1", "::ffff:127."))
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A connection as its kernel sees it. bytes_per_s: what it moves. unsent_bytes: what has not been sent yet."""
+
+    rtt_s: float
+    bytes_per_s: float
+    unsent_bytes: int = 0
+
+    def seconds(self, size: int) -> float:
+        """About how long until `size` bytes more have been acknowledged, if it becomes no faster.
+
+        A window that has just opened may well do; one that opened where others fill the way already does not for long.
+        """
+        return self.rtt_s + (size + self.unsent_bytes) / self.bytes_per_s
+
+
+def path_of(connection: socket.socket) -> Path | None:
+    """The path of an open TCP connection; None where the system does not tell."""
+    if _TCP_INFO is None:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _PATH_BYTES)
+    except OSError:
+        return None
+    if len(info) < _PATH_BYTES:
+        return None
+    mss, rtt_us, window, unsent = (_U32.unpack_from(info, at)[0] for at in (_MSS, _RTT_US, _WINDOW, _UNSENT))
+    rtt_s, measured = max(rtt_us / 1e6, RTT_LEAST_S), float(_U64.unpack_from(info, _RATE)[0])
+    possible = max(1, mss * window) / rtt_s
+    return Path(rtt_s, measured if measured > TRUSTED_SHARE * possible else possible, unsent)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """received: bytes that came from the peer. taken: bytes that its kernel has acknowledged.
+
+    busy_s: how long there was something to send. held_s: of that, how long a buffer of either end held it back, and not
+    the network; both 0 where the system does not tell.
+    """
+
+    received: int = 0
+    taken: int = 0
+    busy_s: float = 0.0
+    held_s: float = 0.0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.received + other.received,
+            self.taken + other.taken,
+            self.busy_s + other.busy_s,
+            self.held_s + other.held_s,
+        )
+
+
+def moved(connection: socket.socket) -> Moved | None:
+    """What has moved over an open TCP connection; None where the system does not tell."""
+    if _TCP_INFO is None:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MOVED_BYTES)
+    except OSError:
+        return None
+    if len(info) < _COUNTERS_OFFSET + _COUNTERS.size:
+        return None
+    taken, received = _COUNTERS.unpack_from(info, _COUNTERS_OFFSET)
+    if len(info) < _MOVED_BYTES:
+        return Moved(received, taken)
+    busy, *held = _TIMES.unpack_from(info, _TIMES_OFFSET)
+    return Moved(received, taken, busy / 1e6, sum(held) / 1e6)
 
 
 def receive_exactly(connection: socket.socket, view: memoryview) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 import trio
 
+from shoal.protocol.address import CircuitAddress
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.limits import Memory, Reason, Refusals
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Allowance, Muxer, read_bounded
-from shoal.swarm.reaching.circuit_address import CircuitAddress
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

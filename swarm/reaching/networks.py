@@ -1,15 +1,16 @@
-"""Which IP addresses mean something to whom: private ones only to those on the same network."""
+"""Which IP addresses mean something to whom: private ones only to those on the same network; and this machine's own."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import psutil  # type: ignore[import-untyped]
 
+from shoal.protocol.address import CircuitAddress, format_address, parse_any
 from shoal.protocol.errors import ConfigError
-from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
+from shoal.protocol.identity import PeerId
 
 PRIVATE_NETWORKS = tuple(
     map(
@@ -88,3 +89,25 @@ def own_hosts() -> frozenset[str]:
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     )
+
+
+def reachable_addresses(bound: Iterable[tuple[str, int]], peer: PeerId) -> tuple[str, ...]:
+    """Dialable addresses of sockets bound to (host, port), wildcards expanded to this machine's interfaces.
+
+    Loopback comes last: it helps only those on the same machine.
+    """
+    found: dict[str, bool] = {}  # address → whether it is loopback; also removes repetitions
+    for host, port in bound:
+        ip = ipaddress.ip_address(host)
+        for candidate in _interface_addresses(ip.version) if ip.is_unspecified else [host]:
+            found[format_address(candidate, port, peer)] = ipaddress.ip_address(candidate).is_loopback
+    return tuple(sorted(found, key=lambda address: found[address]))
+
+
+def _interface_addresses(version: int) -> list[str]:
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    addresses = [
+        entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family
+    ]
+    # A link-local address means something only together with the interface it came from.
+    return [address for address in addresses if "%" not in address and not address.startswith("169.254.")]

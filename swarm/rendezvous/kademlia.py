@@ -36,6 +36,7 @@ from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
 from shoal.protocol.limits import Rates
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.host import Host
+from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.rendezvous.contacts import ADDRESSES_LIMIT, Contact, Contacts, sort_by_distance
 from shoal.swarm.rendezvous.meeting_points import (
     SLOTS,
@@ -46,7 +47,6 @@ from shoal.swarm.rendezvous.meeting_points import (
     slot_key,
     unpack_points,
 )
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.streams import MessageStream, StreamEnded
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.

@@ -25,9 +25,9 @@ from zeroconf import (
     Zeroconf,
 )
 
+from shoal.protocol.address import Address, parse_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.address import Address, parse_address
 from shoal.swarm.streams import Mailbox
 
 log = logging.getLogger(__name__)

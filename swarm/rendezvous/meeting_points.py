@@ -24,6 +24,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.protocol.address import parse_any
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import Identity, MalformedPeerId, PeerId, parse_peer_id, verify
 from shoal.protocol.messages import domain_hash
@@ -38,7 +39,6 @@ from shoal.protocol.wire import (
     canonical,
     decode,
 )
-from shoal.swarm.reaching.circuit_address import parse_any
 
 SLOTS = 8
 POINTS_IN_SLOT = 8

@@ -45,11 +45,11 @@ LANE_PORT: Final = 4002
 PLACE_LIMIT: Final = 250
 COMMAND_DEADLINE_S: Final = 10.0
 QUEUE_S: Final = 0.2
-"""What a narrow link's queue holds, in seconds of its rate."""
+"""Capacity of a narrow link's queue, in seconds of its rate."""
 QUEUE_LEAST_PACKETS: Final = 64
 PACKET_BYTES: Final = 1514
 RELAY_QUEUE_FRAMES: Final = 10_000
-"""What waits for the relay's process while it does not run; nothing is to be lost there."""
+"""Frames that may wait for the relay's process while it does not run; nothing is to be lost there."""
 BURST_S: Final = 0.01
 BURST_LEAST_BYTES: Final = 16 << 10
 
@@ -83,7 +83,7 @@ RateMbit = Annotated[float, Meta(gt=0, le=100_000)]
 
 
 class Uplink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What these nodes share on their way to all others; among themselves they are near each other.
+    """Link that these nodes share on their way to all others; among themselves they are near each other.
 
     rate_mbit: in each direction, or only towards them if there is an up_mbit. delay_s: one way. jitter_s: by how much
     that differs, either way. loss: the share of packets lost. nodes: indices.
@@ -108,7 +108,7 @@ class Uplink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a node runs. enter: what its command line begins with. Port 0: whichever is free."""
+    """Addresses and namespace of a node. enter: what its command line begins with. Port 0: whichever is free."""
 
     host: str = "127.0.0.1"
     control_port: int = 0
@@ -134,7 +134,7 @@ class Network:
         self._relays: list[subprocess.Popen[bytes]] = []
 
     def place(self, index: int) -> Place:
-        """Where the node of this index runs."""
+        """Addresses and namespace of the node of this index."""
         return Place(
             host=_inner(index, 2) if index in self._behind else _address(index),
             control_port=CONTROL_PORT,
@@ -224,7 +224,7 @@ class Network:
     # -- what is seen of them --------------------------------------------------------------------------------
 
     def lanes(self, index: int) -> int:
-        """How many lanes the node of this index has. Raises NetworkError."""
+        """Count the lanes of the node of this index. Raises NetworkError."""
         return self._lane_sockets(index)
 
     def emulator_cpu_s(self) -> float:
@@ -322,7 +322,7 @@ def network(nodes: int, uplinks: Sequence[Uplink] = (), behind: Collection[int] 
 
 @cache
 def why_no_routers() -> str | None:
-    """Why nodes cannot be put behind routers here, and what would help; None if they can."""
+    """Return why nodes cannot be put behind routers here, and what would help; None if they can."""
     reason = why_not()
     if reason is not None:
         return reason
@@ -338,7 +338,7 @@ def why_no_routers() -> str | None:
 
 @cache
 def why_not() -> str | None:
-    """Why network namespaces cannot be made here, and what would help; None if they can."""
+    """Return why network namespaces cannot be made here, and what would help; None if they can."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_SEARCH_PATH) is None]
     if missing:
         return f"network namespaces need {' and '.join(missing)}: install iproute2 and nftables"
@@ -357,7 +357,7 @@ def why_not() -> str | None:
 
 @cache
 def has_netem() -> bool:
-    """Whether the kernel emulates delays and losses itself."""
+    """True if the kernel emulates delays and losses itself."""
     name = f"{_PREFIX}-{os.getpid()}-{next(_SERIAL)}-probe"
     try:
         _ip(f"netns add {name}\n")
@@ -371,7 +371,7 @@ def has_netem() -> bool:
 
 
 def netem(uplink: Uplink, rate_mbit: float) -> list[str]:
-    """How `tc` is told of one direction of an uplink; its queue holds what is on its way too (tc-netem(8))."""
+    """Arguments of `tc` for one direction of an uplink; its queue holds what is on its way too (tc-netem(8))."""
     limit = math.ceil((QUEUE_S + uplink.delay_s + uplink.jitter_s) * rate_mbit * 1e6 / 8 / PACKET_BYTES)
     words = ["netem", "limit", str(max(limit, QUEUE_LEAST_PACKETS)), "delay", f"{uplink.delay_s * 1e6:.0f}us"]
     if uplink.jitter_s:
@@ -423,12 +423,12 @@ def _ordered(pair: Pair) -> Pair:
 
 
 def _address(index: int) -> str:
-    """Of 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
+    """Address in 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
     return f"198.18.0.{index + 1}"
 
 
 def _inner(index: int, host: int) -> str:
-    """On the network between a node and its router."""
+    """Address on the network between a node and its router."""
     return f"10.0.{index + 1}.{host}"
 
 
@@ -455,7 +455,7 @@ def _tool(name: str) -> str:
 
 
 def _run(command: Sequence[str], script: str = "") -> str:
-    """What a command says. Raises NetworkError with its complaint."""
+    """Run a command and return its output. Raises NetworkError with its complaint."""
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired) as error:

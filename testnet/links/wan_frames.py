@@ -27,7 +27,7 @@ _FIN_AND_PUSH, _WINDOW_REDUCED = 0x09, 0x80
 
 
 def burst(frame: bytes) -> tuple[int, int]:
-    """How many packets a frame of a kind other than ALONE stands for, and their bytes on the wire, headers and all."""
+    """Count the packets that a frame of a kind other than ALONE stands for, and their bytes, headers and all."""
     headers, each = _headers_bytes(frame), _PACKET_BYTES.unpack_from(frame)[0]
     payload = len(frame) - HEADER_BYTES - headers
     packets = max(1, -(-payload // each))
@@ -60,7 +60,7 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
 
 
 def _headers_bytes(frame: bytes) -> int:
-    """From Ethernet to TCP."""
+    """Size of the headers from Ethernet to TCP."""
     tcp = int(_CHECKED_FROM.unpack_from(frame)[0])
     return tcp + (frame[HEADER_BYTES + tcp + 12] >> 4) * 4
 

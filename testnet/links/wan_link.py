@@ -17,7 +17,7 @@ from shoal.testnet.links.wan_frames import ALONE, HEADER_BYTES, burst, cut
 
 QUEUE_S: Final = 0.2
 QUEUE_LEAST_BYTES: Final = 64 << 10
-"""What waits for a link: more is dropped, as at a router."""
+"""Bytes that may wait for a link at least: more is dropped, as at a router."""
 JITTER_PERIOD_S: Final = 0.02
 
 
@@ -63,7 +63,7 @@ class Link:
         return True
 
     def _lose(self, frame: bytes, packets: int) -> list[bytes]:
-        """What is left of a frame in which packets are lost."""
+        """Lose packets of a frame, and return what is left of it."""
         rest, first = [], 0
         while self._until_loss <= packets - first:
             lost = first + int(self._until_loss) - 1
@@ -76,7 +76,7 @@ class Link:
         return rest
 
     def _draw_loss(self) -> float:
-        """How many packets go by until one is lost, that one counted: as if a die were thrown for each."""
+        """Draw the number of packets up to and with the next that is lost: as if a die were thrown for each."""
         if not self._loss:
             return math.inf
         return 1 + math.floor(math.log(1.0 - self._draw.random()) / math.log1p(-self._loss))
@@ -89,5 +89,5 @@ class Link:
         return frames
 
     def next_at(self) -> float | None:
-        """When the next frame arrives; None if none is under way."""
+        """Time at which the next frame arrives; None if none is under way."""
         return self._under_way[0][0] if self._under_way else None

@@ -20,7 +20,7 @@ RTT_LIMIT_S: Final = 10.0
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """down_mbit, up_mbit: of each peer. rtt_s: between two of them. jitter_s: by how much one way differs, either way.
+    """Line of a peer. down_mbit, up_mbit: its rates. rtt_s: between two. jitter_s: by how much one way differs.
 
     loss: the share of packets lost on the way from one to another.
     """
@@ -37,7 +37,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_mbit(self) -> float:
-        """What passes from one peer to another at most, in one direction."""
+        """Bandwidth from one peer to another, in one direction."""
         return min(self.down_mbit, self.up_mbit)
 
 
@@ -50,14 +50,14 @@ PROFILES: Final = {
 
 
 def profile_of(name: str) -> Profile:
-    """Raises ConfigError, naming the profiles there are."""
+    """Return the profile of that name. Raises ConfigError, naming the profiles there are."""
     if name not in PROFILES:
         raise ConfigError(f"--profile: there is no {name!r}; choose of {', '.join(PROFILES)}")
     return PROFILES[name]
 
 
 def uplinks_of(profile: Profile, places: int) -> tuple[Uplink, ...]:
-    """For every node its own line, so that two of them have the profile's delay and loss between them.
+    """Give every node its own line, so that two of them have the profile's delay and loss between them.
 
     Of two nodes only the second has one, which stands for both lines and costs half as much to emulate.
     """

@@ -1,1 +1,1 @@
-"""What a run is summed up in: report.json, report.html, several nodes' logs on one timeline."""
+"""Reports of a run: report.json, report.html, several nodes' logs on one timeline."""

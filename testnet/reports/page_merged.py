@@ -1,4 +1,4 @@
-"""The page of several nodes' event logs: who was there, what was certified, what went wrong, on one line of time.
+"""Page of several nodes' event logs: their presence, the certified rounds and the trouble, on one line of time.
 
 However long the logs are, the page stays small: few rounds are drawn one by one with their phases, many as stretches of
 time; long tables show a part and say so.
@@ -37,7 +37,7 @@ DAMAGED_SHOWN: Final = 20
 MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
 )
-"""What is marked in a node's row; of the rest the table tells."""
+"""Events that are marked in a node's row; of the rest the table tells."""
 WORDS: Final = {
     "detoured": "slow to answer, heard through others",
     "lost": "link lost",
@@ -161,7 +161,7 @@ def _resampled(logs: Sequence[Cells], origins: Sequence[float], wall_s: float) -
 
 
 def _marks(history: SwarmHistory) -> dict[str, list[Mark]]:
-    """By PeerId, what happened to it."""
+    """Marks of a node's incidents, by PeerId."""
     found: dict[str, list[Mark]] = {}
     for incident in [incident for incident in history.incidents if incident.kind in MARKED][:MARK_LIMIT]:
         tip = f"{incident.kind} {incident.text}".strip()
@@ -190,7 +190,7 @@ def _spans(log: LogHistory, origin: float) -> list[Tile]:
 
 
 def _exchange_began(span: RoundSpan, end: float) -> float:
-    """When the round stopped being training only: it was planned, or at the latest over."""
+    """Time at which training gave way to the exchange: the round was planned, or at the latest over."""
     middle = span.planned_at or span.contributed_at or end
     return min(max(middle, span.began_at), end)
 

@@ -1,4 +1,4 @@
-"""What the pages of reports are made of: one style, tables, a curve, and a timeline with a row per node.
+"""Parts of the reports' pages: one style, tables, a curve, and a timeline with a row per node.
 
 Every page is one file that asks nobody for anything. Drawings are inline SVG that takes its colours from the page, so
 that light and dark come for free. All text that is handed in is text: it is escaped here.

@@ -1,4 +1,4 @@
-"""`report.json` of a testnet: what was done, what came of it, and whether it was right.
+"""Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
 `ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests; and besides, every fault of the
 scenario really happened and nothing was left unverified, for else the zeros would mean little.
@@ -91,7 +91,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes sent, and what synchronous training would have: a ring all-reduce in fp32 at every step."""
+    """Bytes that all nodes sent, and that synchronous training would have: a ring all-reduce in fp32 at every step."""
 
     lanes_sent: int
     control_sent: int
@@ -122,7 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(report: Report) -> bool:
-    """Whether the testnet did what it should; its exit code is 0 only then."""
+    """True if the testnet did what it should; its exit code is 0 only then."""
     return (
         report.rounds_certified == report.scenario.rounds
         and report.forks == 0
@@ -183,7 +183,7 @@ def _two_values(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[str, ...]:
 
 
 def _digests_equal(certified: Sequence[tuple[int, RoundEnded]]) -> bool:
-    """Whether all nodes that certified a round hold the same state after it; False if nothing was certified."""
+    """True if all nodes that certified a round hold the same state after it; False if nothing was certified."""
     return bool(certified) and count_forks(certified) == 0
 
 
@@ -234,7 +234,7 @@ def _spans(index: int, run_record: RunRecord) -> tuple[Span, ...]:
 
 
 def _loss(run_record: RunRecord) -> LossReport:
-    """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice.
+    """Held-out loss, before round 1, at the end and by round: as all members hold one state, any evaluation will do.
 
     Where nothing is certified each holds its own: a round's loss is the mean of theirs.
     """
@@ -260,7 +260,7 @@ def _loss(run_record: RunRecord) -> LossReport:
 
 
 def _missing_reward(run_record: RunRecord) -> LossReport:
-    """Strategy rollouts: by round, what the mean over the nodes of their own mean reward lacks of 1."""
+    """Mean reward that the nodes lack of 1, by round, under the strategy rollouts."""
     found: dict[int, list[float]] = defaultdict(list)
     for _, event in run_record.certified():
         if isinstance(event, Rollouts) and event.reward is not None:
@@ -283,7 +283,7 @@ def _missing_reward(run_record: RunRecord) -> LossReport:
 
 
 def _shared_rounds(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[RoundReport, ...]:
-    """Strategy rollouts: each round, over the nodes that made one of that number."""
+    """Rounds of the strategy rollouts, each over the nodes that made one of that number."""
     by_round: dict[int, dict[int, Rollouts]] = defaultdict(dict)
     for node, event in certified:
         if isinstance(event, Rollouts):
@@ -343,7 +343,7 @@ def _bytes(run_record: RunRecord, check: Check) -> BytesReport:
 
 
 def allreduce_bytes(*, nodes: int, steps: int, numel: int) -> int:
-    """What all nodes send if they sum `numel` fp32 gradients in a ring, or a butterfly, after each of `steps` steps.
+    """Bytes that all nodes send to sum `numel` fp32 gradients in a ring or butterfly after each of `steps` steps.
 
     Each of n nodes sends 2 (n-1)/n of the gradients, so all together 2 (n-1) times.
     """

@@ -18,7 +18,7 @@ from shoal.node.reporting.events import Event, name_of
 
 TEXT_LIMIT_CHARS: Final = 200
 CLOCK_RANGE_S: Final = (1e9, 1e10)
-"""What a wall clock can say, the years 2001 to 2286; a line of another time is damaged."""
+"""Range of wall clocks in seconds, the years 2001 to 2286; a line of another time is damaged."""
 ROUND_LIMIT: Final = 2**53
 ANCHOR_LIMIT: Final = 4096
 CELL_LIMIT: Final = 1024
@@ -49,7 +49,7 @@ class Thinned(Generic[T]):
         self._limit = limit
 
     def has_room_for(self, key: RoundKey) -> bool:
-        """Whether this round is one of those that are kept."""
+        """True if this round is one of those that are kept."""
         return key[1] % self.stride == 0
 
     def put(self, key: RoundKey, value: T) -> None:
@@ -67,7 +67,7 @@ class Thinned(Generic[T]):
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """What a node did in one stretch of its time. first, last: the rounds certified in it, 0 for none."""
+    """Counts of a node's events in one stretch of its time. first, last: the rounds certified in it, 0 for none."""
 
     events: int = 0
     certified: int = 0
@@ -123,7 +123,7 @@ class RoundSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
-    """Something that went wrong, or was decided out of turn. subject: the PeerId that it happened to."""
+    """Fault that a log tells of, or decision out of turn. subject: the PeerId that it happened to."""
 
     at: float
     kind: str
@@ -146,7 +146,7 @@ class RoundFacts:
 
 
 class SwarmRounds:
-    """What all logs together say of rounds: facts of each, held-out losses, and rounds certified with two digests."""
+    """Rounds in all logs together: facts of each, held-out losses, and rounds certified with two digests."""
 
     def __init__(self) -> None:
         self.facts: Thinned[RoundFacts] = Thinned(ROUNDS_KEPT)
@@ -155,7 +155,7 @@ class SwarmRounds:
         self.metric = ""
 
     def ended(self, key: RoundKey, event: events.Certified | events.Stepped) -> None:
-        """A log certified a round, or made its outer step."""
+        """Note that a log certified a round, or made its outer step."""
         if not self.facts.has_room_for(key):
             return
         facts = self.facts.kept.get(key)
@@ -175,14 +175,14 @@ class SwarmRounds:
                 self.forks.append(key)
 
     def evaluated(self, event: events.Evaluated) -> None:
-        """A log measured the loss after a round; all members hold the same state, so any will do."""
+        """Note a loss that a log measured after a round; all members hold the same state, so any will do."""
         if event.loss is not None:
             self.losses.put((FIRST_TERM, event.round), event.loss)
             self.metric = event.metric[:TEXT_LIMIT_CHARS] or self.metric
 
 
 class LogHistory:
-    """What one log says, in a bounded form. See the module."""
+    """Contents of one log, in a bounded form. See the module."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -203,12 +203,12 @@ class LogHistory:
         self._sent_in_life = 0
 
     def finish(self) -> None:
-        """The log has been read to its end."""
+        """Close the history: the log has been read to its end."""
         self.sent_bytes += self._sent_in_life
         self._sent_in_life = 0
 
     def take(self, event: Event, rounds: SwarmRounds) -> None:
-        """One event."""
+        """Take one event of the log."""
         at = event.at
         self.first_at = at if self.first_at is None else self.first_at
         self.last_at = max(self.last_at, at)
@@ -245,7 +245,7 @@ class LogHistory:
                 self._told_of_others(event)
 
     def _told_of_others(self, event: Event) -> None:
-        """What befell a peer, or was decided out of turn."""
+        """Note what happened to a peer, or was decided out of turn."""
         match event:
             case events.Banned():
                 for peer in event.peers[:BANNED_LIMIT]:
@@ -333,6 +333,6 @@ def read_history(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
 
 
 def _plausible(event: Event) -> bool:
-    """Whether its time and its round can be."""
+    """True if the event's time and round are within bounds."""
     round: int = getattr(event, "round", 0)
     return CLOCK_RANGE_S[0] <= event.at <= CLOCK_RANGE_S[1] and 0 <= round <= ROUND_LIMIT

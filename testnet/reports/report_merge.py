@@ -26,9 +26,10 @@ INCIDENT_WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What one log's clock is ahead of the reference, by how many rounds, and how far 9 of 10 of those stray from it.
+    """Offset of one log's clock from the reference, in seconds, ahead of it.
 
-    rounds: 0 for the reference itself and for a log that shares no round.
+    rounds: by how many the offset was found, 0 for the reference itself and for a log that shares no round.
+    stray_s: how far 9 of 10 of them are from it at most.
     """
 
     ahead_s: float = 0.0
@@ -65,7 +66,7 @@ class SwarmHistory:
 
     @property
     def wall_s(self) -> float:
-        """From the first moment to the last."""
+        """Seconds from the first moment to the last."""
         lasts = [log.last_at - clock.ahead_s for log, clock in self._timed()]
         return max(lasts, default=0.0) - self.began_at
 
@@ -114,7 +115,7 @@ def merge(found: Sequence[tuple[str, Path]]) -> SwarmHistory:
 
 
 def align(anchors: Sequence[Mapping[RoundKey, float]]) -> list[Clock]:
-    """Each log's clock against the reference, the log that certified most rounds.
+    """Align each log's clock with the reference, the log that certified most rounds.
 
     anchors: by log, when it certified each round, by its own clock.
     """
@@ -154,7 +155,7 @@ def _join(anchors: Mapping[RoundKey, float], ahead_s: float, known: dict[RoundKe
 
 
 def incidents(logs: Sequence[LogHistory], clocks: Sequence[Clock]) -> list[Incident]:
-    """What went wrong, in order; what several logs tell of one node at one time is one incident."""
+    """List what went wrong, in order; events of one node at one time in several logs are one incident."""
     seen = sorted(
         (
             (fault.at - clock.ahead_s, index, fault)
@@ -183,14 +184,14 @@ def incidents(logs: Sequence[LogHistory], clocks: Sequence[Clock]) -> list[Incid
 
 
 def _farewell(incident: Incident, left: Mapping[str, Sequence[float]]) -> bool:
-    """Whether a node was missed because it had said that it leaves."""
+    """True if a node was missed because it had announced that it leaves."""
     return incident.kind in ("lost", "died") and any(
         abs(incident.at - at) <= FAREWELL_S for at in left.get(incident.subject, ())
     )
 
 
 _DECISIONS: Final = frozenset({"amended", "rebased", "rolled_back", "view_changed"})
-"""What all members decide together, and each tells of itself."""
+"""Decisions that all members make together, and each tells of itself."""
 
 
 def _decided(fault: FaultSeen) -> str:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from shoal.cli.main import execute
-from shoal.node.state.checkpoint_folder import LAYOUT
+from shoal.node.state.checkpoints import LAYOUT
 from shoal.node.state.states import StateCache
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.identity import Identity

@@ -40,8 +40,8 @@ def closed_swarm(folder: Path, workload: str = "regression") -> Path:
 
 
 def newcomer(swarm: Swarm, name: str, link: str) -> Node:
-    """A node with nothing but a link; the swarm ends it."""
-    swarm.nodes.append(Node(swarm.workplace / name, Path(link), swarm.workplace))
+    """A node with nothing but a link, whose start is measured; the swarm ends it."""
+    swarm.nodes.append(Node(swarm.workplace / name, Path(link), swarm.workplace, forked=False))
     return swarm.nodes[-1]
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import PayloadPool
 from shoal.collectives.partition import deal
-from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes

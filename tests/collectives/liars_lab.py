@@ -18,7 +18,7 @@ from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.progress import ReduceProgress
-from shoal.collectives.proofs import is_unsound, is_wrong, top_of, verify_evidence
+from shoal.collectives.proofs import is_unsound, is_wrong, verify_evidence
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.auditing import beacon, drawn, ticket
 from shoal.protocol.bans import named
@@ -94,7 +94,7 @@ class LiarsLab(SwarmLab):
             encoded = crafted(encoded, dict.fromkeys(range(GRID.chunks), b"\xff" * 8), commit=True)
         if lie == "squares":
             encoded = replace(encoded, squares=tuple(square / 100 for square in encoded.squares))
-        seal = seal_of(top_of(encoded), node.peer)
+        seal = seal_of(encoded.top, node.peer)
         victim = self.nodes[0].contribution
         if lie == "copies" and victim is not None and victim.base == head.hash:
             encoded, seal = self.contributions[victim.root], victim.seal
@@ -224,7 +224,7 @@ class LiarsLab(SwarmLab):
                 attachment = b"".join(payloads[place].tobytes() for place in sorted(payloads))
                 self._found(number, WrongSum(base=base, plan=plan, statement=final.statement), attachment)
         for root, alike in witness.alike(plan.base).items():
-            top = top_of(self.contributions[root])
+            top = self.contributions[root].top
             for commitment in alike:
                 charge_of_copy = witness.copied(commitment, top)
                 if charge_of_copy is not None and seal_of(top, commitment.peer) != commitment.seal:

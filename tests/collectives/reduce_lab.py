@@ -61,7 +61,7 @@ def crafted(good: EncodedContribution, changes: Mapping[int, bytes], *, commit: 
     for chunk in range(good.grid.chunks):
         path = tree.path(chunk)
         buffer[good.offsets[chunk + 1] - len(path) : good.offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
-    return replace(changed, root=tree.root)
+    return replace(changed, root=tree.root, top=tree.top)
 
 
 def make_plan(

@@ -17,11 +17,11 @@ from shoal.collectives.adamw import NORM_SPAN_VALUES, AdamWFactors, Moments, ada
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import VectorPool
 from shoal.collectives.outer import NextState, OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.schedule import cosine_of_half_turns, learning_rate
 from shoal.collectives.state import ADAMW_KINDS, CertifiedState, frozen, header_of
-from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import InnerSection

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.memory import PayloadPool
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import ChunkStatement
 from shoal.swarm.lanes.frame import FrameKind

@@ -13,10 +13,10 @@ from shoal.collectives import outer
 from shoal.collectives.codecs import F32, Undecodable
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import VectorPool
 from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
-from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Participant, Plan, Term

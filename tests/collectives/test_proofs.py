@@ -11,7 +11,7 @@ import pytest
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import FinalChunk, FinalFormat
-from shoal.collectives.proofs import is_unsound, is_wrong, top_of, verify_evidence
+from shoal.collectives.proofs import is_unsound, is_wrong, verify_evidence
 from shoal.protocol.certificate import genesis
 from shoal.protocol.commitments import Commitment, commitment_of, committed, seal_of
 from shoal.protocol.errors import RemoteError
@@ -60,7 +60,7 @@ def ready(encoded: EncodedContribution, n: int, *, life: bytes = LIFE, base: Val
         role=CONTRIBUTOR,
         state=base.digest,
         root=encoded.root,
-        seal=seal_of(top_of(encoded), peer(n)),
+        seal=seal_of(encoded.top, peer(n)),
         squares=encoded.squares,
         tokens=1,
         upload=0,
@@ -197,7 +197,7 @@ def double_commitment() -> DoubleCommitment:
 
 def copied_commitment() -> CopiedCommitment:
     taken = ready(encode(2, "fp32"), 2)  # with the seal of who made it
-    return CopiedCommitment(base=BASE, commitment=commitment(taken, 1), top=top_of(encode(2, "fp32")))
+    return CopiedCommitment(base=BASE, commitment=commitment(taken, 1), top=encode(2, "fp32").top)
 
 
 def wrong_sum() -> WrongSum:
@@ -307,7 +307,7 @@ def test_commitment_with_an_endless_codec_is_refused_before_its_signature_is_che
 
 def test_commitment_with_its_own_seal_is_no_copy() -> None:
     encoded = encode(1, "fp32")
-    evidence = CopiedCommitment(base=BASE, commitment=commitment(ready(encoded, 1), 1), top=top_of(encoded))
+    evidence = CopiedCommitment(base=BASE, commitment=commitment(ready(encoded, 1), 1), top=encoded.top)
     with pytest.raises(RemoteError, match="seal is right"):
         verify_evidence(pack(evidence), SWARM)
     with pytest.raises(RemoteError, match="not the one under the root"):

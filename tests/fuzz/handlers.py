@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import trio
@@ -38,11 +38,13 @@ from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.requests import LaneRequests
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
 from shoal.swarm.manifest_exchange import ManifestServer
 from shoal.swarm.members import Members
+from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.reaching.circuits import read_message
 from shoal.swarm.reaching.dial_back import AskDialBack, DialBackServer
 from shoal.swarm.reaching.direct_upgrade import DirectUpgrade, Straighten
@@ -52,9 +54,7 @@ from shoal.swarm.reaching.reach import Everywhere, Reach
 from shoal.swarm.reaching.relayed_lanes import AskPassage, RelayedLaneServer
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.rollouts import RolloutExchange
-from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream, RawStream
 from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
@@ -139,9 +139,8 @@ def fresh_members(host: Host) -> Members:
     def record() -> NodeRecord:
         return NodeRecord(peer=ME, boot=1, incarnation=members.machine.incarnation, phase="training")
 
-    members = Members(
-        host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record, deliver=lambda peer, message: None
-    )
+    members = Members(host=host, sealer=mine, swarm_id=SWARM, manifest=MANIFEST, record=record)
+    members.register(dict.fromkeys(get_args(peering.SwarmMessage), lambda peer, message: None))
     members.book.receive(seal_record(sealer(), NodeRecord(peer=PEER, boot=1, phase="training")), trio.current_time())
     members.linked(PEER)
     return members
@@ -289,7 +288,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         "dial back": (dial_back_probes._serve, AskDialBack),
         "sighting": (observed_addresses._serve, AddressRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
-        "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
+        "shared memory": (LaneRequests(host, pool, lambda: {PEER})._serve_memory, SharedOffer),
         "straightening": (DirectUpgrade(host, puncher, list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():

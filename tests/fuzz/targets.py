@@ -24,7 +24,6 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import StateAssembly, StateHeader
-from shoal.collectives.summing import check_encoded
 from shoal.node import control, control_client, pipe
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
@@ -337,7 +336,7 @@ def tensor_targets(rng: random.Random) -> Iterator[Target]:
         out = np.empty(n, np.float32)
 
         def decode(data: bytes, how: Any = how, n: int = n, out: Any = out) -> None:
-            check_encoded(how, np.frombuffer(data, np.uint8), n)
+            how.check(np.frombuffer(data, np.uint8), n)
             how.decode_into(np.frombuffer(data, np.uint8), out)
 
         allowed = (Undecodable,)

@@ -40,15 +40,15 @@ COVERS = {
     "address book": ("swarm.address_book:AddressBook.parse",),
     "frame header": ("swarm.lanes.lane:Lane._receive_next",),
     "lane request": ("swarm.lanes.seal:_decode",),
-    "hello": ("swarm.links:Links._answer_hello", "swarm.introductions:own_record"),
+    "hello": ("swarm.links:Links._answer_hello", "swarm.members:_own_record"),
     "link": ("swarm.links:Links._hear", "swarm.links:Links._read_messages"),
     "manifest request": ("swarm.manifest_exchange:ManifestServer._serve",),
     "layout request": ("node.node:Node.layouts.serve",),
     "fetch": ("node.node:Node._answer_fetch",),
     "audit request": ("node.audits.auditing:Auditing._server.serve",),
-    "lane handshake": ("node.node:Node._answer_lane",),
+    "lane handshake": ("swarm.lanes.requests:LaneRequests._serve_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),
-    "rollout catch up": ("swarm.rollout_catch_up:CatchUp._answer",),
+    "rollout catch up": ("swarm.rollouts:CatchUp._answer",),
     "kademlia": ("swarm.rendezvous.kademlia:Kademlia._serve",),
     "passage": ("swarm.reaching.relayed_lanes:RelayedLaneServer._serve",),
     "key in use": ("swarm.key_probe:KeyProbe._serve",),
@@ -60,7 +60,7 @@ COVERS = {
     "dial back": ("swarm.reaching.dial_back:DialBackServer._serve",),
     "sighting": ("swarm.reaching.observed_addresses:ObservedAddressServer._serve",),
     "let go": ("node.rounds.relay_room:RelayRoom._serve",),
-    "shared memory": ("swarm.shared_memory:SharedMemory._serve",),
+    "shared memory": ("swarm.lanes.requests:LaneRequests._serve_memory",),
     "straightening": ("swarm.reaching.direct_upgrade:DirectUpgrade._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "event": ("node.reporting.event_log:parse_event",),
@@ -80,7 +80,7 @@ message is fed to that, as its type."""
 
 OF_ITS_OWN = {
     "node.state.checkpoint_check:_chain",
-    "node.state.checkpoint_folder:read_layout",
+    "node.state.checkpoints:read_layout",
     "node.doctor:run_trial",
     "node.founded:_read",
     "node.doctor_trial:main",
@@ -91,13 +91,13 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.state.store:_entry",
     "node.state.tensor_files:TensorFile.__init__",
-    "node.state.work_file:read_account",
+    "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
     "node.audits.work_process:unpack_reply",
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
-    "node.sapo.hf_policy:CausalLMPolicy.decode",
+    "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.learner:Learner._judge",
     "node.sapo.warm_up:measure_reward",
 }

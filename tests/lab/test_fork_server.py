@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from shoal.lab.fork_client import ONE_THREAD, forking
+from shoal.lab.fork_client import ONE_THREAD, fork_client, forking
 from shoal.lab.fork_server import READY, STAND_IN
 from shoal.node.pipe import EXIT_CONFUSED, Framing, Stop, frame_of
 from shoal.node.training.trainer_messages import Command, Ping, Pong, Report, unpack_report
@@ -32,6 +33,10 @@ if sys.argv[1] == "lasting":
     time.sleep(600)
 sys.exit(7)
 """
+WHERE = """
+import os, sys
+print(os.getcwd(), sys.path[0], flush=True)
+"""
 THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -44,6 +49,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "copy_of_it.py").write_text(COPY)
+    (folder / "where.py").write_text(WHERE)
     (folder / "threads.py").write_text(THREAD)
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     return folder
@@ -79,6 +85,18 @@ def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: P
         assert one.pid != os.getpid()
 
     run(test)
+
+
+def test_a_copy_runs_in_the_folder_that_it_is_given(modules: Path, tmp_path: Path) -> None:
+    log, folder = tmp_path / "log.txt", tmp_path / "a folder"
+    folder.mkdir()
+    with fork_client(["json"]) as client:
+        one = client.start([sys.executable, "-m", "where"], log, folder)
+        pidfd = os.pidfd_open(one.pid)
+        assert has_ended(pidfd)
+        os.close(pidfd)
+        assert one.wait() == 0
+    assert log.read_text() == f"{folder} {folder}\n"
 
 
 def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
@@ -151,10 +169,11 @@ def test_a_server_that_cannot_be_copied_does_not_come_up(
 
 @dataclass
 class Trainer:
-    """A stand-in for a trainer, and the daemon's end of the trainer's messages."""
+    """A stand-in for a trainer, the daemon's end of the trainer's messages, and who forks it."""
 
     stand_in: subprocess.Popen[bytes]
     stream: socket.socket
+    server: psutil.Process
 
     def say(self, order: Command) -> None:
         self.stream.sendall(frame_of(order))
@@ -187,9 +206,9 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
         for stream in (control, ours):
             stream.settimeout(DEADLINE_S)
         assert control.recv(16) == READY
-        with subprocess.Popen(stand_in, pass_fds=(messages.fileno(),)) as running:
+        with subprocess.Popen(stand_in, pass_fds=(messages.fileno(),), cwd=tmp_path) as running:
             messages.close()
-            yield Trainer(running, ours)
+            yield Trainer(running, ours, psutil.Process(forking_process.pid))
             running.kill()
         forking_process.kill()
 
@@ -200,6 +219,13 @@ def test_a_stand_in_ends_as_its_trainer_does(trainer: Trainer) -> None:
     trainer.say(Stop())
     assert trainer.stand_in.wait(DEADLINE_S) == 0
     assert trainer.gone()
+
+
+def test_a_trainer_runs_where_its_stand_in_does(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.say(Ping())
+    assert trainer.report() == Pong()
+    (forked,) = trainer.server.children()
+    assert forked.cwd() == str(tmp_path)
 
 
 def test_a_trainer_whose_stand_in_is_killed_ends(trainer: Trainer) -> None:

@@ -32,7 +32,7 @@ from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Reduced
@@ -41,7 +41,7 @@ from shoal.protocol.peering import FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.box_net import LATENCY_S, BoxLinks
 from tests.node.box_reduce import BoxReduce
 from tests.node.box_trainer import BoxTrainer

@@ -28,16 +28,14 @@ from blake3 import blake3
 
 from shoal.node.outcome import PhaseChanged
 from shoal.protocol.amending import Wanted
-from shoal.protocol.inputs import SetPaused
+from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, SetPaused, Withdraw
 from shoal.protocol.messages import Certificate, Message
-from shoal.protocol.terms import make_rebase
 from shoal.protocol.wire import canonical
 from tests.node import swarm_in_a_box
 from tests.node.box_life import Life
 from tests.node.box_net import BoxLinks
 from tests.node.box_reduce import BoxReduce
 from tests.node.box_trainer import BoxTrainer
-from tests.node.ledger import identity
 from tests.node.simulated_disk import Disk, Disks, Survival
 from tests.node.swarm_in_a_box import Box
 from tests.node.test_box_failures import killed_at_random
@@ -149,21 +147,19 @@ async def goes_back_and_amends(box: Box) -> None:
     box.start_all()
     await box.until_round(3)
     node = box.node(0)
-    await node.engine.go_back(1)
+    await node.engine.obey(GoBack(1))
     await box.until(lambda: all(life.up and life.chain.head.term.rollbacks == 1 for life in box.lives if life))
     await box.until(lambda: all(life.state_round >= 3 for life in box.lives if life))
     other = box.node(1)
-    await other.engine.amend(["round.grace_s=1.5"])
-    await other.engine.withdraw(Wanted)
-    await other.engine.amend(["round.grace_s=1.5"])
+    for order in (Amend(("round.grace_s=1.5",)), Withdraw(Wanted), Amend(("round.grace_s=1.5",))):
+        await other.engine.obey(order)
     await box.until_round(node.round + 1)
     for number in (1, 2):
         box.node(number).cut()
         await box.node(number).over.wait()
     await box.until(lambda: node.engine.phase == "no quorum")
     head = node.chain.head
-    rebase = make_rebase(identity(1), head, [box.peers[0]])
-    await node.engine.obey(lambda: node.engine.rebase(rebase))
+    await node.engine.obey(GoOnWithout(frozenset(box.peers[1:])))
     await box.until(lambda: node.chain.head.term.rebases == 1 and node.round >= head.round + 2)
     box.start(1, Survival.SYNCED)
     box.start(2, Survival.SOME)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.state.checkpoint_folder import CheckpointContent, write_checkpoint
+from shoal.node.state.checkpoints import CheckpointContent, write_checkpoint
+from shoal.node.state.contributions import SavedWork, WorkAccount, write_work
 from shoal.node.state.resumption import ResumeFiles
 from shoal.node.state.state_files import write_state
 from shoal.node.state.tensor_files import TensorBytes, write_tensors
-from shoal.node.state.work_file import SavedWork, WorkAccount, write_work
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain

@@ -19,7 +19,7 @@ from typing import Any
 
 from shoal.collectives.state import StateHeader
 from shoal.node.state import store, tensor_files
-from shoal.node.state.checkpoint_folder import write_checkpoint
+from shoal.node.state.checkpoints import write_checkpoint
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_files import write_state
 from shoal.protocol.messages import Term

@@ -29,7 +29,7 @@ from shoal.protocol.peering import FetchAnswer, FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader, FrameKind
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import Ledger
 
 ME = PeerId("me")
@@ -145,7 +145,7 @@ class World:
     def kill(self, peer: PeerId) -> None:
         """A donor dies: its lane breaks."""
         self.donors[peer].dead = True
-        self.exchanges[ME].lane_closed(peer)
+        self.exchanges[ME].lane_failed(peer)
 
     def chunks_from(self, peer: PeerId) -> int:
         """STATE frames that a donor sent."""

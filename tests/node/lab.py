@@ -1,8 +1,9 @@
 """Real nodes on loopback for tests: started as a user starts them, watched through their event logs, always ended.
 
-A `Swarm` is a context manager: whatever happens inside, no process it started is left behind. Its nodes run in test
-mode, so `report` can recompute every certified round from what the nodes kept, as a testnet's report does. Waiting is
-for an event in a node's log, under a deadline; a node that ends meanwhile fails the test at once, with its log.
+What a node imports is imported already, unless a test has it otherwise (see `forks`). A `Swarm` is a context manager:
+whatever happens inside, no process it started is left behind. Its nodes run in test mode, so `report` can recompute
+every certified round from what the nodes kept, as a testnet's report does. Waiting is for an event in a node's log,
+under a deadline; a node that ends meanwhile fails the test at once, with its log.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import Report, make_report
 from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
+from tests.node.forks import Copy, start_copy
 
 POLL_S = 0.02
 DEADLINE_S = 120.0
@@ -91,13 +93,14 @@ def _allowing(manifest: Path) -> list[str]:
 
 
 class Node:
-    """One data folder and, while it has one, its process."""
+    """One data folder and, while it has one, its process: a copy of one that has imported, if it may be `forked`."""
 
-    def __init__(self, folder: Path, manifest: Path, workplace: Path) -> None:
+    def __init__(self, folder: Path, manifest: Path, workplace: Path, *, forked: bool = True) -> None:
         self.folder = folder
         self.manifest = manifest
         self.peer_id = Identity.load_or_create(folder / "node.key").peer_id
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Copy | None = None
+        self.forked = forked
         self.lives: list[list[float]] = []
         self._workplace = workplace
         self._log_began = 0
@@ -123,7 +126,8 @@ class Node:
             arguments += ["--hold", hold]
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
-            self.process = subprocess.Popen(
+            self.process = start_copy(command(*arguments), self._log_path, self._workplace) if self.forked else None
+            self.process = self.process or subprocess.Popen(
                 command(*arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -154,6 +158,7 @@ class Node:
     def signal(self, number: signal.Signals) -> None:
         """To the node and its trainer, as when their machine dies or hangs."""
         assert self.process is not None
+        assert number == signal.SIGKILL or not isinstance(self.process, Copy), "a copy's trainer is no child of it"
         daemon = psutil.Process(self.process.pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -254,7 +259,11 @@ class Node:
 
 
 class Swarm:
-    """Some nodes of one swarm, the first `founders` of them its founders."""
+    """Some nodes of one swarm, the first `founders` of them its founders.
+
+    forked: whether they may be copies of a process that has imported everything; not where a test measures a node's
+    start or stops its trainer.
+    """
 
     def __init__(
         self,
@@ -265,11 +274,12 @@ class Swarm:
         workload: str = "regression",
         options: dict[str, str | int | float | bool] | None = None,
         folders: dict[int, Path] | None = None,
+        forked: bool = True,
     ) -> None:
         self.workplace = workplace
         self.manifest_path = workplace / "swarm.toml"
         paths = [(folders or {}).get(index, workplace / f"node{index}") for index in range(nodes)]
-        self.nodes = [Node(path, self.manifest_path, workplace) for path in paths]
+        self.nodes = [Node(path, self.manifest_path, workplace, forked=forked) for path in paths]
         self.began_at = time.time()
         founding = [node.peer_id for node in self.nodes[: founders or nodes]]
         self.manifest = manifest_of(founding, workload, SMALL_MODEL if options is None else options)

@@ -40,7 +40,7 @@ def infinite(good: EncodedContribution) -> EncodedContribution:
     for chunk in range(good.grid.chunks):
         path = tree.path(chunk)
         buffer[good.offsets[chunk + 1] - len(path) : good.offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
-    return replace(changed, root=tree.root)
+    return replace(changed, root=tree.root, top=tree.top)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ class Home:
     ) -> CertifiedState | None:
         """The state that `value` led to, from peers."""
         self.peers = peers
-        return await self._outcome(self.catching_up.earlier(value, initial=initial)._steps)
+        before = self.chain.back_to(value, initial=initial)
+        return await self._outcome(self.catching_up._fetch_earlier(before, value.round))
 
     @property
     def _clock(self) -> Clock:

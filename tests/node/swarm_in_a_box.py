@@ -31,7 +31,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.reference import reference
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds import engine as engine_module
+from shoal.node.rounds import participation as participation_module
 from shoal.node.state import store as store_module
 from shoal.node.state import tensor_files
 from shoal.protocol.certificate import genesis
@@ -316,7 +316,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Disks:
     """Everything that a box needs of the process: its disks, its threads, its tasks in an order of the seed's."""
     monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", LOG_LIMIT_BYTES)
-    monkeypatch.setattr(engine_module, "PLAN_OUT_S", 0.0)
+    monkeypatch.setattr(participation_module, "PLAN_OUT_S", 0.0)
     monkeypatch.setattr(tensor_files, "HASH_THREADS", 1)
     monkeypatch.setattr(trio.to_thread, "run_sync", _work_in_place)
     monkeypatch.setattr(secrets, "token_bytes", _work_rng.randbytes)

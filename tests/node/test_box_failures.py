@@ -15,7 +15,7 @@ __all__ = ["disks"]
 
 OPERATIONS_OF_TWO_ROUNDS = 80
 """And of a start."""
-SEEDS, SEEDS_A_TEST = 200, 25
+SEEDS, SEEDS_OF_AN_ORDEAL, SEEDS_A_TEST = 75, 200, 25
 
 
 async def killed_at_random(box: Box) -> None:
@@ -36,7 +36,13 @@ async def killed_at_random(box: Box) -> None:
     await box.until_round(max(life.round for life in box.living()) + 1)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, SEEDS, SEEDS_A_TEST),
+        *(pytest.param(first, marks=pytest.mark.long) for first in range(SEEDS, SEEDS_OF_AN_ORDEAL, SEEDS_A_TEST)),
+    ],
+)
 def test_nodes_whose_disks_fail_at_random_let_nothing_out_that_is_not_safe(
     tmp_path: Path, disks: Disks, first: int
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tm
 
 @pytest.mark.long
 def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
+    with Swarm(tmp_path, nodes=3, forked=False) as swarm:
         first, second, sleeper = swarm.nodes
         swarm.start_together(holds=["4:plan"], node2=["--hold", "2:plan"])
         sleeper.hold("2:plan")  # the others reduce, and wait for its share
@@ -119,7 +119,7 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
 
 
 def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
+    with Swarm(tmp_path, nodes=3, forked=False) as swarm:
         origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
         voter, successor = (swarm.by_peer(lead(origin, view)) for view in (0, 1))
         (mute,) = (node for node in swarm.nodes if node not in (voter, successor))
@@ -345,7 +345,7 @@ def test_a_full_disk_and_a_workload_that_raises_end_their_nodes_and_no_other(tmp
 def test_a_running_node_is_not_disturbed_by_strangers_noise_or_clashes(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with (
-        Swarm(tmp_path, nodes=1) as swarm,
+        Swarm(tmp_path, nodes=1, forked=False) as swarm,
         Swarm(tmp_path / "other", nodes=1) as other_swarm,
     ):
         (node,), (stranger,) = swarm.nodes, other_swarm.nodes

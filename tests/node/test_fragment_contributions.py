@@ -10,8 +10,7 @@ import pytest
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.node.state.contributions import Contributions, Made
-from shoal.node.state.work_file import SavedWork, read_work, write_work
+from shoal.node.state.contributions import Contributions, Made, SavedWork, read_work, write_work
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 

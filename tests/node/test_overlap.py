@@ -18,7 +18,7 @@ import torch
 
 from shoal.node.pipe import ParentPipe, Pause, Resume, Stop
 from shoal.node.training import inner_loop, shared_tensors
-from shoal.node.training.device_copies import DeviceCopies
+from shoal.node.training.flat_parameters import DeviceCopies
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from shoal.node import own_loop_hf
-from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import assert_exact
 from tests.node.loop_lab import LoopNode, LoopSwarm, example

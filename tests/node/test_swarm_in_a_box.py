@@ -17,7 +17,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Reduced
+from shoal.protocol.inputs import Amend, GoBack, Reduced
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
 from shoal.protocol.round import RoundMachine
@@ -58,7 +58,7 @@ def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) ->
         def watched(base: Value, settings: RoundSettings) -> None:
             assert engine.machine is not None
             assert engine.machine.missing(), "it has not heard"
-            seen.append(engine.missing())
+            seen.append(engine.member.missing())
             began(base, settings)
 
         engine.observer.began = watched  # type: ignore[method-assign]
@@ -213,10 +213,10 @@ def test_a_rollback_is_consented_to_by_those_who_have_its_state_on_disk(tmp_path
         box.let_out = let_out
         node = box.node(0)
         with pytest.raises(ConfigError, match="--to 99"):
-            await node.engine.go_back(99)
+            await node.engine.obey(GoBack(99))
         with pytest.raises(ConfigError, match="signed with the key of"):
-            await box.node(1).engine.amend(["round.grace_s=1.5"], by_authority=True)
-        await node.engine.go_back(2)
+            await box.node(1).engine.obey(Amend(("round.grace_s=1.5",), by_authority=True))
+        await node.engine.obey(GoBack(2))
         await box.node(2).over.wait()
         box.let_out = lambda life, message: None
         box.start(2, Survival.SYNCED)

@@ -186,7 +186,7 @@ def test_a_swarm_that_lost_its_power_goes_on_from_the_newest_certificate(tmp_pat
 
 @pytest.mark.long
 def test_power_lost_in_the_middle_of_a_vote_to_go_back(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
+    with Swarm(tmp_path, nodes=3, forked=False) as swarm:
         swarm.start_together(holds=["6:train"], **{f"node{i}": ["--rollback", "never"] for i in range(3)})
         for node in swarm.nodes:
             node.hold("6:train")

@@ -36,19 +36,19 @@ COLLECTIVES: tuple[Bug, ...] = (
     ),
     bug(
         "a clip shrinks the divisor as well",
-        "tests/collectives/test_summing.py::test_clip_multiplies_the_sum_and_not_the_divisor",
+        "tests/collectives/test_aggregate_mean.py::test_clip_multiplies_the_sum_and_not_the_divisor",
         "divisor = np.float32(sum(term.weight for term in terms))",
         "divisor = np.float32(sum(float(term.factor) for term in terms))",
     ),
     bug(
         "a mean is made by a reciprocal",
-        "tests/collectives/test_summing.py::test_mean_is_the_plain_formula_to_the_bit",
+        "tests/collectives/test_aggregate_mean.py::test_mean_is_the_plain_formula_to_the_bit",
         "np.divide(total, divisor, out=total)",
         "np.multiply(total, np.float32(1) / divisor, out=total)",
     ),
     bug(
         "a sum begins at the first contribution",
-        "tests/collectives/test_summing.py::test_sum_begins_at_positive_zero",
+        "tests/collectives/test_aggregate_mean.py::test_sum_begins_at_positive_zero",
         "total_before: F32 | np.float32 = np.float32(0)",
         "total_before: F32 | np.float32 = np.float32(-0.0)",
     ),

@@ -8,26 +8,26 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a liar stays trusted a lie longer",
         "tests/node/sapo/test_trust.py::test_liar_is_ignored_after_four_lies_and_nobody_else",
-        "record.ignored = record.ignored or record.demerits >= self._settings.ignored_at",
-        "record.ignored = record.ignored or record.demerits > self._settings.ignored_at",
+        "if is_ignored or self.demerits(peer) >= ignored_at:",
+        "if is_ignored or self.demerits(peer) > ignored_at:",
     ),
     bug(
         "demerits do not decay",
         "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
-        "record.demerits *= 0.5 ** ((self._round - record.round) / self._settings.half_life)",
-        "record.demerits *= 0.5 ** ((record.round - record.round) / self._settings.half_life)",
+        "points * 0.5 ** (max(0.0, now - at) / self._half_life)",
+        "points * 0.5 ** (max(0.0, at - now) / self._half_life)",
     ),
     bug(
         "a flood puts a peer out for ever",
         "tests/node/sapo/test_trust.py::test_flood_does_not_put_a_peer_out_for_ever",
-        "record.demerits = min(record.demerits + weight, 4 * self._settings.ignored_at)",
-        "record.demerits = record.demerits + weight",
+        "self._demerits.add(peer, weight, self._round, most=4 * ignored_at)",
+        "self._demerits.add(peer, weight, self._round)",
     ),
     bug(
         "a peer that is let in again keeps all its demerits against it",
         "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
-        "if record.ignored and record.demerits <= self._settings.ignored_at / 2:",
-        "if record.ignored and record.demerits < self._settings.ignored_at:",
+        "if peer in self._ignored and self.demerits(peer) <= self._settings.ignored_at / 2:",
+        "if peer in self._ignored and self.demerits(peer) < self._settings.ignored_at:",
     ),
     bug(
         "advantages are not centred",
@@ -110,8 +110,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "trust forgets nothing",
         "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
-        "record.demerits *= 0.5 **",
-        "record.demerits *= 1.0 **",
+        "points * 0.5 **",
+        "points * 1.0 **",
     ),
     bug(
         "a group is announced as another",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from shoal.collectives.robust import Aggregate
+from shoal.collectives.aggregate import Aggregate
 from shoal.protocol.amending import InForce, amend, make_amendment
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.manifest import Manifest, parse_manifest

@@ -491,7 +491,7 @@ def test_amendment_that_may_be_decided_is_carried_on_by_a_lead_that_wanted_anoth
     assert amendments(lab) == [FEWER]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))])
 @pytest.mark.usefixtures("paper_signatures")
 def test_kills_and_losses_leave_one_value_a_round_whoever_would_amend_what(seed: int) -> None:
     """The lab's ledger watches every message; here also: every chain is one, and holds with its amendments."""

@@ -38,6 +38,7 @@ from shoal.protocol.effects import (
     Seek,
     Send,
     SettleWork,
+    SignRebase,
     StandOnHead,
     StopReduction,
     TakePart,
@@ -55,11 +56,11 @@ from shoal.protocol.inputs import (
     Amend,
     GenesisFetched,
     GoBack,
+    GoOnWithout,
     HeadMoved,
     Input,
     Linked,
     Loaded,
-    Rebased,
     Received,
     Reduced,
     SetPaused,
@@ -274,7 +275,6 @@ def test_who_announced_makes_another_contribution_only_where_nobody_else_can_hav
 def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
     here = paper(me=identity(200))
     assert here.begin() == JOINER
-    here.member.machine.agreement.member = True  # type: ignore[union-attr]
     assert said([*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]) == [OBSERVER, JOINER]
     assert Train not in kinds(here.asked)
 
@@ -298,7 +298,7 @@ def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> N
 
 def test_order_that_takes_a_round_is_refused_outside_of_one_and_a_withdrawal_is_not() -> None:
     here = paper()
-    for order in (GoBack(1), Amend(("round.grace_s=1",))):
+    for order in (GoBack(1), Amend(("round.grace_s=1",)), GoOnWithout(frozenset())):
         with pytest.raises(ConfigError, match="this node is joining; try again when it takes part in the rounds"):
             here.feed(order)
     for kind in (Target, Wanted):
@@ -497,8 +497,9 @@ def test_a_rebase_that_does_not_follow_is_a_claim_to_be_ahead_from_a_peer_and_an
     rebase: Rebase = make_rebase(AUTHORITY, stranger.chain.head, stranger.peers[:1])
     here.hear(here.ledger.peers[1], rebase)
     assert looked_into(here) == here.ledger.peers[1]
+    here.results[SignRebase] = lambda effect: rebase
     with pytest.raises(RemoteError, match="not known here"):
-        here.feed(Rebased(rebase))
+        here.feed(GoOnWithout(frozenset()))
     assert here.member.standing is Standing.IN_ROUND
     assert here.feed(Tick()), "it goes on"
 

@@ -24,7 +24,7 @@ from msgspec import inspect
 
 from shoal.protocol import wire
 from shoal.swarm.lanes import frame
-from shoal.swarm.shared_memory import SHARE_PROTOCOL
+from shoal.swarm.lanes.requests import SHARE_PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("protocol", "swarm", "collectives", "node")

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from shoal.protocol.address import format_address
+from shoal.protocol.address import format_address, format_circuit, parse_any
 from shoal.protocol.identity import Identity
 from shoal.swarm import dial_targets
 from shoal.swarm.address_book import AddressBook
@@ -26,7 +26,6 @@ from shoal.swarm.dial_targets import (
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.limits import Rates
 from shoal.swarm.reaching import networks
-from shoal.swarm.reaching.circuit_address import format_circuit, parse_any
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 40)]
 ME, RELAY = PEERS[:2]

@@ -23,7 +23,7 @@ from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES
 from shoal.swarm.host import ConnectionChange, Host
 from shoal.swarm.limits import Door, Reason
-from shoal.swarm.multistream import NAMES_LIMIT
+from shoal.swarm.net_stream import NAMES_LIMIT
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
 from shoal.swarm.streams import MessageStream
 from tests.swarm.gossiping import REPUBLISH_S, published
@@ -866,7 +866,7 @@ def test_host_is_quiet_on_standard_error() -> None:
 
 
 def test_only_the_adapter_imports_libp2p_early() -> None:
-    modules = "shoal.swarm.streams, shoal.swarm.rendezvous.mdns, shoal.swarm.address"
+    modules = "shoal.swarm.streams, shoal.swarm.rendezvous.mdns, shoal.swarm.reaching.networks"
     code = f"import sys, {modules}; print('libp2p' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "False"

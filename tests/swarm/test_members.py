@@ -7,19 +7,21 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import get_args
 
 import msgspec
 import pytest
 import trio
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
+from shoal.protocol.gossip_messages import AskStanding
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.membership import State
 from shoal.protocol.messages import Leave, Message, Term
-from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
+from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
 from shoal.swarm import dialling as dialling_module
@@ -91,7 +93,9 @@ class Node:
             swarm_id=self.manifest.swarm_id,
             manifest=self.manifest,
             record=self.record,
-            deliver=lambda peer, message: self.heard.append((peer, message)),
+        )
+        self.members.register(
+            dict.fromkeys(get_args(SwarmMessage), lambda peer, message: self.heard.append((peer, message)))
         )
 
     @property
@@ -135,6 +139,23 @@ class Node:
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
+
+
+def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twice() -> None:
+    async def main() -> None:
+        node, other = Node(1), identity(2).peer_id
+        goodbye = Leave(term=Term(), round=1, base=bytes(32), signature=bytes(64))
+        node.members.message(other, goodbye)
+        node.members.message(other, AskStanding())  # of rounds that are not this node's
+        assert node.heard == [(other, goodbye)]
+        node.members.register({AskStanding: lambda peer, message: node.heard.append((peer, message))})
+        node.members.message(other, AskStanding())
+        assert node.heard[1:] == [(other, AskStanding())]
+        for kind in (Leave, Ping):
+            with pytest.raises(LocalError, match=kind.__name__):
+                node.members.register({kind: lambda peer, message: None})
+
+    run(main)
 
 
 @contextlib.asynccontextmanager

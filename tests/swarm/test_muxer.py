@@ -24,7 +24,6 @@ from shoal.swarm.limits import (
     Reason,
     Refusals,
 )
-from shoal.swarm.multistream import NAME_LIMIT_BYTES, NAMES_LIMIT, Communicator, MultiselectCommunicatorError
 from shoal.swarm.muxer import (
     CREDIT_BYTES,
     FLAG_FIN,
@@ -43,6 +42,7 @@ from shoal.swarm.muxer import (
     Wire,
     read_bounded,
 )
+from shoal.swarm.net_stream import NAME_LIMIT_BYTES, NAMES_LIMIT, Communicator, MultiselectCommunicatorError
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.muxer.
 from libp2p.utils import encode_delim, encode_uvarint  # isort: skip

@@ -27,8 +27,7 @@ from shoal.protocol.rollouts import (
 from shoal.protocol.wire import canonical
 from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
-from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL
-from shoal.swarm.rollouts import ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
+from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
 from shoal.swarm.streams import MessageStream
 from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running, until
 from tests.swarm.rollout_rate import announce_steadily

@@ -31,7 +31,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
-from shoal.swarm.rendezvous.varint_frames import encode_varint
+from shoal.swarm.net_stream import encode_varint
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]

@@ -10,7 +10,7 @@ from shoal.lab.bench.sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.lab.bench.sapo_attack import FLOOD, GROUPS, KINDS, Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
-from shoal.node.sapo.char_model import CharModelSettings
+from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer

@@ -17,41 +17,47 @@ from tests.lab.explore.test_repair import ChangesContribution, DividesByThePlan,
 FOUR = RepairScope(members=4, chunks=4, views=3, crashes=2, attempts=3)
 
 
-def test_walks_of_four_members_keep_every_promise_and_repair() -> None:
-    exploration = walk_repair(FOUR, 3000, seed=1)
+@pytest.mark.parametrize("states", [1000, pytest.param(3000, marks=pytest.mark.long)])
+def test_walks_of_four_members_keep_every_promise_and_repair(states: int) -> None:
+    exploration = walk_repair(FOUR, states, seed=1)
     assert exploration.violations == ()
-    assert exploration.states == 3000
+    assert exploration.states == states
     assert not exploration.complete
     assert exploration.revisions >= 2
     assert exploration.repaired >= 1
     assert exploration.certified >= 2
 
 
-@pytest.mark.parametrize(
-    ("components", "kind"),
-    [
-        (Components(reduction=OpenAfterClosing), "a final of the evicted counted after closing off"),
-        (Components(reduction=DividesByThePlan), "finals that are not the mean of what they count"),
-        (Components(reduction=ChangesContribution), "a contribution that was changed"),
-        (Components(machine=HoldsBack), "held finals that were not said"),
-    ],
-    ids=["close-off", "divisor", "contribution", "held"],
-)
-def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(components: Components, kind: str) -> None:
-    first, again = (walk_repair(FOUR, 20_000, seed=2, components=components) for _ in range(2))
-    (finding,) = first.violations
+BUGS = {
+    "close-off": (Components(reduction=OpenAfterClosing), "a final of the evicted counted after closing off"),
+    "divisor": (Components(reduction=DividesByThePlan), "finals that are not the mean of what they count"),
+    "contribution": (Components(reduction=ChangesContribution), "a contribution that was changed"),
+    "held": (Components(machine=HoldsBack), "held finals that were not said"),
+}
+
+
+@pytest.mark.parametrize(("components", "kind"), BUGS.values(), ids=BUGS)
+def test_seeded_bug_is_found(components: Components, kind: str) -> None:
+    (finding,) = walk_repair(FOUR, 20_000, seed=2, components=components).violations
     assert finding.kind == kind
     assert len(finding.schedule) >= 2
+
+
+@pytest.mark.parametrize(
+    "bug", ["held", *(pytest.param(bug, marks=pytest.mark.long) for bug in ("close-off", "divisor", "contribution"))]
+)
+def test_a_seed_finds_the_same_again_and_another_finds_it_elsewhere(bug: str) -> None:
+    components, kind = BUGS[bug]
+    first, again, other = (walk_repair(FOUR, 20_000, seed=seed, components=components) for seed in (2, 2, 3))
     assert (again.states, again.violations) == (first.states, first.violations)
-    other = walk_repair(FOUR, 20_000, seed=3, components=components)
     assert [found.kind for found in other.violations] == [kind]
     assert other.violations != first.violations
 
 
-@pytest.mark.parametrize("crashes", [0, 2])
-def test_so_many_return_as_may(crashes: int) -> None:
+@pytest.mark.parametrize(("crashes", "walks"), [(0, 20), pytest.param(0, 200, marks=pytest.mark.long), (2, 200)])
+def test_so_many_return_as_may(crashes: int, walks: int) -> None:
     most, rng = 0, random.Random(1)  # few walks have so many
-    for _ in range(200):
+    for _ in range(walks):
         one = _Walk(replace(FOUR, crashes=crashes, reduced=False), rng, None)
         while not one.over and len(one.path) < 300:
             assert one.step() is None

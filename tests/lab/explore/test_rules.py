@@ -45,6 +45,7 @@ def test_one_liar_of_four_never_forks_a_round_of_lying(liar: int) -> None:
     assert exploration.certified == alone("A", "B")
 
 
+@pytest.mark.long
 def test_two_liars_of_seven_never_fork_a_round_of_lying_of_two_views() -> None:
     exploration = explore(quorum="lying", members=7, liars=2, views=2)
     assert (exploration.violations, exploration.complete) == ((), True)

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from shoal.collectives.aggregate import Term, weighted_mean
 from shoal.collectives.codecs import F32, codec
 from shoal.collectives.partition import deal
-from shoal.collectives.summing import Term, weighted_mean
 from shoal.lab.rows.two_level import (
     RowMean,
     bytes_sent,

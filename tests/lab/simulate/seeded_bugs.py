@@ -13,8 +13,9 @@ from shoal.collectives.reduce import Reduction
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
-from shoal.protocol.membership import Event, MembershipMachine, SendAck
+from shoal.protocol.membership import Event, MembershipMachine, Say
 from shoal.protocol.messages import Message, Prepared, Propose, Value, Vote
+from shoal.protocol.peering import Ack
 from shoal.protocol.round import RoundMachine
 
 _sign = FinalFormat.sign
@@ -115,7 +116,7 @@ class OneLossIsDeath(MembershipMachine):
     """
 
     def on_ping(self, peer: Any, nonce: int, incarnation: int, now: float) -> list[Any]:
-        return [SendAck(peer=peer, nonce=nonce)]
+        return [Say(peer, Ack(nonce=nonce, incarnation=self.incarnation))]
 
     def _overdue(self, peer: Any, watched: Any, now: float) -> list[Any]:
         if watched.probe is not None and now >= watched.probe.deadline:

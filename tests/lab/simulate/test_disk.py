@@ -26,7 +26,7 @@ PROMISES = [DurableRecord(kind="promise", term=Term(), round=1, view=view) for v
 
 def disk_of_one(disks: Disks) -> Disk:
     founder = Identity.from_seed(bytes(32)).peer_id
-    disk = disks.add(genesis(bytes(32), [founder]), np.zeros(4, np.float32))
+    disk = disks.add(genesis(bytes(32), [founder]), np.zeros(4, np.float32), founder)
     disk.open()
     return disk
 

@@ -31,8 +31,11 @@ lie = "report"
 
 def size(scenario: Scenario) -> tuple[float, ...]:
     """What a step makes shorter, in the order in which it counts."""
-    easy = sum((f.duration_s or 0.0) + f.at_s + f.forgets + f.one_way + (f.torn is not None) for f in scenario.fault)
-    shape = (scenario.churn != Churn()) + scenario.sparse + scenario.fragments
+    easy = sum(
+        (f.duration_s or 0.0) + f.at_s + f.forgets + f.one_way + (f.torn is not None) + (f.phase is not None)
+        for f in scenario.fault
+    )
+    shape = (scenario.churn != Churn()) + scenario.rebases + scenario.calm_rounds + scenario.sparse + scenario.fragments
     return scenario.peers + scenario.rounds + len(scenario.fault), scenario.loss + shape, easy
 
 

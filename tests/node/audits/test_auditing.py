@@ -45,7 +45,7 @@ def auditing_in(folder: Path, *linked: PeerId) -> tuple[Auditing, Ledger, list[P
         events=SimpleNamespace(write=lambda event: None),
         on_progress=lambda progress: None,
     )
-    engine: Any = SimpleNamespace(prove=lambda digest, accused: proven.append(accused))
+    engine: Any = SimpleNamespace(put=lambda event: proven.append(event.accused))
     return Auditing(daemon, engine), ledger, proven
 
 

@@ -175,12 +175,7 @@ def test_node_that_starts_before_its_known_peer_finds_it_when_it_comes(tmp_path:
 
 def members_of(node: Node) -> Members:
     return Members(
-        host=node.host,
-        sealer=node.sealer,
-        swarm_id=MANIFEST.swarm_id,
-        manifest=MANIFEST,
-        record=node.record,
-        deliver=lambda peer, message: node.heard.append((peer, message)),
+        host=node.host, sealer=node.sealer, swarm_id=MANIFEST.swarm_id, manifest=MANIFEST, record=node.record
     )
 
 

@@ -21,7 +21,7 @@ from shoal.node.discovery.port_mapping import PortMapping
 from shoal.node.discovery.reaching import RELAY, Reaching, stranded_text
 from shoal.node.outcome import Notice
 from shoal.node.reporting.event_log import EventLog
-from shoal.protocol.address import parse_address
+from shoal.protocol.address import format_circuit, parse_address
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.records import NodeRecord
@@ -30,7 +30,6 @@ from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.members import Change
 from shoal.swarm.reaching import networks
-from shoal.swarm.reaching.circuit_address import format_circuit
 from shoal.swarm.reaching.relayed_lanes import ask_relayed_lane
 from tests.node.discovery.test_port_mapping import Router, router
 from tests.swarm.lane_net import RecordingSink

@@ -26,7 +26,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH
 from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.donors import ME, Donor, World, flipped
 from tests.node.ledger import GRID, SWARM, Ledger, state_of, vector
 

@@ -26,7 +26,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Value
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import GRID, Ledger, identity, plan_of, vector
 
 LEDGER = Ledger()

@@ -21,6 +21,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.authority import KEY_NAME, Authority
 from shoal.node.rounds.order_file import FILES, OrderFiles
 from shoal.node.rounds.participation import Participation
+from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.rounds.surroundings import NodeSurroundings
 from shoal.node.state.contributions import Contributions
@@ -29,7 +30,7 @@ from shoal.node.state.state_files import write_state
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.trainer import Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import Assignment, Command, InnerSettings, Retune, SyncSettings, Train
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.amending import (
@@ -349,7 +350,7 @@ class Part:
             training_client=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
-        self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
+        self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.orders.append(f"stand on {state.round}")

@@ -15,18 +15,19 @@ import numpy.typing as npt
 import pytest
 import trio
 
-from shoal.collectives import vectors
+from shoal.collectives import memory
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, advance
 from shoal.collectives.state import StateHeader, header_of
-from shoal.node.rounds.candidates import Candidates
+from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.state.finals_file import FinalsWriter
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
 from shoal.protocol.errors import LocalError, StorageError
 from tests.node.folders import cache_folder
 from tests.node.ledger import GRID, OUTER, Ledger, finals_of, plan_of, state_of
+from tests.node.transitions import transition_of
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def cache_in(folder: Path) -> StateCache:
     return StateCache(cache_folder(folder), GRID.chunk_values)
 
 
-def candidates_of(cache: StateCache) -> Candidates:
-    return Candidates(cache=cache, outer=OUTER)
+def candidates_of(cache: StateCache) -> StateTransition:
+    return transition_of(cache, OUTER)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -59,7 +60,7 @@ def test_candidate_is_the_state_that_the_finals_lead_to(cache: StateCache) -> No
         ledger = Ledger()
         ledger.certify()
         candidates, value = candidates_of(cache), ledger.chain.value(1)
-        candidate = await candidates.work_out(ledger.states[0], ledger.finals[1], 0.5)
+        candidate = await candidates.candidate(ledger.states[0], ledger.finals[1], 0.5)
         assert candidate.report(ledger.chain.value(0)).digest == value.digest
         assert candidates.of(value) is candidate is candidates.get(value.plan)
         assert candidates.of(msgspec.structs.replace(value, digest=bytes(32))) is None
@@ -76,7 +77,7 @@ def test_any_plan_of_the_round_may_be_the_certified_one(cache: StateCache, certi
         ledger = Ledger()
         plans = two_plans(ledger)
         candidates = candidates_of(cache)
-        made = [await candidates.work_out(ledger.state, finals, 0.5) for finals in plans]
+        made = [await candidates.candidate(ledger.state, finals, 0.5) for finals in plans]
         assert made[0].digest != made[1].digest
         state = await candidates.take(made[certified])
         want, header = advance(ledger.state, plans[certified], OUTER)
@@ -93,7 +94,7 @@ def test_finals_are_on_disk_when_the_candidate_is_there(cache: StateCache, tmp_p
         candidates = candidates_of(cache)
         for attempt in (0, 1):
             finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
-            await candidates.work_out(ledger.state, finals, 0.5)
+            await candidates.candidate(ledger.state, finals, 0.5)
             after = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
             assert after is not None
             assert after.concatenated() == finals.concatenated()
@@ -109,7 +110,7 @@ def test_finals_that_cannot_be_kept_make_no_candidate(cache: StateCache, tmp_pat
         (tmp_path / "finals").rmdir()
         candidates = candidates_of(cache)
         with pytest.raises(StorageError):
-            await candidates.work_out(ledger.state, finals, 0.5)
+            await candidates.candidate(ledger.state, finals, 0.5)
         assert candidates.get(finals.plan.hash) is None
 
     run(main)
@@ -122,7 +123,7 @@ def test_finals_are_applied_over_the_state_that_is_given(cache: StateCache) -> N
         finals, _ = two_plans(Ledger())
         candidates = candidates_of(cache)
         for state in (state_of(0), state_of(0, seed=5)):
-            candidate = await candidates.work_out(state, finals, 0.5)
+            candidate = await candidates.candidate(state, finals, 0.5)
             assert candidate.header == advance(state, finals, OUTER)[1]
 
     run(main)
@@ -133,7 +134,7 @@ def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(cache: 
         finals, _ = two_plans(Ledger())
         candidates, before = candidates_of(cache), set(threading.enumerate())
         with pytest.raises(LocalError, match="do not follow"):
-            await candidates.work_out(state_of(3), finals, 0.5)
+            await candidates.candidate(state_of(3), finals, 0.5)
         for thread in set(threading.enumerate()) - before:
             if not thread.daemon:  # the writer's, which ends by itself; trio keeps its own
                 thread.join(10)
@@ -152,8 +153,8 @@ class Mapped:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = 0
-        self._real = vectors.own_array
-        monkeypatch.setattr(vectors, "own_array", self._make)
+        self._real = memory.own_array
+        monkeypatch.setattr(memory, "own_array", self._make)
 
     def _make(self, numel: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         made = self._real(numel, dtype)
@@ -184,11 +185,11 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
             nursery.start_soon(saver.run)
             for round in range(1, 9):
                 here = Finals(plan=msgspec.structs.replace(plan, round=round), chunks=finals.chunks)
-                candidate = await candidates.work_out(state, here, 0.5)
+                candidate = await candidates.candidate(state, here, 0.5)
                 state = await candidates.take(candidate)
                 cache.put(state, candidate.header)
                 await saver.save_soon(state)
-                candidates.begin_round(OUTER)
+                candidates.drop()
                 peaks.append(tracemalloc.get_traced_memory()[1])
                 tracemalloc.reset_peak()
             nursery.cancel_scope.cancel()
@@ -242,7 +243,7 @@ def test_work_that_was_begun_before_the_check_is_taken_up(
         assert apply is not None
         for chunk in finals.chunks[:-1]:
             apply(chunk)
-        candidate = await candidates.work_out(state, finals, 0.5)
+        candidate = await candidates.candidate(state, finals, 0.5)
         assert writers.begun == [finals]
         assert writers.made == list(range(GRID.chunks))
         assert candidate.header == advance(state, finals, OUTER)[1]
@@ -270,13 +271,13 @@ def test_work_that_was_begun_for_other_finals_leaves_nothing(
         apply = candidates.begin(state, finals)
         assert apply is not None
         apply(finals.chunks[0])
-        assert (await candidates.work_out(state, again, 0.5)).header == advance(state, again, OUTER)[1]
+        assert (await candidates.candidate(state, again, 0.5)).header == advance(state, again, OUTER)[1]
         assert writers.begun == [finals, again]
         candidates.begin(state, repaired)
-        candidates.begin_round(OUTER)
+        candidates.drop()
         candidates.begin(state, repaired)
         candidates.begin(state, finals)
-        candidates.begin_round(OUTER)
+        candidates.drop()
         assert settled(tmp_path, before) == [f"1-{finals.plan.hash.hex()}"]
 
     run(main)
@@ -288,7 +289,7 @@ def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
     async def main() -> None:
         finals, repaired = two_plans(Ledger())
         candidates, state = candidates_of(cache), state_of(0)
-        candidate = await candidates.work_out(state, finals, 0.5)
+        candidate = await candidates.candidate(state, finals, 0.5)
         complete = NextState.complete
 
         def complete_and_begin(after: NextState, *arguments: Any) -> StateHeader:
@@ -301,7 +302,7 @@ def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
 
         monkeypatch.setattr(NextState, "complete", complete_and_begin)
         taken = await candidates.take(candidate)
-        candidates.begin_round(OUTER)
+        candidates.drop()
         monkeypatch.undo()
         assert taken.anchor.tobytes() == advance(state, finals, OUTER)[0].anchor.tobytes()
         assert header_of(taken, GRID) == candidate.header

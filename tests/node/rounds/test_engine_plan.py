@@ -9,7 +9,9 @@ import pytest
 import trio
 
 from shoal.node.holds import Holds
-from shoal.node.rounds.engine import PERFORMERS, PLAN_OUT_S, Engine
+from shoal.node.rounds.engine import PERFORMERS, Engine
+from shoal.node.rounds.participation import PLAN_OUT_S, Participation
+from shoal.node.rounds.round_observer import RoundObserver
 from shoal.protocol.effects import Repair, StartReduce
 from shoal.protocol.messages import Plan
 from tests.node.ledger import Ledger, identity, plan_of
@@ -37,10 +39,10 @@ class Parts:
 
 
 def engine_of(parts: Parts) -> Engine:
-    engine = Engine.__new__(Engine)
-    engine._p = parts  # type: ignore[assignment]
-    engine.observer = SimpleNamespace(planned=lambda plan: None)  # type: ignore[assignment]
-    engine._part = SimpleNamespace(encoded=None)  # type: ignore[assignment]
+    engine, part = Engine.__new__(Engine), Participation.__new__(Participation)
+    part._p, part._me, part._observer = parts, parts.identity.peer_id, RoundObserver  # type: ignore[assignment]
+    part._contributions = SimpleNamespace(made=None)  # type: ignore[assignment]
+    engine._part = part
     return engine
 
 

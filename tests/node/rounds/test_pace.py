@@ -12,7 +12,7 @@ from shoal.collectives.progress import Waiting
 from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_LIMIT_S, STALL_S, Pace, Stall
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import Ledger, identity, plan_of
 
 LEDGER = Ledger()

@@ -11,7 +11,8 @@ import trio
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.participation import Participation
-from shoal.node.training.training import TrainingClient
+from shoal.node.rounds.round_observer import RoundObserver
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
 from shoal.protocol.terms import make_rebase
@@ -43,7 +44,7 @@ class Part:
             training_client=SimpleNamespace(stand_on=self._stand_on),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
-        self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
+        self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))

@@ -17,9 +17,8 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.reference import reference, wrong_values
-from shoal.collectives.traffic import PlanTraffic, Routes
+from shoal.collectives.traffic import KINDS, PlanTraffic, Routes
 from shoal.node.rounds import relay_room
-from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.relay_room import LET_GO_PROTOCOL, AskLetGo, RelayRoom
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -27,8 +26,8 @@ from shoal.protocol.messages import Plan, Relay
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
-from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES
+from shoal.swarm.lanes.lane import FrameTakers
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.streams import MessageStream
@@ -61,7 +60,7 @@ class Node:
 
 
 def make_node(number: int, download: RateLimit | None) -> Node:
-    host, router = Host(identity=identity(number), listen=("/ip4/127.0.0.1/tcp/0",)), FrameRouter()
+    host, frames = Host(identity=identity(number), listen=("/ip4/127.0.0.1/tcp/0",)), FrameTakers()
 
     async def request(to: PeerId, data: bytes) -> bytes:
         return await host.request(to, LANE, data, deadline_s=WAIT_S)
@@ -70,10 +69,10 @@ def make_node(number: int, download: RateLimit | None) -> Node:
         await stream.send(await lanes.answer(stream.peer, await stream.receive(deadline_s=WAIT_S)), deadline_s=WAIT_S)
 
     limits = LaneLimits(download=download)
-    lanes = LanePool(me=host.peer_id, swarm_id=b"s", sink=router, listen=LOOPBACK, request=request, limits=limits)
+    lanes = LanePool(me=host.peer_id, swarm_id=b"s", sink=frames, listen=LOOPBACK, request=request, limits=limits)
     host.serve(LANE, answer)
     traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
-    router.connect(traffic, ChunkExchange(post=lanes.post, lookup=lambda *_: None))
+    frames.register(KINDS, traffic)
     node = Node(host, lanes, traffic, RelayRoom(host, traffic, host.connected))
     take = traffic.holding.take
 

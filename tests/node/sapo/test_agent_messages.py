@@ -10,6 +10,7 @@ import pytest
 from shoal.node.pipe import FRAME_LIMIT_BYTES, Failed, Framing, Message, Pause, Resume, Stop, frame_of
 from shoal.node.sapo.agent_messages import (
     AgentReport,
+    Asked,
     Begin,
     Delivered,
     Done,
@@ -25,7 +26,7 @@ from shoal.node.sapo.agent_messages import (
     unpack_order,
 )
 from shoal.node.sapo.selection import Verdict
-from shoal.node.sapo.tasks import CHOICE_LIMIT, WEIGHT_LIMIT, TaskKind
+from shoal.node.sapo.tasks import CHOICE_LIMIT, QUESTION_LIMIT_CHARS, WEIGHT_LIMIT, TaskKind
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection, TaskEntry
@@ -97,6 +98,7 @@ ORDERS: list[Order] = [
 REPORTS: list[AgentReport] = [
     READY,
     Made(announcement=ANNOUNCED, group=bytes(GROUP_LIMIT_BYTES), rewards=(0.5,) * 64),
+    Asked(digest=bytes(32), question="\U0001f41f" * QUESTION_LIMIT_CHARS),
     Take(count=GROUPS_LIMIT, wait_s=10.0),
     Judged(verdicts=(REFUSED, *[Verdict(rewards=(0.5,) * 64)] * (GROUPS_LIMIT - 1))),
     DONE,

@@ -12,6 +12,7 @@ from shoal.node.child_process import Child, ChildRaised
 from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import (
     AgentReport,
+    Asked,
     Begin,
     Delivered,
     Done,
@@ -89,14 +90,22 @@ async def deliver(child: Child[AgentReport], groups: Sequence[tuple[Offer, bytes
 
 
 async def answer_until_done(
-    child: Child[AgentReport], *deliveries: Sequence[tuple[Offer, bytes]]
+    child: Child[AgentReport],
+    *deliveries: Sequence[tuple[Offer, bytes]],
+    questions: dict[bytes, str] | None = None,
 ) -> tuple[list[Made], list[Verdict], Done]:
-    """Be the daemon for a round: what the agent made, what it found of these deliveries, and how the round ended."""
+    """Be the daemon for a round: what the agent made, what it found of these deliveries, and how the round ended.
+
+    questions: what it says that groups answer, by their digests, is put there.
+    """
     made, verdicts, left = [], list[Verdict](), list(deliveries)
+    questions = {} if questions is None else questions
     while True:
         match await child.receive():
             case Made() as one:
                 made.append(one)
+            case Asked() as asked:
+                questions[asked.digest] = asked.question
             case Take():
                 await deliver(child, left.pop(0) if left else [])
             case Judged() as judged:
@@ -149,7 +158,8 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
         assert await child.receive() == Saved(round=7)
         assert [(kind.family, kind.version, kind.weight) for kind in ready.tasks] == [("even", "1", 1)]
         assert ready.scorable == ("even",)
-        made, verdicts, done = await answer_until_done(child, [wrong, stolen], [late, honest])
+        questions: dict[bytes, str] = {}
+        made, verdicts, done = await answer_until_done(child, [wrong, stolen], [late, honest], questions=questions)
         assert verdicts == [
             Verdict(refused=Reason.HINT),
             Verdict(refused=Reason.FOREIGN_TASK),
@@ -162,6 +172,9 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
             assert (group.origin, group.round, group.task) == (ME, 7, source.table.assigned(SWARM, ME, 7, index))
             assert one.announcement == announce_group(group, one.group, one.rewards)
             assert one.rewards == tuple(float(t[:1] != "" and ord(t[0]) % 2 == 0) for t in group.completions)
+        groups = {one.announcement.digest: one.group for one in made}
+        groups |= {offer.digest: data for offer, data in (wrong, late, honest)}  # but for the one that was not opened
+        assert questions == {digest: source.task(decode_group(data).task).question for digest, data in groups.items()}
         assert done.reward == sum(sum(one.rewards) for one in made) / (4 * len(made))
 
         await child.send(Pause())
@@ -182,7 +195,8 @@ def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing
         kinds: list[type] = []
         while not {Finished, Take} & set(kinds):
             kinds.append(type(await child.receive()))
-        assert kinds == [Ready, Saved, Made, Made, Done, Made, Made, Done, Saved, Finished]
+        round = [Made, Asked, Made, Asked, Done]
+        assert kinds == [Ready, Saved, *round, *round, Saved, Finished]
 
     assert with_agent(body) == 0
 

@@ -12,7 +12,7 @@ import torch
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.pipe import Stop
 from shoal.node.sapo.averaging import METRIC, Averaging, module_of
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings, RoundReport
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.training.trainer_messages import Evaluate, Evaluated

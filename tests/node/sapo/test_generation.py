@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GroupGenerator
 from shoal.node.sapo.policy import Rollout
 from shoal.node.sapo.tasks import Task

@@ -43,7 +43,7 @@ ALICE, BOB = peer_id(1), peer_id(2)
 
 def judged(judge: Judge, offer: Offer, data: bytes) -> tuple[Verdict, JudgedGroup | None]:
     (found,) = judge.judge([(offer, data)])
-    return found
+    return found.verdict, found.group
 
 
 def refusal(judge: Judge, offer: Offer, data: bytes, *, blamed: bool = True) -> Reason | None:

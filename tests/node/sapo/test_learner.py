@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shoal.node.sapo.char_model import END, CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings

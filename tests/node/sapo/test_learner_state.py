@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
 from tests.node.sapo.sums import score, sum_task
 

@@ -32,7 +32,7 @@ def test_warm_up_is_an_option() -> None:
 
 def test_policy_of_transformers_is_loaded_from_the_nodes_own_folder(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from tests.node.sapo.test_hf_policy import new_model, new_tokenizer
+    from tests.node.sapo.test_causal_lm_policy import new_model, new_tokenizer
 
     folder = tmp_path / "models" / "tiny"
     new_model().save_pretrained(folder)  # type: ignore[operator]

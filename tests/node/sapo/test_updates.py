@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, grpo_loss
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask

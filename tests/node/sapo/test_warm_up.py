@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import Task, TaskChoice
 from shoal.node.sapo.warm_up import Lessons, WarmUpSettings, warm_up

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.inbox import Fetched, Own
+from shoal.node.rounds.inbox import Own, Turn
 from shoal.node.state.errands import Errands
 from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.identity import Identity, PeerId
@@ -68,8 +68,8 @@ class Here:
         """Do with what comes of errands what engine and member do."""
         async for event in self._received:
             before = self.state_store.head.hash
-            if isinstance(event, Fetched):
-                await self.errands.take(event)
+            if isinstance(event, Turn):
+                await event.take()
             elif isinstance(event, StateSought):
                 if self.catching_up.over(event):
                     await self.hold(event.state)

@@ -12,9 +12,8 @@ import pytest
 
 from shoal.collectives.codecs import U8
 from shoal.collectives.finals import Finals
-from shoal.node.state import direct_file, finals_file
-from shoal.node.state.direct_file import DirectFile
-from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.node.state import finals_file
+from shoal.node.state.finals_file import DirectFile, FinalsFile, FinalsWriter, read_finals
 from shoal.protocol.errors import StorageError
 from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
@@ -149,7 +148,7 @@ def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
         return call
 
     monkeypatch.setattr(DirectFile, "_write_some", noting("write", DirectFile._write_some))
-    monkeypatch.setattr(direct_file, "sync_and_release", noting("fsync", direct_file.sync_and_release))
+    monkeypatch.setattr(finals_file, "sync_and_release", noting("fsync", finals_file.sync_and_release))
     monkeypatch.setattr(Path, "replace", noting("replace", Path.replace))
     monkeypatch.setattr(finals_file, "sync_folder", noting("fsync folder", finals_file.sync_folder))
     FinalsWriter(tmp_path / "finals", finals).finish()

@@ -14,9 +14,8 @@ import pytest
 from blake3 import blake3
 
 from shoal.node.state import store as store_module
-from shoal.node.state.record_frames import Fault, frame_batch, read_frames
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import RecordLog, Store, write_atomically
+from shoal.node.state.store import Fault, RecordLog, Store, frame_batch, read_frames, write_atomically
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.messages import Certificate, Term

@@ -14,7 +14,6 @@ from trio.testing import MockClock
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.state import ADAMW_KINDS, CertifiedState, StateKind, header_of
-from shoal.node.rounds.candidates import Candidates
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.checkpoint_check import check_checkpoint
 from shoal.node.state.state_files import kinds_in, read_state, write_state
@@ -32,6 +31,7 @@ from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger
 from tests.node.donors import World, flipped
 from tests.node.folders import cache_folder
 from tests.node.ledger import GRID, Ledger, state_of
+from tests.node.transitions import transition_of
 
 OUTER = OuterSettings(adamw=InnerSection(lr=0.01))
 GOOD, BAD = PeerId("good"), PeerId("bad")
@@ -200,13 +200,13 @@ def test_file_names_its_vectors(tmp_path: Path) -> None:
 def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
     async def main() -> None:
         cache, ledger = cache_in(tmp_path), ledger_of(3)
-        candidates, state = Candidates(cache=cache, outer=OUTER), ledger.states[0]
+        candidates, state = transition_of(cache, OUTER), ledger.states[0]
         for round in (1, 2, 3):
-            candidate = await candidates.work_out(state, ledger.finals[round], 0.0)
+            candidate = await candidates.candidate(state, ledger.finals[round], 0.0)
             assert candidate.digest == ledger.chain.value(round).digest
             state = await candidates.take(candidate)
             assert_same(state, ledger, round)
-            candidates.begin_round(OUTER)
+            candidates.drop()
 
     run(main)
 

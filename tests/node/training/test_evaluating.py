@@ -9,7 +9,7 @@ import pytest
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.training.trainer_messages import Applied, Apply, Command, Evaluate, Evaluated
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 
 
 class Evaluating:

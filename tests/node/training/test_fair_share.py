@@ -12,7 +12,7 @@ import trio
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import Command, Contribution, Progress, Train, Trained
-from shoal.node.training.training import TrainingClient
+from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import SwarmId

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.node.training import device_copies
-from shoal.node.training.device_copies import DeviceCopies, HostCopy, changed
-from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training import accounts
+from shoal.node.training.accounts import changed
+from shoal.node.training.flat_parameters import DeviceCopies, FlatParameters, HostCopy
 
 SHAPES = ((3, 4), (1,), (5,), (2, 3, 2), (7,))
 
@@ -65,7 +65,7 @@ def test_parameters_stay_the_objects_they_are_and_keep_their_gradients() -> None
 @pytest.mark.parametrize("length", [3, 8])
 def test_chunks_are_changed_where_a_bit_is(threads: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where numbers are called equal: the two zeros, and a value that is no number, which is as it was."""
-    monkeypatch.setattr(device_copies, "THREADED_VALUES", 50 * length)
+    monkeypatch.setattr(accounts, "THREADED_VALUES", 50 * length)
     before = np.random.default_rng(0).standard_normal(100 * length).astype(np.float32)
     before[[0, length]] = 0.0, np.nan
     after = before.copy()

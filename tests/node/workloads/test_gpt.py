@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.workloads.gpt import Gpt, GptSettings, Style, rotate
 from shoal.node.workloads.text import TextWorkload
 

@@ -366,7 +366,7 @@ async def test_broken_lane_is_told_at_once_to_those_who_wait_for_that_peer() -> 
     with here.fetch(Taker()) as fetch, here.fetch(Taker()) as other:
         fetch.ask(THERE, ref(0), 100)
         other.ask(ELSEWHERE, ref(0), 100)
-        lane = threading.Thread(target=here.lane_closed, args=(THERE,))
+        lane = threading.Thread(target=here.lane_failed, args=(THERE,))
         lane.start()
         lane.join()  # without letting the clock jump meanwhile
         assert await fetch.next() == LaneBroke(THERE)

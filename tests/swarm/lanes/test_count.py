@@ -12,8 +12,8 @@ from shoal.swarm.lanes import count as lane_count
 from shoal.swarm.lanes.count import HOLD_OFF_LIMIT_S, HOLD_OFF_MIN_S, MEASURE_S, SETTLE_S, LaneCount
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.socket import Moved
 from tests.swarm.lane_net import ALICE, BOB, DEAD_ADDRESS, WAIT_S, alice_and_bob, lanes_of, open_net, run, until
 
 MB = 1_000_000

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes import pairs as lane_pairs
+from shoal.swarm.lanes import table as lane_table
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
@@ -76,7 +76,7 @@ def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
 
 
 def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_pairs, "IDLE_PAIRS_LIMIT", 2)
+    monkeypatch.setattr(lane_table, "IDLE_PAIRS_LIMIT", 2)
 
     async def main() -> None:
         async with open_net() as net:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import trio
 
+from shoal.protocol.address import CircuitAddress, format_circuit, parse_any
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import transport
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.limits import Door, Reason
 from shoal.swarm.reaching import circuits
-from shoal.swarm.reaching.circuit_address import CircuitAddress, format_circuit, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL
 from shoal.swarm.streams import MessageStream

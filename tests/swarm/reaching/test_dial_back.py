@@ -10,13 +10,12 @@ from functools import partial
 import pytest
 import trio
 
-from shoal.protocol.address import parse_address
+from shoal.protocol.address import format_circuit, parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.reaching import dial_back, networks
-from shoal.swarm.reaching.circuit_address import format_circuit
 from shoal.swarm.reaching.dial_back import (
     DIAL_BACK_PROTOCOL,
     PEER_BURST_PROBES,

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
+from shoal.protocol.address import format_circuit
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId, canonical
-from shoal.swarm.reaching.circuit_address import format_circuit
 from shoal.swarm.rendezvous.hivemind import ORDER_DEADLINE_S, Hivemind, HivemindFailed, check_installed
 from shoal.swarm.rendezvous.hivemind_messages import (
     KEYS_LIMIT,

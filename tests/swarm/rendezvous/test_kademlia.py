@@ -14,11 +14,11 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.host import Host
+from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.rendezvous import kademlia as kademlia_module
 from shoal.swarm.rendezvous.contacts import Contact
 from shoal.swarm.rendezvous.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
 from shoal.swarm.rendezvous.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
-from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

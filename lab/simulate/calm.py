@@ -1,0 +1,120 @@
+"""What must hold of the rounds once nothing is wrong any more, with everyone who runs linked to everyone.
+
+    quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
+    everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
+                       out or on probation, its contribution counts
+    orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two
+
+The first rounds of a calm are for those who are coming back. Where messages are lost or somebody lies there is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.lab.simulate.judge import Violation
+from shoal.protocol.inputs import Order
+from shoal.protocol.membership import State
+from shoal.protocol.messages import Value
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.peer import SimulatedPeer
+    from shoal.lab.simulate.simulation import Simulation
+
+CALM_ROUND_S = 4.0
+CALM_LIMIT_S = 60.0
+"""So long after the last fault calm rounds are waited for: links are dialled by a backoff."""
+SETTLING_ROUNDS = 1
+
+
+class Calm:
+    """How many rounds in a row have been calm."""
+
+    def __init__(self, swarm: Simulation) -> None:
+        self._swarm = swarm
+        self._there: set[SimulatedPeer] = set()
+        self._decided_at = 0.0
+        self._orders: list[tuple[int, Order]] = []
+        self.rounds = 0
+
+    def _ordered(self) -> list[tuple[int, Order]]:
+        """What users of members that run want to have done."""
+        members = ((peer, peer.peer_rounds.member) for peer in self._there if peer.running)
+        staying = (peer for peer, member in members if not (member.leaving or member.finished))
+        return [(peer.number, order) for peer in staying for order in peer.disk.orders.values()]
+
+    def awaited(self) -> bool:
+        """Whether more of them are to come before a run is over."""
+        swarm, scenario = self._swarm, self._swarm.scenario
+        late = swarm.timeline.now > swarm.quiet_at + CALM_LIMIT_S
+        return self.rounds < scenario.calm_rounds and not (late or scenario.loss or self._somebody_lies)
+
+    def decided(self, value: Value) -> None:
+        """A peer is the first to have a round certified. Raises Violation."""
+        now, there = self._swarm.timeline.now, self._in_round(value)
+        took_s, self._decided_at = now - self._decided_at, now
+        before, self._there = self._there, there
+        if not self._swarm.scenario.calm_rounds or not self._is_calm(now):
+            self.rounds = 0
+            return
+        self.rounds += 1
+        if self.rounds <= SETTLING_ROUNDS:
+            self._orders = self._ordered()
+        elif self.rounds > SETTLING_ROUNDS + 1 and any(order in self._ordered() for order in self._orders):
+            raise Violation("orders", f"{self._orders} are not carried out by round {value.round}")
+        if self.rounds > SETTLING_ROUNDS:
+            took_s -= 1.1 * max(peer.train_s for peer in there)
+            alone = all(peer in before for peer in self._swarm.peers if peer.running)  # nobody comes who is waited for
+            if took_s > CALM_ROUND_S and alone:
+                raise Violation("quick rounds", f"round {value.round} took {took_s:.1f} s more than its training")
+            self._check_all_count(value, before & there)
+
+    @property
+    def _somebody_lies(self) -> bool:
+        return any(peer.lies for peer in self._swarm.peers)
+
+    def _is_calm(self, now: float) -> bool:
+        swarm, network = self._swarm, self._swarm.network
+        troubled = swarm.is_troubled(now) or swarm.scenario.loss or self._somebody_lies
+        if troubled or network.walls or network.slowed or network.lossy:
+            return False
+        living = {peer for peer in swarm.peers if peer.up}
+        return all(
+            not peer.hung
+            and all(self._knows(peer, other, other in living) for other in swarm.peers if other is not peer)
+            for peer in living
+        )
+
+    @staticmethod
+    def _knows(peer: SimulatedPeer, other: SimulatedPeer, lives: bool) -> bool:
+        state = peer.watch.machine.state_of(other.id)
+        if not lives:
+            return state not in (State.ALIVE, State.SUSPECT)
+        return state is State.ALIVE and other.number in peer.watch.links
+
+    def _in_round(self, value: Value) -> set[SimulatedPeer]:
+        """Who takes part in the round that `value` decides."""
+        machines = ((peer, peer.peer_rounds.machine) for peer in self._swarm.peers if peer.running)
+        return {peer for peer, machine in machines if machine is not None and machine.previous.hash == value.base}
+
+    def _check_all_count(self, value: Value, there: set[SimulatedPeer]) -> None:
+        if value.rollback:
+            return
+        plan, _ = self._swarm.judge.plan_of(value)
+        counted = {p.peer for p in plan.participants if p.weight}
+        recent = self._swarm.judge.recent_members(plan.base, self._swarm.staleness_rounds)
+        for peer in there:
+            member = peer.peer_rounds.member
+            if member.leaving or member.finished or peer.id in plan.evicted or self._rests(peer, value):
+                continue
+            if peer.id not in value.members:
+                raise Violation("everyone counts", f"peer {peer.number} runs, and is no member after {value.round}")
+            gives = not peer.peer_rounds.paused and not peer.peer_rounds.paused_in_round
+            if gives and peer.id in recent and peer.id not in counted:
+                raise Violation("everyone counts", f"the contribution of peer {peer.number} to {value.round} does not")
+
+    def _rests(self, peer: SimulatedPeer, value: Value) -> bool:
+        """Whether somebody leaves it out for a while, after disputes."""
+        base = self._swarm.judge.values[value.base]
+        others = (other.peer_rounds.member for other in self._swarm.peers if other.running)
+        return any(peer.id in member._probation.left_out(base) for member in others)

@@ -1,0 +1,198 @@
+"""Faults that strike in a phase, peers that pause and go, and what must hold once nothing is wrong any more."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from shoal.lab.simulate.disk import Disk
+from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
+from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.protocol import departure as departure_module
+from shoal.protocol.departure import Departure, LeaveStep
+from shoal.protocol.facts import Gathering
+from shoal.protocol.going_back import GoingBack
+from shoal.protocol.leading import Lead
+from shoal.protocol.member import Member
+from shoal.protocol.planning import JOINER, TRAINING
+
+CALM = Scenario(peers=4, rounds=4, seed=3, calm_rounds=3)
+
+BEFORE: dict[str, tuple[Fault, ...]] = {
+    "joining": (Fault(kind="join", at_s=6.0),),
+    "repair": (Fault(kind="crash", peer=3, at_s=0.0, phase="reduce", duration_s=9.0),),
+    "paused": (Fault(kind="pause", peer=1, at_s=0.5, duration_s=6.0),),
+    "leaving": (Fault(kind="leave", peer=1, at_s=1.0),),
+}
+"""What brings a peer into a phase."""
+
+
+def scenario(*faults: Fault) -> Scenario:
+    return Scenario(peers=4, rounds=4, seed=3, calm_rounds=3, fault=tuple(sorted(faults, key=lambda one: one.at_s)))
+
+
+@pytest.mark.parametrize("phase", get_args(Phase))
+@pytest.mark.parametrize("kind", ["kill", "stop", "pause", "leave"])
+def test_peer_is_struck_in_a_phase_and_everyone_is_there_again_in_the_end(kind: Any, phase: Phase) -> None:
+    peer, at_s = (4, 6.0) if phase == "joining" else (1, 1.0)
+    strike = Fault(kind=kind, peer=peer, at_s=at_s, phase=phase, duration_s=None if kind == "leave" else 3.0)
+    outcome = run_scenario(scenario(*BEFORE.get(phase, ()), strike))
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.met.get(f"struck: {phase}", 0) >= 1
+    assert outcome.met["calm rounds"] >= 3
+
+
+def test_fault_whose_phase_does_not_come_strikes_all_the_same() -> None:
+    simulation = Simulation(scenario(Fault(kind="leave", peer=1, at_s=1.0, phase="paused")))
+    assert simulation.run().violation == ""
+    assert simulation.peers[1].gone
+
+
+def test_trainer_that_begins_anew_makes_its_contribution() -> None:
+    outcome = run_scenario(scenario(Fault(kind="trainer", peer=1, at_s=0.5), Fault(kind="trainer", peer=1, at_s=5.0)))
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+
+
+def test_peer_whose_rounds_are_done_is_gone_and_the_others_go_on() -> None:
+    simulation = Simulation(scenario(Fault(kind="finish", peer=2, at_s=0.0, round=2)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+    assert simulation.peers[2].gone
+    assert simulation.peers[2].disk.height == 2
+
+
+@pytest.mark.parametrize("phase", ["train", "plan", "reduce", "certify"])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_swarm_goes_on_after_an_outage_in_a_phase(phase: Phase, forgets: bool) -> None:
+    outage = Fault(kind="outage", peer=1, at_s=1.0, phase=phase, into_s=0.05, duration_s=2.0, forgets=forgets)
+    outcome = run_scenario(scenario(outage))
+    assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
+    assert outcome.deaths_found == 0  # nobody was there to find any
+
+
+def test_every_phase_is_named_within_two_hundred_seeds() -> None:
+    faults = [fault for seed in range(200) for fault in random_scenario(seed).fault]
+    assert {fault.phase for fault in faults} >= set(get_args(Phase))
+    assert all(fault.peer is not None for fault in faults if fault.phase)
+
+
+# -- seeded bugs: each promise can be seen broken ----------------------------------------------------------------
+
+
+def test_seeded_pause_of_which_nobody_hears_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Member._role
+
+    def trains(member: Member) -> str:
+        return TRAINING if member._here.paused else plain(member)
+
+    monkeypatch.setattr(Member, "_role", trains)
+    assert run_scenario(scenario(Fault(kind="pause", peer=1, at_s=0.5, duration_s=6.0))).violation == "a pause"
+
+
+def test_seeded_trainer_that_is_told_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_trainer_restarted", Member._ignore)
+    table = "shoal.protocol.member.TRANSITIONS"
+    from shoal.protocol.inputs import TrainerRestarted
+    from shoal.protocol.member import TRANSITIONS
+
+    ignored = dict.fromkeys(TRANSITIONS[TrainerRestarted], Member._ignore)
+    monkeypatch.setattr(table, {**TRANSITIONS, TrainerRestarted: ignored})
+    assert run_scenario(scenario(Fault(kind="trainer", peer=1, at_s=0.5))).violation == "a pause"
+
+
+def test_seeded_leave_that_never_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Departure, "advise", lambda *_: LeaveStep.STAY)
+    assert run_scenario(scenario(Fault(kind="leave", peer=1, at_s=1.0, duration_s=40.0))).violation == "a leave"
+    assert departure_module.LEAVE_TIMEOUT_S < 40
+
+
+def test_seeded_round_that_is_slow_for_no_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Lead._close_set
+
+    def later(lead: Lead, now: float) -> Any:
+        began = lead.__dict__.setdefault("began", now)
+        return plain(lead, now) if now - began > 14 else None
+
+    monkeypatch.setattr(Lead, "_close_set", later)
+    assert run_scenario(CALM).violation == "quick rounds"
+
+
+def test_seeded_plan_without_one_who_is_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Gathering.candidates
+
+    def others(gathering: Gathering, *known: Any) -> Any:
+        found = plain(gathering, *known)
+        return {peer: found[peer] for peer in sorted(found)[:-1]}
+
+    monkeypatch.setattr(Gathering, "candidates", others)
+    assert run_scenario(CALM).violation == "everyone counts"
+
+
+def test_seeded_newcomer_that_counts_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.protocol.leading.make_plan", lambda *args, weightless, **more: _counted(*args, **more))
+    monkeypatch.setattr("shoal.protocol.member.JOINER", TRAINING)
+    assert JOINER != TRAINING
+    assert run_scenario(scenario(Fault(kind="join", at_s=0.0))).violation == "newcomers wait"
+
+
+def _counted(*args: Any, **more: Any) -> Any:
+    from shoal.protocol.planning import make_plan
+
+    return make_plan(*args, weightless=(), **more)
+
+
+# -- other terms -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back", [1, 2])
+@pytest.mark.parametrize("phase", ["train", "certify"])
+def test_swarm_goes_back_where_a_user_wants_it_and_on_from_there(back: int, phase: Phase) -> None:
+    simulation = Simulation(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase=phase, back=back)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail) == ("", "")
+    chain = simulation.peers[0].disk.ledger
+    (gone_back,) = (entry.value for entry in chain.entries if entry.value.rollback)
+    assert back < gone_back.round - gone_back.state_round <= back + 2  # a round may have been certified meanwhile
+    assert chain.head.term.rollbacks == 1
+    assert outcome.met["calm rounds"] >= 3
+
+
+def test_settings_are_amended_and_plans_are_made_by_them() -> None:
+    ordered = Fault(kind="amend", peer=1, at_s=5.0, setting="round.weight_cap=1")
+    simulation = Simulation(scenario(ordered))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["amendment ordered"]) == ("", "", 1)
+    chain = simulation.peers[0].disk.ledger
+    (settled,) = (value for value in simulation.peers[0].disk.chain if value.amended)
+    assert chain.in_force is not None
+    assert chain.in_force.manifest.round.weight_cap == 1
+    plans = [simulation.judge.plan_of(value)[0] for value in simulation.peers[0].disk.chain[1:]]
+    uneven = [plan.round for plan in plans if len({p.weight for p in plan.participants if p.weight}) > 2]
+    assert uneven
+    assert max(uneven) <= settled.round
+
+
+def test_authority_has_those_go_on_who_are_left() -> None:
+    gone = tuple(Fault(kind="kill", peer=peer, at_s=9.0) for peer in (1, 2, 3))
+    left = msgspec.structs.replace(scenario(*gone), rounds=8, rebases=True)
+    simulation = Simulation(left)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rebased"]) == ("", "", 1)
+    head = simulation.peers[0].disk.ledger.head
+    assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
+    assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GoingBack, "_agrees", lambda *_: False)
+    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase="train")))
+    assert outcome.violation == "orders"
+
+
+def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Disk.earlier
+    monkeypatch.setattr(Disk, "earlier", lambda disk, round: plain(disk, round + 1) if round else plain(disk, round))
+    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, back=2)))
+    assert outcome.violation in ("the reference", "progress")

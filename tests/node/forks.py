@@ -1,0 +1,80 @@
+"""Nodes of tests without the seconds that their imports take: copies of one process a test session, which has imported.
+
+A copy is a process of its own with a session, a log and a trainer of its own, as `python -m shoal.cli.main` would be.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from shoal.lab.fork_client import ForkClient, Forked, fork_client
+from shoal.testnet.nodes import environment
+
+OF_EACH_TEST = "PYTEST_CURRENT_TEST"
+
+
+class Copy:
+    """A process that the session's fork server forked: as much of `subprocess.Popen` as tests ask of a node's."""
+
+    def __init__(self, forked: Forked, command: Sequence[str]) -> None:
+        self.pid = forked.pid
+        self._forked = forked
+        self._command = command
+        self._ending = os.pidfd_open(forked.pid)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self._forked.returncode is None and select.select([self._ending], [], [], 0)[0]:
+            self._bury()
+        return self._forked.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        if self._forked.returncode is None:
+            if not select.select([self._ending], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(list(self._command), timeout or 0.0)
+            self._bury()
+        return self._forked.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To the process alone; to none that has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _bury(self) -> None:
+        self._forked.wait()
+        os.close(self._ending)
+
+
+def start_copy(command: Sequence[str], log: Path, folder: Path) -> Copy | None:
+    """Start `command` in `folder`.
+
+    None where a copy would not be the same: for a script of the test's own, or in an environment that the test has set.
+    """
+    if tuple(command[:2]) != (sys.executable, "-m"):
+        return None
+    server, inherited = _server()
+    if _environment() != inherited:
+        return None
+    return Copy(server.start(command, log, folder), command)
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in environment().items() if key != OF_EACH_TEST}
+
+
+@cache
+def _server() -> tuple[ForkClient, dict[str, str]]:
+    """The session's fork server and what environment it has, to the end of the session."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(fork_client()), _environment()

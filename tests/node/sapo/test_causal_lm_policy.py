@@ -1,0 +1,186 @@
+"""A policy over small models of `transformers` that are made here. Skipped without the extra `shoal[hf]`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
+from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
+from shoal.node.sapo.policy import Rollout, Sample
+from shoal.node.sapo.updates import UpdateSettings
+from shoal.protocol.errors import ConfigError
+from tests.node.sapo.sums import score, sum_task
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra shoal[hf] is not installed")
+"""Not imported to find out, which takes seconds: every process that runs tests imports this module."""
+
+LETTERS = "01234+="
+END = "<end>"
+VOCABULARY = len(LETTERS) + 2
+PROMPTS = ("1+2=", "2+2+1=", "0=", "=")
+
+
+def new_tokenizer(*, chat: bool = False) -> Any:
+    """A token for each of `LETTERS`."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+
+    names = ["?", END, *LETTERS]
+    inner = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="?"))
+    inner.pre_tokenizer = Split(Regex("."), "isolated")
+    inner.decoder = Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?", eos_token=END)
+    if chat:
+        tokenizer.chat_template = "{% for turn in messages %}0{{ turn.content }}{% endfor %}=="
+    return tokenizer
+
+
+def new_model(kind: str = "llama") -> torch.nn.Module:
+    """Weights large enough that what is drawn depends on every token before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        if kind == "llama":
+            config = transformers.LlamaConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=16,
+                intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=32,
+                initializer_range=0.4,
+            )
+            made: torch.nn.Module = transformers.LlamaForCausalLM(config)
+        else:
+            config = transformers.GPT2Config(
+                vocab_size=VOCABULARY, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4
+            )
+            made = transformers.GPT2LMHeadModel(config)
+    return made
+
+
+def new_policy(kind: str = "llama", *, chat: bool = False, **settings: Any) -> CausalLMPolicy:
+    limits = CausalLMSettings(**({"prompt_tokens": 12, "completion_tokens": 8} | settings))
+    return CausalLMPolicy(new_model(kind), new_tokenizer(chat=chat), limits)
+
+
+@torch.no_grad()
+def whole_forward(policy: CausalLMPolicy, prompt: tuple[int, ...], completion: list[int]) -> torch.Tensor:
+    """Log-probabilities of a completion's tokens: one sequence alone, without padding and cache."""
+    ids = torch.tensor([[*prompt, *completion]])
+    logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logs = torch.log_softmax(logits / policy.settings.temperature, dim=1)
+    return logs.gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_generation_and_log_probs_equal_a_forward_of_each_alone(kind: str, temperature: float) -> None:
+    policy = new_policy(kind, temperature=temperature)
+    rollouts = [Rollout(prompt=policy.encode_prompt(text)) for text in PROMPTS for _ in range(4)]
+    generator = torch.Generator().manual_seed(2)
+    steps = iter((False, True))
+    first = policy.extend(rollouts, generator=generator, enough=lambda: next(steps))
+    assert any(not rollout.done for rollout in rollouts)
+    more = policy.extend(rollouts, generator=generator)
+    assert first + more == sum(len(rollout.tokens) for rollout in rollouts)
+    assert len({len(rollout.tokens) for rollout in rollouts}) > 2
+    samples = [Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)) for rollout in rollouts]
+    found = policy.log_probs(samples)
+    assert found.requires_grad
+    for row, rollout in zip(found.detach(), rollouts, strict=True):
+        assert rollout.done
+        assert 1 not in rollout.tokens[:-1]
+        assert len(rollout.tokens) == 8 or rollout.tokens[-1] == 1
+        expected = whole_forward(policy, rollout.prompt, rollout.tokens)
+        assert torch.allclose(torch.tensor(rollout.log_probs), expected, atol=1e-4)
+        assert torch.allclose(row[: len(expected)], expected, atol=1e-4)
+        assert not row[len(expected) :].any()
+
+
+def test_text_is_encoded_with_an_end_and_without_special_tokens() -> None:
+    policy = new_policy()
+    assert policy.encode_completion("12") == (3, 4, 1)
+    assert policy.encode_completion("") == (1,)
+    assert policy.encode_completion("0" * 20) == (2,) * 8
+    assert policy.encode_completion("1x") is None
+    assert policy.encode_completion(f"1{END}2") is None
+    assert policy.decode((3, 4, 1)) == "12"
+    assert policy.encode_prompt("0" * 20 + "1") == (2,) * 11 + (3,)
+    assert policy.encode_prompt("") == (1,)
+
+
+def test_prompts_follow_the_chat_template() -> None:
+    policy = new_policy(chat=True)
+    assert policy.encode_prompt("1+") == new_policy().encode_prompt("01+==")
+
+
+def test_adapters_alone_are_trained() -> None:
+    policy = new_policy(lora_rank=2)
+    base = [parameter.detach().clone() for parameter in policy.model.parameters() if not parameter.requires_grad]
+    assert sum(parameter.numel() for parameter in policy.parameters()) < sum(parameter.numel() for parameter in base)
+    adapters = [parameter.detach().clone() for parameter in policy.parameters()]
+    learner = Learner(
+        policy,
+        LearnerSettings(local=4, group_size=4, updates=UpdateSettings(learning_rate=1e-2)),
+        draw=lambda round, index: sum_task(round, index, most=2),
+        score=lambda pairs: [float(at % 2) for at in range(len(pairs))],
+        sharing=Alone(),
+        seed=1,
+    )
+    for _ in range(2):
+        learner.run_round()
+    after = [parameter for parameter in policy.model.parameters() if not parameter.requires_grad]
+    assert all(torch.equal(one, other) for one, other in zip(base, after, strict=True))
+    assert any(not torch.equal(one, other) for one, other in zip(adapters, policy.parameters(), strict=True))
+
+
+def test_a_model_of_transformers_learns() -> None:
+    policy = CausalLMPolicy(
+        new_model(), new_tokenizer(), CausalLMSettings(prompt_tokens=8, completion_tokens=3, bf16=False)
+    )
+    learner = Learner(
+        policy,
+        LearnerSettings(updates=UpdateSettings(learning_rate=5e-3)),
+        draw=lambda round, index: sum_task(round, index, most=2),
+        score=score,
+        sharing=Alone(),
+        seed=1,
+    )
+    rewards = [learner.run_round().reward for _ in range(40)]
+    assert sum(rewards[:3]) / 3 < 0.1
+    assert sum(rewards[-5:]) / 5 > 0.2
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="reads 32 tokens"):
+        new_policy(prompt_tokens=30, completion_tokens=30)
+    with pytest.raises(ConfigError):
+        CausalLMSettings(temperature=0.0)
+    tokenizer = new_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="end-of-text"):
+        CausalLMPolicy(new_model(), tokenizer, CausalLMSettings(prompt_tokens=8, completion_tokens=8))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_an_exported_policy_is_a_model_of_hugging_face(tmp_path: Path, lora_rank: int) -> None:
+    policy = new_policy(lora_rank=lora_rank)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    prompt = policy.encode_prompt(PROMPTS[0])
+    expected = whole_forward(policy, prompt, [2, 3, 1])
+    policy.export(tmp_path)
+    folder = tmp_path / "huggingface"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    again = CausalLMPolicy(model, tokenizer, CausalLMSettings(prompt_tokens=12, completion_tokens=8))
+    assert torch.allclose(whole_forward(again, again.encode_prompt(PROMPTS[0]), [2, 3, 1]), expected, atol=1e-5)
