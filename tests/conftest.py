@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
+
+DEADLINE_S = 300.0
+"""For a test that is a coroutine: so that one that waits for ever fails."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine; marked `virtual_time`, on a clock that jumps when all wait.
+
+    limit_s, of that mark: where no thread works, this long is over at once for one that waits for ever.
+    """
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    virtual = pyfuncitem.get_closest_marker("virtual_time")
+    limit_s = DEADLINE_S if virtual is None else virtual.kwargs.get("limit_s", math.inf)
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def within_deadline() -> None:
+        with trio.fail_after(limit_s):
+            await test(**arguments)
+
+    trio.run(within_deadline, clock=MockClock(autojump_threshold=0) if virtual else None)
+    return True
+
 
 LONGEST = (
     "collectives/test_swarm_rounds.py",

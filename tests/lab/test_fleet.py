@@ -6,11 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import trio
 
 from shoal.lab.fleet import Swarm, end
 from shoal.protocol.errors import NetworkError
@@ -48,84 +46,61 @@ def swarm_of(folder: Path, program: str = LISTENING, count: int = 3) -> Swarm:
     return Swarm(folder, count, manifest_of, runtime=Runtime(command=command))
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            await test()
-
-    trio.run(main)
-
-
 def says(swarm: Swarm, index: int) -> str:
     return (swarm.home(index) / "log.txt").read_text()
 
 
-def test_all_join_the_first_and_none_is_left(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path).owned() as swarm:
-            assert (tmp_path / "swarm.toml").read_text().count(swarm.nodes[2].peer_id) == 1
-            await swarm.start()
-            await swarm.until(lambda: all(node.addresses for node in swarm.nodes), "all listen", DEADLINE_S)
-            pids.extend(node.lives[-1].pid for node in swarm.nodes)
-            assert [says(swarm, index).strip() for index in range(3)] == ["joins", "joins /of/0", "joins /of/0"]
-
+async def test_all_join_the_first_and_none_is_left(tmp_path: Path) -> None:
     pids: list[int] = []
-    run(main)
+    async with swarm_of(tmp_path).owned() as swarm:
+        assert (tmp_path / "swarm.toml").read_text().count(swarm.nodes[2].peer_id) == 1
+        await swarm.start()
+        await swarm.until(lambda: all(node.addresses for node in swarm.nodes), "all listen", DEADLINE_S)
+        pids.extend(node.lives[-1].pid for node in swarm.nodes)
+        assert [says(swarm, index).strip() for index in range(3)] == ["joins", "joins /of/0", "joins /of/0"]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_who_ends_by_itself_ends_the_waiting_with_its_last_words(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, FAILING).owned() as swarm:
-            with pytest.raises(NetworkError, match="node 0 ended with exit code 7: …no such thing"):
-                await swarm.start()
-
-    run(main)
-
-
-def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, count=2).owned() as swarm:
+async def test_who_ends_by_itself_ends_the_waiting_with_its_last_words(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, FAILING).owned() as swarm:
+        with pytest.raises(NetworkError, match="node 0 ended with exit code 7: …no such thing"):
             await swarm.start()
-            await swarm.until(lambda: bool(swarm.nodes[1].addresses), "the second listens", DEADLINE_S)
-            with pytest.raises(NetworkError, match=r"peace: not within 0 s. node 0: …joins; node 1: …joins /of/0"):
-                await swarm.until(lambda: False, "peace", 0.1)
-
-    run(main)
 
 
-def test_who_was_killed_ends_nothing_and_joins_all_others_when_it_comes_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path).owned() as swarm:
-            await swarm.start()
-            await swarm.until(lambda: all(node.addresses for node in swarm.nodes), "all listen", DEADLINE_S)
-            first = swarm.node(0)
-            await end(first)
-            await swarm.until(lambda: not first.alive, "it is gone", DEADLINE_S)
+async def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, count=2).owned() as swarm:
+        await swarm.start()
+        await swarm.until(lambda: bool(swarm.nodes[1].addresses), "the second listens", DEADLINE_S)
+        with pytest.raises(NetworkError, match=r"peace: not within 0 s. node 0: …joins; node 1: …joins /of/0"):
+            await swarm.until(lambda: False, "peace", 0.1)
+
+
+async def test_who_was_killed_ends_nothing_and_joins_all_others_when_it_comes_back(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path).owned() as swarm:
+        await swarm.start()
+        await swarm.until(lambda: all(node.addresses for node in swarm.nodes), "all listen", DEADLINE_S)
+        first = swarm.node(0)
+        await end(first)
+        await swarm.until(lambda: not first.alive, "it is gone", DEADLINE_S)
+        await swarm.revive(first)
+        await swarm.until(lambda: bool(first.addresses), "it is back", DEADLINE_S)
+        assert says(swarm, 0).splitlines() == ["joins", "joins /of/1 /of/2"]
+        with pytest.raises(NetworkError, match="there is no node 3 yet"):
+            swarm.node(3)
+        for node in swarm.nodes:
+            await end(node)
+        with pytest.raises(NetworkError, match="nobody is left to join"):
             await swarm.revive(first)
-            await swarm.until(lambda: bool(first.addresses), "it is back", DEADLINE_S)
-            assert says(swarm, 0).splitlines() == ["joins", "joins /of/1 /of/2"]
-            with pytest.raises(NetworkError, match="there is no node 3 yet"):
-                swarm.node(3)
-            for node in swarm.nodes:
-                await end(node)
-            with pytest.raises(NetworkError, match="nobody is left to join"):
-                await swarm.revive(first)
-
-    run(main)
 
 
-def test_a_newcomer_is_one_more_node_with_a_key_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, count=1).owned() as swarm:
-            began = time.time()
-            newcomer = swarm.add(7)
-            await swarm.launch(newcomer, join=("/of/nobody",))
-            await swarm.until(lambda: bool(newcomer.addresses), "it listens", DEADLINE_S)
-            assert [node.index for node in swarm.nodes] == [0, 7]
-            (line,) = (swarm.home(7) / "events.jsonl").read_text().splitlines()
-            assert json.loads(line)["at"] > began
-
-    run(main)
+async def test_a_newcomer_is_one_more_node_with_a_key_of_its_own(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, count=1).owned() as swarm:
+        began = time.time()
+        newcomer = swarm.add(7)
+        await swarm.launch(newcomer, join=("/of/nobody",))
+        await swarm.until(lambda: bool(newcomer.addresses), "it listens", DEADLINE_S)
+        assert [node.index for node in swarm.nodes] == [0, 7]
+        (line,) = (swarm.home(7) / "events.jsonl").read_text().splitlines()
+        assert json.loads(line)["at"] > began

@@ -20,7 +20,7 @@ from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from tests.node.lab import INNER_STEPS, Node, Swarm, assert_exact, assert_one_line, assert_votes_once, eventually, shoal
 from tests.node.training.test_sharded_replica import STEPS as STEPS_OF_TWO
-from tests.node.training.test_sharded_replica import Single, expect, run, running, share, spec
+from tests.node.training.test_sharded_replica import Single, expect, running, share, spec
 
 STEPS = 40
 
@@ -118,27 +118,23 @@ def test_members_follow_the_authority_but_for_whose_user_does_not(tmp_path: Path
 
 
 @pytest.mark.long
-def test_two_processes_that_hold_a_model_together_follow_amended_settings_as_one_does() -> None:
+async def test_two_processes_that_hold_a_model_together_follow_amended_settings_as_one_does() -> None:
     inner = InnerSettings(lr=1e-3, weight_decay=5.0)
     plain, retuned = Single(), Single()
     plain.anchor = retuned.anchor = plain.initial - plain.first
     retuned.replica.retune(inner, SyncSettings())
     expected = retuned.second()
     assert np.abs(expected - plain.second()).max() > 1e-3
-
-    async def scenario() -> None:
-        async with running(spec()) as trainer:
-            trainer.anchor[:] = plain.initial
-            await trainer.send(Apply(round=0, fresh=True))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=1, steps=STEPS_OF_TWO, assignment=share(1)))
-            await expect(trainer, Contribution)
-            trainer.anchor[:] = plain.anchor
-            await trainer.send(Apply(round=1, taken=1))
-            await expect(trainer, Applied)
-            await trainer.send(Retune(inner=inner, sync=SyncSettings()))
-            await trainer.send(Train(round=2, steps=STEPS_OF_TWO, assignment=share(2)))
-            await expect(trainer, Contribution)
-            np.testing.assert_allclose(trainer.contribution, expected, rtol=0, atol=1e-5)
-
-    run(scenario)
+    async with running(spec()) as trainer:
+        trainer.anchor[:] = plain.initial
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=STEPS_OF_TWO, assignment=share(1)))
+        await expect(trainer, Contribution)
+        trainer.anchor[:] = plain.anchor
+        await trainer.send(Apply(round=1, taken=1))
+        await expect(trainer, Applied)
+        await trainer.send(Retune(inner=inner, sync=SyncSettings()))
+        await trainer.send(Train(round=2, steps=STEPS_OF_TWO, assignment=share(2)))
+        await expect(trainer, Contribution)
+        np.testing.assert_allclose(trainer.contribution, expected, rtol=0, atol=1e-5)

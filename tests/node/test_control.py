@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -46,21 +46,10 @@ def answering(**values: JsonValue) -> Handler:
     return handler
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within_deadline() -> None:
-        with trio.fail_after(30):
-            await test()
-
-    trio.run(within_deadline)
-
-
-def test_request_returns_what_the_handler_said(tmp_path: Path) -> None:
-    async def test() -> None:
-        status = answering(round=3, loss=float("nan"), members=[{"peer_id": "a"}])
-        async with serving(tmp_path, {"status": status}):
-            assert await ask(tmp_path, "status") == {"round": 3, "loss": None, "members": [{"peer_id": "a"}]}
-
-    run(test)
+async def test_request_returns_what_the_handler_said(tmp_path: Path) -> None:
+    status = answering(round=3, loss=float("nan"), members=[{"peer_id": "a"}])
+    async with serving(tmp_path, {"status": status}):
+        assert await ask(tmp_path, "status") == {"round": 3, "loss": None, "members": [{"peer_id": "a"}]}
 
 
 def test_request_without_a_node_says_how_to_start_one(tmp_path: Path) -> None:
@@ -68,38 +57,29 @@ def test_request_without_a_node_says_how_to_start_one(tmp_path: Path) -> None:
         request(tmp_path / "none", "status")
 
 
-def test_request_of_an_unknown_op_is_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"status": answering(), "leave": answering()}):
-            with pytest.raises(ControlRefused, match="unknown op 'dance'; this node knows leave, status"):
-                await ask(tmp_path, "dance")
-
-    run(test)
+async def test_request_of_an_unknown_op_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"status": answering(), "leave": answering()}):
+        with pytest.raises(ControlRefused, match="unknown op 'dance'; this node knows leave, status"):
+            await ask(tmp_path, "dance")
 
 
-def test_handler_error_becomes_the_reply(tmp_path: Path) -> None:
+async def test_handler_error_becomes_the_reply(tmp_path: Path) -> None:
     async def pause() -> Mapping[str, JsonValue]:
         raise ConfigError("already paused")
 
-    async def test() -> None:
-        async with serving(tmp_path, {"pause": pause}):
-            with pytest.raises(ControlRefused, match=r"^already paused$"):
-                await ask(tmp_path, "pause")
-
-    run(test)
+    async with serving(tmp_path, {"pause": pause}):
+        with pytest.raises(ControlRefused, match=r"^already paused$"):
+            await ask(tmp_path, "pause")
 
 
-def test_handler_bug_is_logged_and_the_server_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_handler_bug_is_logged_and_the_server_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def broken() -> Mapping[str, JsonValue]:
         raise ZeroDivisionError("the bug")
 
-    async def test() -> None:
-        async with serving(tmp_path, {"broken": broken, "status": answering(round=1)}):
-            with pytest.raises(ControlRefused, match="a bug in the node"):
-                await ask(tmp_path, "broken")
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+    async with serving(tmp_path, {"broken": broken, "status": answering(round=1)}):
+        with pytest.raises(ControlRefused, match="a bug in the node"):
+            await ask(tmp_path, "broken")
+        assert await ask(tmp_path, "status") == {"round": 1}
     assert "ZeroDivisionError: the bug" in caplog.text
 
 
@@ -118,112 +98,88 @@ def test_handler_bug_is_logged_and_the_server_goes_on(tmp_path: Path, caplog: py
     ],
     ids=["empty", "bare", "list", "no op", "number", "not utf-8", "deep", "zeros", "endless"],
 )
-def test_bad_request_is_answered_and_the_server_goes_on(tmp_path: Path, line: bytes) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"status": answering(round=1)}) as path:
-            reply = await say(path, line)
-            assert reply.startswith(b'{"ok":false,"error":"')
-            assert reply.count(b"\n") == 1
-            assert b"a bug" not in reply
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+async def test_bad_request_is_answered_and_the_server_goes_on(tmp_path: Path, line: bytes) -> None:
+    async with serving(tmp_path, {"status": answering(round=1)}) as path:
+        reply = await say(path, line)
+        assert reply.startswith(b'{"ok":false,"error":"')
+        assert reply.count(b"\n") == 1
+        assert b"a bug" not in reply
+        assert await ask(tmp_path, "status") == {"round": 1}
 
 
-def test_connection_carries_several_requests(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"status": answering(round=1)}) as path:
-            reply = await say(path, b'{"op":"status"}\n{}\n{"op":"status","extra":[1]}\n{"op":')
-            first, second, third = reply.splitlines()
-            assert first == third == b'{"round":1,"ok":true}'
-            assert second.startswith(b'{"ok":false')
-
-    run(test)
+async def test_connection_carries_several_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"status": answering(round=1)}) as path:
+        reply = await say(path, b'{"op":"status"}\n{}\n{"op":"status","extra":[1]}\n{"op":')
+        first, second, third = reply.splitlines()
+        assert first == third == b'{"round":1,"ok":true}'
+        assert second.startswith(b'{"ok":false')
 
 
-def test_client_that_hangs_up_does_not_end_the_server(tmp_path: Path) -> None:
-    async def test() -> None:
-        answered = trio.Event()
+async def test_client_that_hangs_up_does_not_end_the_server(tmp_path: Path) -> None:
+    answered = trio.Event()
 
-        async def slow() -> Mapping[str, JsonValue]:
-            await answered.wait()
-            return {"text": "x" * 1_000_000}
+    async def slow() -> Mapping[str, JsonValue]:
+        await answered.wait()
+        return {"text": "x" * 1_000_000}
 
-        async with serving(tmp_path, {"slow": slow, "status": answering(round=1)}) as path:
-            stream = await trio.open_unix_socket(str(path))
-            await stream.send_all(b'{"op":"slow"}\n')
-            await stream.aclose()
-            answered.set()
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+    async with serving(tmp_path, {"slow": slow, "status": answering(round=1)}) as path:
+        stream = await trio.open_unix_socket(str(path))
+        await stream.send_all(b'{"op":"slow"}\n')
+        await stream.aclose()
+        answered.set()
+        assert await ask(tmp_path, "status") == {"round": 1}
 
 
-def test_clients_are_answered_at_the_same_time(tmp_path: Path) -> None:
-    async def test() -> None:
-        together = control.CONNECTION_LIMIT
-        waiting = 0
-        all_here = trio.Event()
-        got: list[JsonValue] = []
+async def test_clients_are_answered_at_the_same_time(tmp_path: Path) -> None:
+    together = control.CONNECTION_LIMIT
+    waiting = 0
+    all_here = trio.Event()
+    got: list[JsonValue] = []
 
-        async def status() -> Mapping[str, JsonValue]:
-            nonlocal waiting
-            waiting += 1
-            if waiting == together:
-                all_here.set()
-            await all_here.wait()
-            return {"round": 1}
+    async def status() -> Mapping[str, JsonValue]:
+        nonlocal waiting
+        waiting += 1
+        if waiting == together:
+            all_here.set()
+        await all_here.wait()
+        return {"round": 1}
 
-        async def client() -> None:
-            got.append((await ask(tmp_path, "status"))["round"])
+    async def client() -> None:
+        got.append((await ask(tmp_path, "status"))["round"])
 
-        async with serving(tmp_path, {"status": status}), trio.open_nursery() as clients:
-            for _ in range(together):
-                clients.start_soon(client)
-        assert got == [1] * together
-
-    run(test)
+    async with serving(tmp_path, {"status": status}), trio.open_nursery() as clients:
+        for _ in range(together):
+            clients.start_soon(client)
+    assert got == [1] * together
 
 
-def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "CONNECTION_LIMIT", 1)
+    entered = trio.Event()
 
-    async def test() -> None:
-        entered = trio.Event()
+    async def forever() -> Mapping[str, JsonValue]:
+        entered.set()
+        await trio.sleep_forever()
 
-        async def forever() -> Mapping[str, JsonValue]:
-            entered.set()
-            await trio.sleep_forever()
-
-        async with serving(tmp_path, {"forever": forever}) as path:
-            stream = await trio.open_unix_socket(str(path))
-            async with stream:
-                await stream.send_all(b'{"op":"forever"}\n')
-                await entered.wait()
-                assert b"too many requests at once" in await say(path, b"")
-
-    run(test)
+    async with serving(tmp_path, {"forever": forever}) as path:
+        stream = await trio.open_unix_socket(str(path))
+        async with stream:
+            await stream.send_all(b'{"op":"forever"}\n')
+            await entered.wait()
+            assert b"too many requests at once" in await say(path, b"")
 
 
-def test_slow_handler_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_handler_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "HANDLER_DEADLINE_S", 0.05)
-
-    async def test() -> None:
-        async with serving(tmp_path, {"hang": trio.sleep_forever}):
-            with pytest.raises(ControlRefused, match=r"did not finish this in 0\.05 s"):
-                await ask(tmp_path, "hang")
-
-    run(test)
+    async with serving(tmp_path, {"hang": trio.sleep_forever}):
+        with pytest.raises(ControlRefused, match=r"did not finish this in 0\.05 s"):
+            await ask(tmp_path, "hang")
 
 
-def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "IDLE_DEADLINE_S", 0.05)
-
-    async def test() -> None:
-        async with serving(tmp_path, {}) as path, await trio.open_unix_socket(str(path)) as stream:
-            assert await stream.receive_some(1) == b""
-
-    run(test)
+    async with serving(tmp_path, {}) as path, await trio.open_unix_socket(str(path)) as stream:
+        assert await stream.receive_some(1) == b""
 
 
 def test_request_to_a_silent_node_ends_at_its_deadline(tmp_path: Path) -> None:
@@ -234,14 +190,11 @@ def test_request_to_a_silent_node_ends_at_its_deadline(tmp_path: Path) -> None:
             request(tmp_path, "status", deadline_s=0.05)
 
 
-def test_socket_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {}) as path:
-            assert path == tmp_path / "control.sock"
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert sorted(os.listdir(tmp_path)) == ["control.sock"]
-
-    run(test)
+async def test_socket_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+    async with serving(tmp_path, {}) as path:
+        assert path == tmp_path / "control.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert sorted(os.listdir(tmp_path)) == ["control.sock"]
     assert os.listdir(tmp_path) == []
 
 
@@ -265,49 +218,39 @@ def test_socket_is_never_open_to_others_however_the_umask(tmp_path: Path, monkey
     assert modes == [0o600]
 
 
-def test_socket_of_a_dead_node_is_replaced(tmp_path: Path) -> None:
-    async def test() -> None:
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(tmp_path / "control.sock"))
-            dead.listen()
-        with pytest.raises(NodeNotRunning):
-            await ask(tmp_path, "status")
-        async with serving(tmp_path, {"status": answering(round=1)}):
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+async def test_socket_of_a_dead_node_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "control.sock"))
+        dead.listen()
+    with pytest.raises(NodeNotRunning):
+        await ask(tmp_path, "status")
+    async with serving(tmp_path, {"status": answering(round=1)}):
+        assert await ask(tmp_path, "status") == {"round": 1}
 
 
-def test_socket_of_a_living_node_is_left_alone(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, {"status": answering(round=1)}):
-            with pytest.raises(ConfigError, match="already running on"):
-                await ControlServer(tmp_path, {}).run()
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+async def test_socket_of_a_living_node_is_left_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"status": answering(round=1)}):
+        with pytest.raises(ConfigError, match="already running on"):
+            await ControlServer(tmp_path, {}).run()
+        assert await ask(tmp_path, "status") == {"round": 1}
 
 
-def test_long_data_dir_gets_a_socket_in_a_private_folder(tmp_path: Path) -> None:
+async def test_long_data_dir_gets_a_socket_in_a_private_folder(tmp_path: Path) -> None:
     data_dir = tmp_path / ("d" * 120)
-
-    async def test() -> None:
-        async with serving(data_dir, {"status": answering(round=1)}) as path:
-            assert socket_path(data_dir) == path
-            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert await ask(data_dir, "status") == {"round": 1}
-            left_behind.append(path)
-
     left_behind: list[Path] = []
-    run(test)
+    async with serving(data_dir, {"status": answering(round=1)}) as path:
+        assert socket_path(data_dir) == path
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert await ask(data_dir, "status") == {"round": 1}
+        left_behind.append(path)
     assert os.listdir(data_dir) == []
     assert not left_behind[0].parent.exists()
     with pytest.raises(NodeNotRunning):
         request(data_dir, "status")
 
 
-def test_long_data_dir_of_a_dead_node_is_taken_over(tmp_path: Path) -> None:
+async def test_long_data_dir_of_a_dead_node_is_taken_over(tmp_path: Path) -> None:
     data_dir = tmp_path / ("d" * 120)
     old_folder = tmp_path / "shoal-old"
     old_folder.mkdir()
@@ -315,24 +258,16 @@ def test_long_data_dir_of_a_dead_node_is_taken_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(old_folder / "control.sock"))
     (data_dir / "control.path").write_text(str(old_folder / "control.sock"))
-
-    async def test() -> None:
-        async with serving(data_dir, {"status": answering(round=1)}):
-            assert await ask(data_dir, "status") == {"round": 1}
-
-    run(test)
+    async with serving(data_dir, {"status": answering(round=1)}):
+        assert await ask(data_dir, "status") == {"round": 1}
     assert not old_folder.exists()
 
 
-def test_pointer_to_anything_else_removes_nothing(tmp_path: Path) -> None:
+async def test_pointer_to_anything_else_removes_nothing(tmp_path: Path) -> None:
     precious = tmp_path / "shoal-precious" / "file"
     precious.parent.mkdir()
     precious.write_text("kept")
     (tmp_path / "control.path").write_text(str(precious))
-
-    async def test() -> None:
-        async with serving(tmp_path, {"status": answering(round=1)}):
-            assert await ask(tmp_path, "status") == {"round": 1}
-
-    run(test)
+    async with serving(tmp_path, {"status": answering(round=1)}):
+        assert await ask(tmp_path, "status") == {"round": 1}
     assert precious.read_text() == "kept"

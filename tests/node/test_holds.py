@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,46 +38,35 @@ def log(tmp_path: Path) -> Iterator[Log]:
     events.close()
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(30):
-            await main()
-
-    trio.run(bounded)
-
-
 async def until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110
         await trio.sleep(0.002)
 
 
-def test_task_is_held_at_its_point_until_released(log: Log) -> None:
-    async def main() -> None:
-        holds = Holds((Hold(round=2, phase="certify"),), log.events)
-        await holds.at(1, "certify")
-        await holds.at(2, "plan")
-        assert log.read() == []
-        passed = trio.Event()
+async def test_task_is_held_at_its_point_until_released(log: Log) -> None:
+    holds = Holds((Hold(round=2, phase="certify"),), log.events)
+    await holds.at(1, "certify")
+    await holds.at(2, "plan")
+    assert log.read() == []
+    passed = trio.Event()
 
-        async def pass_it() -> None:
-            await holds.at(2, "certify")
-            passed.set()
+    async def pass_it() -> None:
+        await holds.at(2, "certify")
+        passed.set()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pass_it)
-            await until(lambda: log.read())
-            assert not passed.is_set()
-            assert log.read() == [{"event": "holding", "round": 2, "phase": "certify", "progress": 0.0}]
-            holds.release()
-        assert passed.is_set()
-        assert log.read()[1:] == [{"event": "released", "round": 2, "phase": "certify"}]
-        await holds.at(2, "certify")  # met once
-        assert len(log.read()) == 2
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_it)
+        await until(lambda: log.read())
+        assert not passed.is_set()
+        assert log.read() == [{"event": "holding", "round": 2, "phase": "certify", "progress": 0.0}]
+        holds.release()
+    assert passed.is_set()
+    assert log.read()[1:] == [{"event": "released", "round": 2, "phase": "certify"}]
+    await holds.at(2, "certify")  # met once
+    assert len(log.read()) == 2
 
 
-def test_thread_is_held_once_progress_is_reached(log: Log) -> None:
+async def test_thread_is_held_once_progress_is_reached(log: Log) -> None:
     holds = Holds((Hold(round=1, phase="reduce", progress=0.5),), log.events)
     passed: list[float] = []
 
@@ -88,11 +77,7 @@ def test_thread_is_held_once_progress_is_reached(log: Log) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-
-    async def main() -> None:
-        await until(lambda: log.read())
-
-    run(main)
+    await until(lambda: log.read())
     assert passed == [0.2, 0.4]
     assert log.read() == [{"event": "holding", "round": 1, "phase": "reduce", "progress": 0.6}]
     holds.release()
@@ -111,27 +96,20 @@ def test_release_before_a_hold_does_not_release_it(log: Log, monkeypatch: pytest
     assert [entry["event"] for entry in log.read()] == ["holding", "released"] * 2
 
 
-def test_hold_that_nobody_releases_ends_by_itself(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hold_that_nobody_releases_ends_by_itself(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds_module, "HOLD_LIMIT_S", 0.05)
+    holds = Holds((Hold(round=1, phase="plan"), Hold(round=1, phase="reduce")), log.events)
+    await holds.at(1, "plan")
+    holds.at_in_thread(1, "reduce", 1.0)
+    assert [entry["event"] for entry in log.read()] == ["holding", "released"] * 2
 
-    async def main() -> None:
-        holds = Holds((Hold(round=1, phase="plan"), Hold(round=1, phase="reduce")), log.events)
+
+async def test_cancelled_hold_is_left_at_once(log: Log) -> None:
+    holds = Holds((Hold(round=1, phase="plan"),), log.events)
+    with trio.move_on_after(0.05) as scope:
         await holds.at(1, "plan")
-        holds.at_in_thread(1, "reduce", 1.0)
-        assert [entry["event"] for entry in log.read()] == ["holding", "released"] * 2
-
-    run(main)
-
-
-def test_cancelled_hold_is_left_at_once(log: Log) -> None:
-    async def main() -> None:
-        holds = Holds((Hold(round=1, phase="plan"),), log.events)
-        with trio.move_on_after(0.05) as scope:
-            await holds.at(1, "plan")
-        assert scope.cancelled_caught
-        holds.release()
-
-    run(main)
+    assert scope.cancelled_caught
+    holds.release()
 
 
 def test_hold_is_parsed_from_its_text() -> None:

@@ -23,14 +23,15 @@ from shoal.protocol.errands import (
     FetchState,
     FindBegun,
     Holders,
+    KeepEarlier,
     LookInto,
     LookUp,
     Replay,
     Request,
 )
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import GenesisFetched, StateSought
-from shoal.protocol.messages import Term
+from shoal.protocol.inputs import GenesisFetched, StateHeld, StateSought
+from shoal.protocol.messages import NO_HASH, Target, Term
 from shoal.protocol.newcomers import coming
 from shoal.protocol.surroundings import Rules
 from tests.node.ledger import Ledger, identity
@@ -114,6 +115,8 @@ class Here:
         if isinstance(request, Replay):
             reached = min(request.chain.standing.round, self.replays_to)
             return At(reached) if reached > request.state.round else request.state
+        if isinstance(request, KeepEarlier):
+            return self.chain.digest(request.state.round)
         return request == LookInto(ONE) if isinstance(request, LookInto) else None
 
     def carry_out(self, errand: Errand | None) -> Any:
@@ -325,6 +328,7 @@ def test_initial_state_is_fetched_from_the_founder_once_at_a_time() -> None:
 
 def test_an_earlier_state_is_of_its_round_or_none() -> None:
     here = Here(5, has={ONE: {3}, TWO: {2}})
-    assert here.carry_out(here.catching_up.earlier(here.chain.value(3))) == At(3)
+    target = Target(3, here.chain.value(3).hash)
+    assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, here.chain.digest(3))
     here.has, here.replays_to = {TWO: {2}}, 2
-    assert here.carry_out(here.catching_up.earlier(here.chain.value(3))) is None
+    assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, None)

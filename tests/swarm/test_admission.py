@@ -29,7 +29,7 @@ from shoal.protocol.wire import Sealer
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
-from tests.swarm.test_members import Node, assert_linked, identity, run, running, stranger, until
+from tests.swarm.test_members import Node, assert_linked, identity, running, stranger, until
 
 AUTHORITY, BEARER, THIEF = identity(101), identity(102), identity(103)
 
@@ -79,15 +79,12 @@ def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
-def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
-    async def main() -> None:
-        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
-        async with running(founder, second, third):
-            await second.join(founder)
-            await third.join(second)
-            await assert_linked(founder, second, third)
-
-    run(main)
+async def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
+    founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
+    async with running(founder, second, third):
+        await second.join(founder)
+        await third.join(second)
+        await assert_linked(founder, second, third)
 
 
 @pytest.mark.parametrize(
@@ -102,65 +99,52 @@ def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
     ],
     ids=["none", "forged", "foreign", "expired", "of another", "overheard"],
 )
-def test_guest_is_refused_at_hello_with_the_reason(credential: Credential | None, reason: str) -> None:
-    async def main() -> None:
-        founder, guest = Guest(1), Guest(2, credential=credential)
-        async with running(founder, guest):
-            assert reason in await refusal(guest, founder)
-            assert founder.linked() == guest.linked() == frozenset()
-            assert founder.members.record_of(guest.peer) is None
-            assert founder.members.alive() == frozenset()
-            assert founder.changes == []
-
-    run(main)
+async def test_guest_is_refused_at_hello_with_the_reason(credential: Credential | None, reason: str) -> None:
+    founder, guest = Guest(1), Guest(2, credential=credential)
+    async with running(founder, guest):
+        assert reason in await refusal(guest, founder)
+        assert founder.linked() == guest.linked() == frozenset()
+        assert founder.members.record_of(guest.peer) is None
+        assert founder.members.alive() == frozenset()
+        assert founder.changes == []
 
 
-def test_guest_whose_invite_expired_stays_while_linked_and_comes_back_as_a_member_of_the_last_round() -> None:
-    async def main() -> None:
-        founder, guest = Guest(1), Guest(2, credential=bound(2))
-        async with running(founder, guest):
+async def test_guest_whose_invite_expired_stays_while_linked_and_comes_back_as_a_member_of_the_last_round() -> None:
+    founder, guest = Guest(1), Guest(2, credential=bound(2))
+    async with running(founder, guest):
+        await guest.join(founder)
+        founder.members.admission.clock = lambda: LATER + CLOCK_TOLERANCE_S + 1.0
+        guest.members.announce()  # its record comes again, and is taken
+        await assert_linked(founder, guest)
+        assert founder.members.record_of(guest.peer) is not None
+        with pytest.raises(Refused, match="your invite expired on"):
             await guest.join(founder)
-            founder.members.admission.clock = lambda: LATER + CLOCK_TOLERANCE_S + 1.0
-            guest.members.announce()  # its record comes again, and is taken
-            await assert_linked(founder, guest)
-            assert founder.members.record_of(guest.peer) is not None
-            with pytest.raises(Refused, match="your invite expired on"):
-                await guest.join(founder)
-            founder.members.admission.members = lambda: (guest.peer,)
-            await guest.join(founder)
-
-    run(main)
+        founder.members.admission.members = lambda: (guest.peer,)
+        await guest.join(founder)
 
 
-def test_guest_does_not_join_a_member_without_an_invite() -> None:
+async def test_guest_does_not_join_a_member_without_an_invite() -> None:
     """An invite binds the one who is asked as well: else anybody at a member's old address could pose as one."""
-
-    async def main() -> None:
-        guest = Guest(2, credential=bound(2))
-        async with running(guest), stranger(9, swarm_id=SWARM) as impostor:
-            impostor.welcomes()
-            with pytest.raises(RemoteError, match="does not belong to this swarm: admission is by invite"):
-                await guest.members.links.join(impostor.host.addresses[0], deadline_s=5)
-            assert guest.linked() == frozenset()
-
-    run(main)
+    guest = Guest(2, credential=bound(2))
+    async with running(guest), stranger(9, swarm_id=SWARM) as impostor:
+        impostor.welcomes()
+        with pytest.raises(RemoteError, match="does not belong to this swarm: admission is by invite"):
+            await guest.members.links.join(impostor.host.addresses[0], deadline_s=5)
+        assert guest.linked() == frozenset()
 
 
-def test_record_is_kept_and_passed_on_only_of_who_may_be_here() -> None:
-    async def main() -> None:
-        founder, guest = Guest(1), Guest(2, credential=bound(2))
-        async with running(founder, guest):
-            await guest.join(founder)
-            await assert_linked(founder, guest)
-            for seed, credential in ((7, None), (8, bound(2)), (9, borne(9, expires=0))):
-                who = identity(seed)
-                stated = NodeRecord(peer=who.peer_id, boot=1, invite=credential or msgspec.UNSET)
-                guest.members.links.send(founder.peer, Announce(record=seal_record(Sealer(who, SWARM, 1), stated)))
-            await until(lambda: founder.members.record_of(identity(9).peer_id))  # it joined in time, somewhere
-            for seed in (7, 8):
-                assert founder.members.record_of(identity(seed).peer_id) is None
-
-    run(main)
+async def test_record_is_kept_and_passed_on_only_of_who_may_be_here() -> None:
+    founder, guest = Guest(1), Guest(2, credential=bound(2))
+    async with running(founder, guest):
+        await guest.join(founder)
+        await assert_linked(founder, guest)
+        for seed, credential in ((7, None), (8, bound(2)), (9, borne(9, expires=0))):
+            who = identity(seed)
+            stated = NodeRecord(peer=who.peer_id, boot=1, invite=credential or msgspec.UNSET)
+            guest.members.links.send(founder.peer, Announce(record=seal_record(Sealer(who, SWARM, 1), stated)))
+        await until(lambda: founder.members.record_of(identity(9).peer_id))  # it joined in time, somewhere
+        for seed in (7, 8):
+            assert founder.members.record_of(identity(seed).peer_id) is None
 
 
 async def refusal(guest: Node, member: Node) -> str:
@@ -178,128 +162,109 @@ async def refusal(guest: Node, member: Node) -> str:
 # -- revocations ---------------------------------------------------------------------------------------------
 
 
-def test_hello_is_refused_from_the_moment_that_its_peer_or_its_invite_is_revoked() -> None:
-    async def main() -> None:
-        founder, bound_guest, bearer = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
+async def test_hello_is_refused_from_the_moment_that_its_peer_or_its_invite_is_revoked() -> None:
+    founder, bound_guest, bearer = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
 
-        def answer(guest: Guest) -> str:
-            """The reason to refuse its hello; "" if it is welcome."""
-            answer = founder.members.welcome(guest.peer, guest.members.hello())
-            return answer.reason if isinstance(answer, Refusal) else ""
+    def answer(guest: Guest) -> str:
+        """The reason to refuse its hello; "" if it is welcome."""
+        answer = founder.members.welcome(guest.peer, guest.members.hello())
+        return answer.reason if isinstance(answer, Refusal) else ""
 
-        assert answer(bound_guest) == answer(bearer) == ""
-        listed = revoking(bound_guest)
-        founder.members.revoke(listed)
-        assert answer(bound_guest).startswith(f"the swarm's authority has revoked {bound_guest.peer}")
-        assert not founder.members.admits(bound_guest.peer)
-        assert answer(bearer) == ""
-        founder.members.revoke(make_revocations(AUTHORITY, SWARM, listed, [BEARER.peer_id]))
-        assert "has revoked" in answer(bearer)
-        assert "has revoked" in answer(bound_guest)
-        assert founder.host.refusals.counts() == {Reason.ADMISSION.value: 3}
-
-    run(main)
+    assert answer(bound_guest) == answer(bearer) == ""
+    listed = revoking(bound_guest)
+    founder.members.revoke(listed)
+    assert answer(bound_guest).startswith(f"the swarm's authority has revoked {bound_guest.peer}")
+    assert not founder.members.admits(bound_guest.peer)
+    assert answer(bearer) == ""
+    founder.members.revoke(make_revocations(AUTHORITY, SWARM, listed, [BEARER.peer_id]))
+    assert "has revoked" in answer(bearer)
+    assert "has revoked" in answer(bound_guest)
+    assert founder.host.refusals.counts() == {Reason.ADMISSION.value: 3}
 
 
 @pytest.mark.parametrize("admission", ["open", "invite"])
-def test_revoked_member_is_parted_from_by_all_and_refused_from_then_on(admission: str) -> None:
+async def test_revoked_member_is_parted_from_by_all_and_refused_from_then_on(admission: str) -> None:
     rule = manifest(admission=admission)
-
-    async def main() -> None:
-        founder, second, third = (
-            Guest(n, manifest=rule, credential=None if n == 1 or admission == "open" else bound(n)) for n in (1, 2, 3)
-        )
-        kept: list[Revocations] = []
-        second.members.admission.keep = kept.append
-        async with running(founder, second, third):
-            await second.join(founder)
-            await third.join(founder)
-            await assert_linked(founder, second, third)
-            listed = revoking(third)
-            founder.members.revoke(listed)
-            await until(lambda: third.peer not in second.linked())
-            assert kept == [listed]
-            for node, other in ((founder, second), (second, founder)):
-                assert node.says("revoked", third)
-                assert node.linked() == {other.peer}
-                await until(lambda node=node, other=other: node.members.alive() == {other.peer})  # type: ignore[misc]
-                assert node.members.record_of(third.peer) is None
-                assert not node.members.admits(third.peer)
-                assert f"the swarm's authority has revoked {third.peer}" in await refusal(third, node)
-            assert founder.members.addresses_of(third.peer) == ()
-            for node in (founder, second):
-                await until(lambda node=node: third.peer not in node.host.connected())  # type: ignore[misc]
-            await assert_linked(founder, second)
-
-    run(main)
+    founder, second, third = (
+        Guest(n, manifest=rule, credential=None if n == 1 or admission == "open" else bound(n)) for n in (1, 2, 3)
+    )
+    kept: list[Revocations] = []
+    second.members.admission.keep = kept.append
+    async with running(founder, second, third):
+        await second.join(founder)
+        await third.join(founder)
+        await assert_linked(founder, second, third)
+        listed = revoking(third)
+        founder.members.revoke(listed)
+        await until(lambda: third.peer not in second.linked())
+        assert kept == [listed]
+        for node, other in ((founder, second), (second, founder)):
+            assert node.says("revoked", third)
+            assert node.linked() == {other.peer}
+            await until(lambda node=node, other=other: node.members.alive() == {other.peer})  # type: ignore[misc]
+            assert node.members.record_of(third.peer) is None
+            assert not node.members.admits(third.peer)
+            assert f"the swarm's authority has revoked {third.peer}" in await refusal(third, node)
+        assert founder.members.addresses_of(third.peer) == ()
+        for node in (founder, second):
+            await until(lambda node=node: third.peer not in node.host.connected())  # type: ignore[misc]
+        await assert_linked(founder, second)
 
 
-def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
-    async def main() -> None:
-        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
-        outcast = Guest(4, credential=bound(4))
-        async with running(founder, second, third, outcast):
-            await second.join(founder)
-            founder.members.revoke(revoking(outcast))
-            await until(lambda: second.members.admission.revocations is not None)
-            founder.kill()
-            await third.join(second)
-            await until(lambda: third.members.admission.revocations is not None)
-            assert "has revoked" in await refusal(outcast, third)
-
-    run(main)
+async def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
+    founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
+    outcast = Guest(4, credential=bound(4))
+    async with running(founder, second, third, outcast):
+        await second.join(founder)
+        founder.members.revoke(revoking(outcast))
+        await until(lambda: second.members.admission.revocations is not None)
+        founder.kill()
+        await third.join(second)
+        await until(lambda: third.members.admission.revocations is not None)
+        assert "has revoked" in await refusal(outcast, third)
 
 
-def test_revoked_invite_parts_with_all_who_came_with_it() -> None:
-    async def main() -> None:
-        founder, *peer_limits = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
-        other = Guest(4, credential=bound(4))
-        async with running(founder, *peer_limits, other):
-            for guest in (*peer_limits, other):
-                await guest.join(founder)
-            await assert_linked(founder, *peer_limits, other)
-            founder.members.revoke(make_revocations(AUTHORITY, SWARM, None, [BEARER.peer_id]))
-            for node in (founder, other):
-                expected = {founder.peer, other.peer} - {node.peer}
-                await until(lambda node=node, expected=expected: node.linked() == expected)  # type: ignore[misc]
-            assert "has revoked the invite that you came with" in await refusal(peer_limits[0], founder)
-
-    run(main)
+async def test_revoked_invite_parts_with_all_who_came_with_it() -> None:
+    founder, *peer_limits = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
+    other = Guest(4, credential=bound(4))
+    async with running(founder, *peer_limits, other):
+        for guest in (*peer_limits, other):
+            await guest.join(founder)
+        await assert_linked(founder, *peer_limits, other)
+        founder.members.revoke(make_revocations(AUTHORITY, SWARM, None, [BEARER.peer_id]))
+        for node in (founder, other):
+            expected = {founder.peer, other.peer} - {node.peer}
+            await until(lambda node=node, expected=expected: node.linked() == expected)  # type: ignore[misc]
+        assert "has revoked the invite that you came with" in await refusal(peer_limits[0], founder)
 
 
-def test_forged_list_costs_its_sender_the_link_and_revokes_nobody() -> None:
-    async def main() -> None:
-        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
-        async with running(founder, second, third):
-            await second.join(founder)
-            await third.join(founder)
-            await assert_linked(founder, second, third)
-            forged = make_revocations(identity(2), SWARM, None, [third.peer])
-            second.members.links.send(founder.peer, forged)
-            await until(lambda: founder.says("lost", second))
-            assert founder.members.admission.revocations is None
-            assert not founder.says("revoked", third)
-            assert third.peer in founder.linked()
-
-    run(main)
+async def test_forged_list_costs_its_sender_the_link_and_revokes_nobody() -> None:
+    founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
+    async with running(founder, second, third):
+        await second.join(founder)
+        await third.join(founder)
+        await assert_linked(founder, second, third)
+        forged = make_revocations(identity(2), SWARM, None, [third.peer])
+        second.members.links.send(founder.peer, forged)
+        await until(lambda: founder.says("lost", second))
+        assert founder.members.admission.revocations is None
+        assert not founder.says("revoked", third)
+        assert third.peer in founder.linked()
 
 
-def test_list_is_passed_on_once() -> None:
-    async def main() -> None:
-        founder, second = Guest(1), Guest(2, credential=bound(2))
-        async with running(founder, second):
-            await second.join(founder)
-            await assert_linked(founder, second)
-            listed = revoking(Guest(5))
-            founder.members.revoke(listed)
-            await until(lambda: second.members.admission.revocations == listed)
-            said: list[object] = []
-            second.members.links.broadcast = said.append  # type: ignore[method-assign]
-            for _ in range(3):
-                founder.members.links.send(second.peer, listed)
-            last = Leave(term=Term(), round=99, base=bytes(32), signature=bytes(64))
-            founder.members.links.send(second.peer, last)
-            await until(lambda: (founder.peer, last) in second.heard)
-            assert [word for word in said if isinstance(word, Revocations)] == []
-
-    run(main)
+async def test_list_is_passed_on_once() -> None:
+    founder, second = Guest(1), Guest(2, credential=bound(2))
+    async with running(founder, second):
+        await second.join(founder)
+        await assert_linked(founder, second)
+        listed = revoking(Guest(5))
+        founder.members.revoke(listed)
+        await until(lambda: second.members.admission.revocations == listed)
+        said: list[object] = []
+        second.members.links.broadcast = said.append  # type: ignore[method-assign]
+        for _ in range(3):
+            founder.members.links.send(second.peer, listed)
+        last = Leave(term=Term(), round=99, base=bytes(32), signature=bytes(64))
+        founder.members.links.send(second.peer, last)
+        await until(lambda: (founder.peer, last) in second.heard)
+        assert [word for word in said if isinstance(word, Revocations)] == []

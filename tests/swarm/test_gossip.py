@@ -63,40 +63,34 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.005)
 
 
-def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, box):
-            await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
-            received = number = 0
-            while received < MESSAGES:  # gossip may lose some, the more so while the mesh grows
-                number += 1
-                await near.publish(TOPIC, number.to_bytes(2, "big") * 512)
-                with trio.move_on_after(1):
-                    received += len((await box.receive()).data) == 1024
-            for host in (near, far):
-                router = host._gossip._router
-                assert sum(map(len, router.recent_message_deliveries.values())) == 0
-                kept = router.equivocation_detection
-                assert len(kept) >= MESSAGES
-                assert max(message.ByteSize() for message in kept.values()) <= KEPT_LIMIT_BYTES
-
-    trio.run(main)
+async def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
+    async with two_hosts() as (near, far, box):
+        await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
+        received = number = 0
+        while received < MESSAGES:  # gossip may lose some, the more so while the mesh grows
+            number += 1
+            await near.publish(TOPIC, number.to_bytes(2, "big") * 512)
+            with trio.move_on_after(1):
+                received += len((await box.receive()).data) == 1024
+        for host in (near, far):
+            router = host._gossip._router
+            assert sum(map(len, router.recent_message_deliveries.values())) == 0
+            kept = router.equivocation_detection
+            assert len(kept) >= MESSAGES
+            assert max(message.ByteSize() for message in kept.values()) <= KEPT_LIMIT_BYTES
 
 
-def test_a_second_message_of_the_same_number_is_known_by_its_content_and_topic() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, _):
-            router = far._gossip._router
-            first = rpc_pb2.Message(from_id=near.peer_id.encode(), seqno=b"7", topicIDs=[TOPIC], data=b"one" * 100)
-            assert router._check_equivocation(first)
-            assert router._check_equivocation(first)
-            for field in ({"data": b"two"}, {"data": b""}, {"topicIDs": ["olds"]}):
-                other = rpc_pb2.Message(**{"data": first.data, "topicIDs": [TOPIC], **field})  # type: ignore[arg-type]
-                other.from_id, other.seqno = first.from_id, first.seqno
-                assert not router._check_equivocation(other)
-            assert router._check_equivocation(rpc_pb2.Message(from_id=first.from_id, seqno=b"8", data=b"two"))
-
-    trio.run(main)
+async def test_a_second_message_of_the_same_number_is_known_by_its_content_and_topic() -> None:
+    async with two_hosts() as (near, far, _):
+        router = far._gossip._router
+        first = rpc_pb2.Message(from_id=near.peer_id.encode(), seqno=b"7", topicIDs=[TOPIC], data=b"one" * 100)
+        assert router._check_equivocation(first)
+        assert router._check_equivocation(first)
+        for field in ({"data": b"two"}, {"data": b""}, {"topicIDs": ["olds"]}):
+            other = rpc_pb2.Message(**{"data": first.data, "topicIDs": [TOPIC], **field})  # type: ignore[arg-type]
+            other.from_id, other.seqno = first.from_id, first.seqno
+            assert not router._check_equivocation(other)
+        assert router._check_equivocation(rpc_pb2.Message(from_id=first.from_id, seqno=b"8", data=b"two"))
 
 
 def waiting_streams(host: Host) -> int:
@@ -113,155 +107,129 @@ async def echo(stream: MessageStream) -> None:
     await stream.aclose()
 
 
-def test_stranger_hears_nothing_and_is_not_heard_until_it_is_admitted() -> None:
-    async def main() -> None:
-        async with two_connected("nobody") as (near, far, box):
-            await until(lambda: waiting_streams(near) == 1)  # which the far one opened, as it admits everybody
-            far.serve("/echo/1", echo)
-            for _ in range(3):  # a stream that was opened before these is there by now
-                await near.request(far.peer_id, "/echo/1", b"?", deadline_s=5)
-            for number in range(5):
-                await near.publish(TOPIC, b"a secret" + bytes([number]))
-            router, pubsub = near._gossip._router, near._gossip._pubsub
-            assert not pubsub.peers
-            assert not pubsub.peer_topics.get(TOPIC)
-            assert not any(router._pending_messages.values())
-            near.is_admitted = lambda peer: peer == far.peer_id
-            near.gossip_with(far.peer_id)
-            await until(lambda: near.gossip_peers(TOPIC) == {far.peer_id})  # what it said before counts now
-            await until(lambda: len(pubsub.peers) == 1)
-            while (await box.receive()).data != b"for members":
-                await near.publish(TOPIC, b"for members")
-
-    trio.run(main)
+async def test_stranger_hears_nothing_and_is_not_heard_until_it_is_admitted() -> None:
+    async with two_connected("nobody") as (near, far, box):
+        await until(lambda: waiting_streams(near) == 1)  # which the far one opened, as it admits everybody
+        far.serve("/echo/1", echo)
+        for _ in range(3):  # a stream that was opened before these is there by now
+            await near.request(far.peer_id, "/echo/1", b"?", deadline_s=5)
+        for number in range(5):
+            await near.publish(TOPIC, b"a secret" + bytes([number]))
+        router, pubsub = near._gossip._router, near._gossip._pubsub
+        assert not pubsub.peers
+        assert not pubsub.peer_topics.get(TOPIC)
+        assert not any(router._pending_messages.values())
+        near.is_admitted = lambda peer: peer == far.peer_id
+        near.gossip_with(far.peer_id)
+        await until(lambda: near.gossip_peers(TOPIC) == {far.peer_id})  # what it said before counts now
+        await until(lambda: len(pubsub.peers) == 1)
+        while (await box.receive()).data != b"for members":
+            await near.publish(TOPIC, b"for members")
 
 
-def test_streams_of_a_stranger_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_of_a_stranger_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gossip, "STRANGER_DEADLINE_S", 0.5)
-
-    async def main() -> None:
-        async with two_connected("nobody") as (near, _, _):
-            await until(lambda: waiting_streams(near) == 1)
-            await until(lambda: waiting_streams(near) == 0)
-
-    trio.run(main)
+    async with two_connected("nobody") as (near, _, _):
+        await until(lambda: waiting_streams(near) == 1)
+        await until(lambda: waiting_streams(near) == 0)
 
 
-def test_what_a_member_says_of_other_topics_is_nowhere_kept() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, box):
-            router, pubsub = far._gossip._router, far._gossip._pubsub
-            packet = rpc_pb2.RPC()
-            for number in range(200):
-                topic = f"topic {number}"
-                packet.control.prune.add(topicID=topic, backoff=1 << 40)
-                packet.control.graft.add(topicID=topic)
-                packet.control.ihave.add(topicID=topic, messageIDs=[b"1"])
-                packet.subscriptions.add(subscribe=True, topicid=topic)
-            said = signed(near, b"1", b"in two topics", TOPIC, *(f"topic {number}" for number in range(20)))
-            packet.publish.append(said)
-            packet.publish.append(signed(near, b"2", b"genuine", TOPIC))
-            packet.publish.append(signed(near, bytes(100), b"long", TOPIC))
-            peer = near_id(near)
-            await pubsub._take(peer, parse(packet.SerializeToString()))
-            assert (await box.receive()).data == b"genuine"
-            assert not box._items
-            topics = {TOPIC}
-            assert set(pubsub.peer_topics) == topics
-            assert set(router.mesh) == topics
-            assert set(router.back_off) <= topics
-            for table in (router.graft_flood_tracking, router.ihave_message_limits, router.message_rate_limits):
-                assert set(table.get(peer, ())) <= topics
-            for table in (router.time_since_last_publish, router.recent_message_deliveries):
-                assert set(table) <= topics
-            assert len(pubsub._said[peer]) == TOPICS_LIMIT
-            await near.disconnect(far.peer_id)
-            await until(lambda: not far.gossip_peers(TOPIC))
-            assert not pubsub._said
-
-    trio.run(main)
+async def test_what_a_member_says_of_other_topics_is_nowhere_kept() -> None:
+    async with two_hosts() as (near, far, box):
+        router, pubsub = far._gossip._router, far._gossip._pubsub
+        packet = rpc_pb2.RPC()
+        for number in range(200):
+            topic = f"topic {number}"
+            packet.control.prune.add(topicID=topic, backoff=1 << 40)
+            packet.control.graft.add(topicID=topic)
+            packet.control.ihave.add(topicID=topic, messageIDs=[b"1"])
+            packet.subscriptions.add(subscribe=True, topicid=topic)
+        said = signed(near, b"1", b"in two topics", TOPIC, *(f"topic {number}" for number in range(20)))
+        packet.publish.append(said)
+        packet.publish.append(signed(near, b"2", b"genuine", TOPIC))
+        packet.publish.append(signed(near, bytes(100), b"long", TOPIC))
+        peer = near_id(near)
+        await pubsub._take(peer, parse(packet.SerializeToString()))
+        assert (await box.receive()).data == b"genuine"
+        assert not box._items
+        topics = {TOPIC}
+        assert set(pubsub.peer_topics) == topics
+        assert set(router.mesh) == topics
+        assert set(router.back_off) <= topics
+        for table in (router.graft_flood_tracking, router.ihave_message_limits, router.message_rate_limits):
+            assert set(table.get(peer, ())) <= topics
+        for table in (router.time_since_last_publish, router.recent_message_deliveries):
+            assert set(table) <= topics
+        assert len(pubsub._said[peer]) == TOPICS_LIMIT
+        await near.disconnect(far.peer_id)
+        await until(lambda: not far.gossip_peers(TOPIC))
+        assert not pubsub._said
 
 
-def test_subscription_counts_once_its_topic_is_ours() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, _):
-            await near.subscribe("later")
-            await until(lambda: "later" in far._gossip._pubsub._said.get(near_id(near), ()))
-            assert not far.gossip_peers("later")
-            box = await far.subscribe("later")
-            assert far.gossip_peers("later") == {near.peer_id}
-            await until(lambda: near.gossip_peers("later") == {far.peer_id})
-            assert (await published(near, box, b"now", topic="later")).data == b"now"
-
-    trio.run(main)
+async def test_subscription_counts_once_its_topic_is_ours() -> None:
+    async with two_hosts() as (near, far, _):
+        await near.subscribe("later")
+        await until(lambda: "later" in far._gossip._pubsub._said.get(near_id(near), ()))
+        assert not far.gossip_peers("later")
+        box = await far.subscribe("later")
+        assert far.gossip_peers("later") == {near.peer_id}
+        await until(lambda: near.gossip_peers("later") == {far.peer_id})
+        assert (await published(near, box, b"now", topic="later")).data == b"now"
 
 
-def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WANTED_BURST_BYTES", 1 << 20)
-
-    async def main() -> None:
-        async with two_hosts() as (near, far, box):
-            await published(near, box, bytes(PUBLISH_LIMIT_BYTES))
-            router, pubsub = far._gossip._router, far._gossip._pubsub
-            number = router.mcache.window(TOPIC)[0]
-            sent: list[int] = []
-            monkeypatch.setattr(router, "send_rpc", lambda peer, packet, **_: sent.append(packet.ByteSize()))
-            want = rpc_pb2.RPC()
-            want.control.iwant.add(messageIDs=[number] * 1000)
-            for _ in range(20):
-                router.iwant_request_limits.clear()  # libp2p's own limit, which counts what is asked at once as one
-                router.mcache.put(signed(near, b"1", b"", TOPIC))
-                await pubsub._take(near_id(near), parse(want.SerializeToString()))
-            assert 1 <= len(sent) <= 5
-            assert max(sent) < PUBLISH_LIMIT_BYTES + 4096
-
-    trio.run(main)
+    async with two_hosts() as (near, far, box):
+        await published(near, box, bytes(PUBLISH_LIMIT_BYTES))
+        router, pubsub = far._gossip._router, far._gossip._pubsub
+        number = router.mcache.window(TOPIC)[0]
+        sent: list[int] = []
+        monkeypatch.setattr(router, "send_rpc", lambda peer, packet, **_: sent.append(packet.ByteSize()))
+        want = rpc_pb2.RPC()
+        want.control.iwant.add(messageIDs=[number] * 1000)
+        for _ in range(20):
+            router.iwant_request_limits.clear()  # libp2p's own limit, which counts what is asked at once as one
+            router.mcache.put(signed(near, b"1", b"", TOPIC))
+            await pubsub._take(near_id(near), parse(want.SerializeToString()))
+        assert 1 <= len(sent) <= 5
+        assert max(sent) < PUBLISH_LIMIT_BYTES + 4096
 
 
-def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, box):
-            far._gossip._pubsub._peer_limits._gossip_entries = Rates(0.001, 100)
-            stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw
-            packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"first", TOPIC)])
-            for _ in range(101):
-                packet.control.graft.add(topicID="no topic")
-            await stream.write(encode_varint_prefixed(packet.SerializeToString()))
-            assert (await box.receive()).data == b"first"
-            packet.publish[0].CopyFrom(signed(near, b"2", b"second", TOPIC))
-            await stream.write(encode_varint_prefixed(packet.SerializeToString()))
-            await until(lambda: far.refusals.counts().get(Reason.PACED.value, 0) > 0)
-            assert not box._items
-
-    trio.run(main)
+async def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
+    async with two_hosts() as (near, far, box):
+        far._gossip._pubsub._peer_limits._gossip_entries = Rates(0.001, 100)
+        stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw
+        packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"first", TOPIC)])
+        for _ in range(101):
+            packet.control.graft.add(topicID="no topic")
+        await stream.write(encode_varint_prefixed(packet.SerializeToString()))
+        assert (await box.receive()).data == b"first"
+        packet.publish[0].CopyFrom(signed(near, b"2", b"second", TOPIC))
+        await stream.write(encode_varint_prefixed(packet.SerializeToString()))
+        await until(lambda: far.refusals.counts().get(Reason.PACED.value, 0) > 0)
+        assert not box._items
 
 
-def test_of_a_peer_the_newest_stream_is_read_alone() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, box):
-            streams = [(await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw for _ in range(3)]
-            await until(lambda: waiting_streams(far) <= 2)  # the newest, and the one on which far speaks itself
-            packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"heard", TOPIC)])
-            await streams[-1].write(encode_varint_prefixed(packet.SerializeToString()))
-            assert (await box.receive()).data == b"heard"
-            assert len(far._gossip._pubsub._reading) == 1
-
-    trio.run(main)
+async def test_of_a_peer_the_newest_stream_is_read_alone() -> None:
+    async with two_hosts() as (near, far, box):
+        streams = [(await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw for _ in range(3)]
+        await until(lambda: waiting_streams(far) <= 2)  # the newest, and the one on which far speaks itself
+        packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"heard", TOPIC)])
+        await streams[-1].write(encode_varint_prefixed(packet.SerializeToString()))
+        assert (await box.receive()).data == b"heard"
+        assert len(far._gossip._pubsub._reading) == 1
 
 
-def test_what_was_kept_of_peers_that_are_gone_goes_with_a_heartbeat() -> None:
-    async def main() -> None:
-        async with two_hosts() as (near, far, _):
-            router, gone = far._gossip._router, near_id(Host(identity=Identity.from_seed(bytes([9]) * 32)))
-            router.back_off = {TOPIC: {gone: 1, near_id(near): 1 << 40}}
-            router.scorer.first_message_deliveries[gone][TOPIC] = 1.0
-            router.scorer.behavior_penalty[gone] = 1.0
-            router._periodic_security_cleanup()
-            assert router.back_off == {TOPIC: {near_id(near): 1 << 40}}
-            assert gone not in router.scorer.first_message_deliveries
-            assert gone not in router.scorer.behavior_penalty
-
-    trio.run(main)
+async def test_what_was_kept_of_peers_that_are_gone_goes_with_a_heartbeat() -> None:
+    async with two_hosts() as (near, far, _):
+        router, gone = far._gossip._router, near_id(Host(identity=Identity.from_seed(bytes([9]) * 32)))
+        router.back_off = {TOPIC: {gone: 1, near_id(near): 1 << 40}}
+        router.scorer.first_message_deliveries[gone][TOPIC] = 1.0
+        router.scorer.behavior_penalty[gone] = 1.0
+        router._periodic_security_cleanup()
+        assert router.back_off == {TOPIC: {near_id(near): 1 << 40}}
+        assert gone not in router.scorer.first_message_deliveries
+        assert gone not in router.scorer.behavior_penalty
 
 
 def near_id(host: Host) -> ID:
@@ -277,27 +245,23 @@ def signed(host: Host, number: bytes, data: bytes, *topics: str) -> rpc_pb2.Mess
     return said
 
 
-def test_neighbours_are_who_comes_first_and_not_who_asked_first() -> None:
+async def test_neighbours_are_who_comes_first_and_not_who_asked_first() -> None:
     """Whatever strangers are neighbours before a heartbeat, members are after it, as many as there may be."""
-
-    async def main() -> None:
-        async with two_hosts() as (near, far, _box):
-            router = near._gossip._router
-            member = ID.from_base58(far.peer_id)
-            crowd = [ID.from_base58(Identity.from_seed(bytes([seed]) * 32).peer_id) for seed in range(20, 40)]
-            router.peer_protocol.update(dict.fromkeys(crowd, router.peer_protocol[member]))
-            router.pubsub.peer_topics[TOPIC].update(crowd)
-            near.comes_first = lambda peer: peer == far.peer_id
-            for _ in range(20):
-                router.mesh[TOPIC] = set(crowd)
-                graft, prune = router.mesh_heartbeat()
-                assert TOPIC in graft[member]
-                assert member in router.mesh[TOPIC]
-                assert member not in prune
-                assert len(router.mesh[TOPIC]) == gossip.DEGREE
-            near.comes_first = lambda peer: True
-            router.mesh[TOPIC] = {member, *crowd}
-            router.mesh_heartbeat()
-            assert len(router.mesh[TOPIC]) == gossip.DEGREE, "many that come first are no more than others would be"
-
-    trio.run(main)
+    async with two_hosts() as (near, far, _box):
+        router = near._gossip._router
+        member = ID.from_base58(far.peer_id)
+        crowd = [ID.from_base58(Identity.from_seed(bytes([seed]) * 32).peer_id) for seed in range(20, 40)]
+        router.peer_protocol.update(dict.fromkeys(crowd, router.peer_protocol[member]))
+        router.pubsub.peer_topics[TOPIC].update(crowd)
+        near.comes_first = lambda peer: peer == far.peer_id
+        for _ in range(20):
+            router.mesh[TOPIC] = set(crowd)
+            graft, prune = router.mesh_heartbeat()
+            assert TOPIC in graft[member]
+            assert member in router.mesh[TOPIC]
+            assert member not in prune
+            assert len(router.mesh[TOPIC]) == gossip.DEGREE
+        near.comes_first = lambda peer: True
+        router.mesh[TOPIC] = {member, *crowd}
+        router.mesh_heartbeat()
+        assert len(router.mesh[TOPIC]) == gossip.DEGREE, "many that come first are no more than others would be"

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.peering import Welcome
@@ -15,7 +14,7 @@ from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_rec
 from shoal.protocol.wire import Sealer
 from shoal.swarm import key_probe
 from shoal.swarm.key_probe import KeyProbe
-from tests.swarm.test_members import MANIFEST, Node, assert_linked, identity, run, running, stranger
+from tests.swarm.test_members import MANIFEST, Node, assert_linked, identity, running, stranger
 
 
 def watched(node: Node) -> list[NodeRecord]:
@@ -32,132 +31,115 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.02)
 
 
-def test_hello_of_an_earlier_life_is_answered_with_the_record_of_the_later_one() -> None:
-    async def main() -> None:
-        here, later = Node(1), Node(2, boot=7)
-        async with running(here), stranger(2, boot=3) as earlier:
-            async with running(later):
-                await later.join(here)
-                await assert_linked(here, later)
-            await until(lambda: not here.linked())
-            answer = await earlier.ask(here, earlier.hello())
-            assert isinstance(answer, Welcome)
-            assert answer.record == b""
-            (sealed,) = answer.others
-            told = open_record(sealed, MANIFEST.swarm_id, 0.0).record
-            assert (told.peer, told.boot) == (later.peer, 7)
-
-    run(main)
-
-
-def test_node_that_was_started_less_often_learns_of_the_other_and_is_not_linked() -> None:
-    async def main() -> None:
-        here, later = Node(1), Node(2, boot=7)
-        async with running(here, later) as nursery:
+async def test_hello_of_an_earlier_life_is_answered_with_the_record_of_the_later_one() -> None:
+    here, later = Node(1), Node(2, boot=7)
+    async with running(here), stranger(2, boot=3) as earlier:
+        async with running(later):
             await later.join(here)
             await assert_linked(here, later)
-            later.kill()  # its record is still known
-            await until(lambda: not here.linked())
-            earlier = Node(2, boot=3)
-            seen = watched(earlier)
-            await nursery.start(earlier.run)
-            with pytest.raises((RemoteError, NetworkError)):
-                await earlier.join(here)
-            await until(lambda: bool(seen))
-            assert (seen[0].peer, seen[0].boot) == (earlier.peer, 7)
-            assert here.linked() == frozenset()
+        await until(lambda: not here.linked())
+        answer = await earlier.ask(here, earlier.hello())
+        assert isinstance(answer, Welcome)
+        assert answer.record == b""
+        (sealed,) = answer.others
+        told = open_record(sealed, MANIFEST.swarm_id, 0.0).record
+        assert (told.peer, told.boot) == (later.peer, 7)
 
-    run(main)
+
+async def test_node_that_was_started_less_often_learns_of_the_other_and_is_not_linked() -> None:
+    here, later = Node(1), Node(2, boot=7)
+    async with running(here, later) as nursery:
+        await later.join(here)
+        await assert_linked(here, later)
+        later.kill()  # its record is still known
+        await until(lambda: not here.linked())
+        earlier = Node(2, boot=3)
+        seen = watched(earlier)
+        await nursery.start(earlier.run)
+        with pytest.raises((RemoteError, NetworkError)):
+            await earlier.join(here)
+        await until(lambda: bool(seen))
+        assert (seen[0].peer, seen[0].boot) == (earlier.peer, 7)
+        assert here.linked() == frozenset()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_of_two_that_were_started_equally_often_the_one_that_has_said_less_learns_of_it(ahead: bool) -> None:
-    async def main() -> None:
-        here, known, copy = Node(1), Node(2, boot=4), Node(2, boot=4)
-        for _ in range(1000):
-            (copy if ahead else known).sealer.seal("node-record", b"")
-        async with running(here, known) as nursery:
-            await known.join(here)
-            await assert_linked(here, known)
-            known.kill()
-            await until(lambda: not here.linked())
-            seen = watched(copy)
-            await nursery.start(copy.run)
-            await copy.join(here)
-            await assert_linked(here, copy)
-            assert bool(seen) == (not ahead)
-
-    run(main)
+async def test_of_two_that_were_started_equally_often_the_one_that_has_said_less_learns_of_it(ahead: bool) -> None:
+    here, known, copy = Node(1), Node(2, boot=4), Node(2, boot=4)
+    for _ in range(1000):
+        (copy if ahead else known).sealer.seal("node-record", b"")
+    async with running(here, known) as nursery:
+        await known.join(here)
+        await assert_linked(here, known)
+        known.kill()
+        await until(lambda: not here.linked())
+        seen = watched(copy)
+        await nursery.start(copy.run)
+        await copy.join(here)
+        await assert_linked(here, copy)
+        assert bool(seen) == (not ahead)
 
 
-def test_node_that_comes_back_is_not_taken_for_another() -> None:
-    async def main() -> None:
-        here, there = Node(1), Node(2)
-        seen, also = watched(here), watched(there)
-        async with running(here, there):
-            await there.join(here)
-            for _ in range(3):
-                await assert_linked(here, there)
-                here.members.links.drop(there.peer)
+async def test_node_that_comes_back_is_not_taken_for_another() -> None:
+    here, there = Node(1), Node(2)
+    seen, also = watched(here), watched(there)
+    async with running(here, there):
+        await there.join(here)
+        for _ in range(3):
             await assert_linked(here, there)
-            again = Node(2, boot=2)
-            there.kill()
-            seen_again = watched(again)
-            async with running(again):
-                await again.join(here)
-                await assert_linked(here, again)
-            assert seen == also == seen_again == []
+            here.members.links.drop(there.peer)
+        await assert_linked(here, there)
+        again = Node(2, boot=2)
+        there.kill()
+        seen_again = watched(again)
+        async with running(again):
+            await again.join(here)
+            await assert_linked(here, again)
+        assert seen == also == seen_again == []
 
-    run(main)
 
-
-def test_node_that_is_shut_out_asks_under_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_that_is_shut_out_asks_under_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_probe, "PERIOD_S", 0.1)
-
-    async def main() -> None:
-        here, later = Node(1), Node(2, boot=7)
-        async with running(here, later):
-            await later.join(here)
-            await assert_linked(here, later)
-            earlier = Node(2, boot=3)
-            seen = watched(earlier)
-            async with running(earlier):
-                earlier.members.probe.shut_out(["/ip4/127.0.0.1/tcp/9/p2p/" + here.peer, "no address"])
-                earlier.members.probe.shut_out(here.host.addresses)
-                await until(lambda: bool(seen))
-                assert seen[0].boot == 7
-                assert later.linked() == {here.peer}  # nobody was disturbed by that
-
-    run(main)
+    here, later = Node(1), Node(2, boot=7)
+    async with running(here, later):
+        await later.join(here)
+        await assert_linked(here, later)
+        earlier = Node(2, boot=3)
+        seen = watched(earlier)
+        async with running(earlier):
+            earlier.members.probe.shut_out(["/ip4/127.0.0.1/tcp/9/p2p/" + here.peer, "no address"])
+            earlier.members.probe.shut_out(here.host.addresses)
+            await until(lambda: bool(seen))
+            assert seen[0].boot == 7
+            assert later.linked() == {here.peer}  # nobody was disturbed by that
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_node_on_a_copy_learns_that_its_earlier_life_goes_on(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+async def test_node_on_a_copy_learns_that_its_earlier_life_goes_on(
+    monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
     monkeypatch.setattr(key_probe, "PERIOD_S", 0.1)
     monkeypatch.setattr(key_probe, "EARLIER_S", 0.5)
-
-    async def main() -> None:
-        here, earlier, copy = Node(1), Node(2, boot=3), Node(2, boot=4)
-        seen = watched(copy)
-        async with running(here, earlier) as nursery:
-            await earlier.join(here)
-            await assert_linked(here, earlier)
-            await nursery.start(copy.host.run)
-            nursery.start_soon(copy.members.probe.run)
-            if not goes_on:
-                earlier.kill()
-            began = trio.current_time()
-            while not seen and (goes_on or trio.current_time() < began + 2):
-                earlier.members.announce()
-                copy.members.probe.shut_out(here.host.addresses)
-                await trio.sleep(0.05)
-            assert [(record.peer, record.boot) for record in seen[:1]] == [(earlier.peer, 3)] * goes_on
-            assert not goes_on or trio.current_time() >= began + 0.5
-
-    run(main)
+    here, earlier, copy = Node(1), Node(2, boot=3), Node(2, boot=4)
+    seen = watched(copy)
+    async with running(here, earlier) as nursery:
+        await earlier.join(here)
+        await assert_linked(here, earlier)
+        await nursery.start(copy.host.run)
+        nursery.start_soon(copy.members.probe.run)
+        if not goes_on:
+            earlier.kill()
+        began = trio.current_time()
+        while not seen and (goes_on or trio.current_time() < began + 2):
+            earlier.members.announce()
+            copy.members.probe.shut_out(here.host.addresses)
+            await trio.sleep(0.05)
+        assert [(record.peer, record.boot) for record in seen[:1]] == [(earlier.peer, 3)] * goes_on
+        assert not goes_on or trio.current_time() >= began + 0.5
 
 
-def test_earlier_life_goes_on_only_if_it_spoke_when_it_should_be_silent() -> None:
+@pytest.mark.virtual_time
+async def test_earlier_life_goes_on_only_if_it_spoke_when_it_should_be_silent() -> None:
     who, seen = identity(2), list[NodeRecord]()
     sealers = Sealer(who, MANIFEST.swarm_id, 3), Sealer(who, MANIFEST.swarm_id, 4)
     probe = KeyProbe(
@@ -170,31 +152,24 @@ def test_earlier_life_goes_on_only_if_it_spoke_when_it_should_be_silent() -> Non
     )
     record = NodeRecord(peer=who.peer_id, boot=3)
     first, second, third = (open_record(seal_record(sealers[0], record), MANIFEST.swarm_id, 0.0) for _ in range(3))
-
-    async def main() -> None:
-        probe._judge(first)
-        await trio.sleep(key_probe.EARLIER_S - 1)
-        probe._judge(second)  # it may have been on its way
-        await trio.sleep(2)
-        probe._judge(first)
-        assert seen == []
-        probe._judge(third)
-        assert seen == [record]
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    probe._judge(first)
+    await trio.sleep(key_probe.EARLIER_S - 1)
+    probe._judge(second)  # it may have been on its way
+    await trio.sleep(2)
+    probe._judge(first)
+    assert seen == []
+    probe._judge(third)
+    assert seen == [record]
 
 
-def test_nobody_is_told_of_another_than_its_own_key() -> None:
-    async def main() -> None:
-        here, there = Node(1), Node(2, boot=7)
-        async with running(here, there):
-            await there.join(here)
-            await assert_linked(here, there)
-            seen = watched(there)
-            other = Node(3)
-            taken = watched(other)
-            async with running(other):
-                await other.members.probe._ask_all(here.host.addresses)
-            assert taken == seen == []
-
-    run(main)
+async def test_nobody_is_told_of_another_than_its_own_key() -> None:
+    here, there = Node(1), Node(2, boot=7)
+    async with running(here, there):
+        await there.join(here)
+        await assert_linked(here, there)
+        seen = watched(there)
+        other = Node(3)
+        taken = watched(other)
+        async with running(other):
+            await other.members.probe._ask_all(here.host.addresses)
+        assert taken == seen == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,14 +26,6 @@ from shoal.swarm.streams import MessageStream
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
 TEST_DEADLINE_S = 60
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -204,89 +196,71 @@ async def assert_still_talking(first: Node, second: Node) -> None:
 # -- hello ---------------------------------------------------------------------------------------------------
 
 
-def test_hello_links_both_ways_and_messages_arrive_in_order() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
+async def test_hello_links_both_ways_and_messages_arrive_in_order() -> None:
+    async with nodes(1, 2) as (near, far):
+        await near.join(far)
+        await until(lambda: near.peer in far.links.linked())
+        assert near.links.linked() == {far.peer}
+        assert (near.gate.ups, far.gate.ups) == ([far.peer], [near.peer])
+        for nonce in range(50):
+            near.links.send(far.peer, ping(nonce))
+            far.links.broadcast(ping(100 + nonce))
+        await until(lambda: len(far.gate.heard) == len(near.gate.heard) == 50)
+        assert far.gate.heard == [(near.peer, ping(nonce)) for nonce in range(50)]
+        assert near.gate.heard == [(far.peer, ping(100 + nonce)) for nonce in range(50)]
+        assert near.gate.downs == far.gate.downs == []
+
+
+async def test_hello_from_both_ends_at_once_makes_one_link() -> None:
+    async with nodes(1, 2) as (one, two):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.join, two)
+            nursery.start_soon(two.join, one)
+        assert (one.gate.ups, two.gate.ups) == ([two.peer], [one.peer])
+        await assert_still_talking(one, two)
+
+
+async def test_join_raises_refused_with_the_reason_of_the_other() -> None:
+    async with nodes(1, 2) as (near, far):
+        far.gate.refusing[near.peer] = "you are of another swarm"
+        with pytest.raises(Refused, match="refused: you are of another swarm") as caught:
             await near.join(far)
-            await until(lambda: near.peer in far.links.linked())
-            assert near.links.linked() == {far.peer}
-            assert (near.gate.ups, far.gate.ups) == ([far.peer], [near.peer])
-            for nonce in range(50):
-                near.links.send(far.peer, ping(nonce))
-                far.links.broadcast(ping(100 + nonce))
-            await until(lambda: len(far.gate.heard) == len(near.gate.heard) == 50)
-            assert far.gate.heard == [(near.peer, ping(nonce)) for nonce in range(50)]
-            assert near.gate.heard == [(far.peer, ping(100 + nonce)) for nonce in range(50)]
-            assert near.gate.downs == far.gate.downs == []
-
-    run(main)
+        assert caught.value.peer == far.peer
+        assert near.links.linked() == far.links.linked() == frozenset()
+        assert near.gate.ups == far.gate.ups == []
 
 
-def test_hello_from_both_ends_at_once_makes_one_link() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (one, two):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(one.join, two)
-                nursery.start_soon(two.join, one)
-            assert (one.gate.ups, two.gate.ups) == ([two.peer], [one.peer])
-            await assert_still_talking(one, two)
-
-    run(main)
+async def test_welcome_that_is_not_believed_makes_no_link() -> None:
+    async with nodes(1, 2) as (near, far):
+        near.gate.not_believing.add(far.peer)
+        with pytest.raises(RemoteError, match="does not hold"):
+            await near.join(far)
+        assert near.links.linked() == frozenset()
+        assert near.gate.ups == []
 
 
-def test_join_raises_refused_with_the_reason_of_the_other() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
-            far.gate.refusing[near.peer] = "you are of another swarm"
-            with pytest.raises(Refused, match="refused: you are of another swarm") as caught:
-                await near.join(far)
-            assert caught.value.peer == far.peer
-            assert near.links.linked() == far.links.linked() == frozenset()
-            assert near.gate.ups == far.gate.ups == []
+async def test_answer_that_is_no_welcome_makes_no_link() -> None:
+    async def gibberish(stream: MessageStream) -> None:
+        await stream.receive(deadline_s=5)
+        await stream.send(b"\xc1", deadline_s=5)
 
-    run(main)
-
-
-def test_welcome_that_is_not_believed_makes_no_link() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
-            near.gate.not_believing.add(far.peer)
-            with pytest.raises(RemoteError, match="does not hold"):
-                await near.join(far)
-            assert near.links.linked() == frozenset()
-            assert near.gate.ups == []
-
-    run(main)
+    async with nodes(1) as (near,), stranger(9) as odd:
+        odd.host.serve(HELLO_PROTOCOL, gibberish)
+        with pytest.raises(RemoteError, match=odd.peer):
+            await near.join(odd.host)
+        assert near.links.linked() == frozenset()
 
 
-def test_answer_that_is_no_welcome_makes_no_link() -> None:
-    async def main() -> None:
-        async def gibberish(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
-            await stream.send(b"\xc1", deadline_s=5)
-
-        async with nodes(1) as (near,), stranger(9) as odd:
-            odd.host.serve(HELLO_PROTOCOL, gibberish)
-            with pytest.raises(RemoteError, match=odd.peer):
-                await near.join(odd.host)
-            assert near.links.linked() == frozenset()
-
-    run(main)
-
-
-def test_hello_that_is_none_is_answered_with_nothing() -> None:
-    async def main() -> None:
-        async with nodes(1) as (node,), stranger(9) as odd:
-            await odd.host.dial(node.host.addresses[0], deadline_s=5)
-            hellos = [b"", b"\xc1", nested(100_000), canonical(ping()), canonical(WELCOME), bytes(2 << 20)]
-            for count, data in enumerate(hellos, start=1):
-                with pytest.raises(NetworkError):
-                    await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=5)
-                assert (node.host.remote_errors, node.host.handler_errors) == (count, 0)
-            assert node.links.linked() == frozenset()
-            await odd.say_hello(node)  # and is none the worse for it
-
-    run(main)
+async def test_hello_that_is_none_is_answered_with_nothing() -> None:
+    async with nodes(1) as (node,), stranger(9) as odd:
+        await odd.host.dial(node.host.addresses[0], deadline_s=5)
+        hellos = [b"", b"\xc1", nested(100_000), canonical(ping()), canonical(WELCOME), bytes(2 << 20)]
+        for count, data in enumerate(hellos, start=1):
+            with pytest.raises(NetworkError):
+                await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=5)
+            assert (node.host.remote_errors, node.host.handler_errors) == (count, 0)
+        assert node.links.linked() == frozenset()
+        await odd.say_hello(node)  # and is none the worse for it
 
 
 @contextlib.asynccontextmanager
@@ -300,147 +274,122 @@ async def full_node(monkeypatch: pytest.MonkeyPatch, waiting: int) -> AsyncItera
         await assert_still_talking(made[0], made[1])
 
 
-def test_who_comes_to_a_full_node_is_told_so_at_hello_and_no_link_is_up_at_either_end(
+async def test_who_comes_to_a_full_node_is_told_so_at_hello_and_no_link_is_up_at_either_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with full_node(monkeypatch, 3) as (one, _, three):
-            with pytest.raises(NoPlaceLeft, match=f"{one.peer} is full"):
-                await three.join(one)
-            assert three.gate.fulls == [(one.peer, Full(others=(b"another",)))]
-            assert (three.gate.ups, three.links.linked()) == ([], frozenset())
-            assert one.links._refusals.counts() == {Reason.LINKS.value: 1}
-            await until(lambda: one.peer not in three.host.connected())  # in a while: the answer has to arrive
-
-    run(main)
+    async with full_node(monkeypatch, 3) as (one, _, three):
+        with pytest.raises(NoPlaceLeft, match=f"{one.peer} is full"):
+            await three.join(one)
+        assert three.gate.fulls == [(one.peer, Full(others=(b"another",)))]
+        assert (three.gate.ups, three.links.linked()) == ([], frozenset())
+        assert one.links._refusals.counts() == {Reason.LINKS.value: 1}
+        await until(lambda: one.peer not in three.host.connected())  # in a while: the answer has to arrive
 
 
-def test_full_node_ends_no_link_for_whom_it_dials_itself_and_does_not_dial_strangers(
+async def test_full_node_ends_no_link_for_whom_it_dials_itself_and_does_not_dial_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with full_node(monkeypatch, 3) as (one, _, three):
-            with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
-                await one.links.meet(three.peer, three.host.addresses, deadline_s=5)
-            assert three.gate.ups == [], "it was not even dialled"
-            with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
-                await one.join(three)
-            await until(lambda: not three.links.linked())
-
-    run(main)
+    async with full_node(monkeypatch, 3) as (one, _, three):
+        with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
+            await one.links.meet(three.peer, three.host.addresses, deadline_s=5)
+        assert three.gate.ups == [], "it was not even dialled"
+        with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
+            await one.join(three)
+        await until(lambda: not three.links.linked())
 
 
-def test_who_comes_first_gets_the_place_of_the_stranger_that_was_silent_longest(
+async def test_who_comes_first_gets_the_place_of_the_stranger_that_was_silent_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "LINK_LIMIT", 3)
-
-    async def main() -> None:
-        async with nodes(1, 2, 3, 4, 5, 6) as (one, gave, silent, talks, member, other):
-            one.gate.ranks = {gave.peer: Rank.CONTRIBUTOR, member.peer: Rank.FIRST, other.peer: Rank.FIRST}
-            for node in (gave, silent, talks):
-                await node.join(one)
-            talks.links.send(one.peer, leave())
-            await one.hears(talks, leave())
-            silent.links.send(one.peer, ping())
-            await one.hears(silent, ping())
-            await member.join(one)
-            assert one.gate.gone == [silent.peer], "a ping is no more than a sign of life"
-            await until(lambda: one.links.linked() == {gave.peer, talks.peer, member.peer})
-            assert silent.peer not in one.gate.downs, "it is not held for dead"
-            await other.join(one)
-            assert one.gate.gone == [silent.peer, talks.peer]
-            with pytest.raises(NoPlaceLeft):
-                await silent.join(one)
-            await assert_still_talking(one, gave)
-            await assert_still_talking(one, member)
-
-    run(main)
+    async with nodes(1, 2, 3, 4, 5, 6) as (one, gave, silent, talks, member, other):
+        one.gate.ranks = {gave.peer: Rank.CONTRIBUTOR, member.peer: Rank.FIRST, other.peer: Rank.FIRST}
+        for node in (gave, silent, talks):
+            await node.join(one)
+        talks.links.send(one.peer, leave())
+        await one.hears(talks, leave())
+        silent.links.send(one.peer, ping())
+        await one.hears(silent, ping())
+        await member.join(one)
+        assert one.gate.gone == [silent.peer], "a ping is no more than a sign of life"
+        await until(lambda: one.links.linked() == {gave.peer, talks.peer, member.peer})
+        assert silent.peer not in one.gate.downs, "it is not held for dead"
+        await other.join(one)
+        assert one.gate.gone == [silent.peer, talks.peer]
+        with pytest.raises(NoPlaceLeft):
+            await silent.join(one)
+        await assert_still_talking(one, gave)
+        await assert_still_talking(one, member)
 
 
-def test_stranger_gets_the_place_of_another_only_where_that_was_silent_for_long(
+async def test_stranger_gets_the_place_of_another_only_where_that_was_silent_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "LINK_LIMIT", 2)
-
-    async def main() -> None:
-        async with nodes(1, 2, 3, 4) as (one, first, second, third):
-            for node in (first, second):
-                await node.join(one)
-            with pytest.raises(NoPlaceLeft):
-                await third.join(one)
-            one.links._links[first.peer].said_at -= SILENT_STRANGER_S
+    async with nodes(1, 2, 3, 4) as (one, first, second, third):
+        for node in (first, second):
+            await node.join(one)
+        with pytest.raises(NoPlaceLeft):
             await third.join(one)
-            assert one.gate.gone == [first.peer]
-            await until(lambda: one.links.linked() == {second.peer, third.peer})
-            await assert_still_talking(one, third)
+        one.links._links[first.peer].said_at -= SILENT_STRANGER_S
+        await third.join(one)
+        assert one.gate.gone == [first.peer]
+        await until(lambda: one.links.linked() == {second.peer, third.peer})
+        await assert_still_talking(one, third)
 
-    run(main)
 
-
-def test_places_that_are_promised_are_not_given_away_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_places_that_are_promised_are_not_given_away_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hellos at the last place: while the one welcome is on its way, the other is told that there is none."""
     monkeypatch.setattr(links, "LINK_LIMIT", 1)
+    async with nodes(1) as (one,), stranger(8) as early, stranger(9) as late:
+        sending, go_on = trio.Event(), trio.Event()
+        send = MessageStream.send
 
-    async def main() -> None:
-        async with nodes(1) as (one,), stranger(8) as early, stranger(9) as late:
-            sending, go_on = trio.Event(), trio.Event()
-            send = MessageStream.send
+        async def held(stream: MessageStream, data: bytes, *, deadline_s: float) -> None:
+            if stream.peer == early.peer and data == canonical(WELCOME):
+                sending.set()
+                await go_on.wait()
+            await send(stream, data, deadline_s=deadline_s)
 
-            async def held(stream: MessageStream, data: bytes, *, deadline_s: float) -> None:
-                if stream.peer == early.peer and data == canonical(WELCOME):
-                    sending.set()
-                    await go_on.wait()
-                await send(stream, data, deadline_s=deadline_s)
-
-            monkeypatch.setattr(MessageStream, "send", held)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(early.say_hello, one)
-                await sending.wait()
-                await late.host.dial(one.host.addresses[0], deadline_s=5)
-                reply = await late.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
-                assert reply == canonical(Full(others=(b"another",)))
-                go_on.set()
-            assert one.links.linked() == {early.peer}
-
-    run(main)
+        monkeypatch.setattr(MessageStream, "send", held)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(early.say_hello, one)
+            await sending.wait()
+            await late.host.dial(one.host.addresses[0], deadline_s=5)
+            reply = await late.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
+            assert reply == canonical(Full(others=(b"another",)))
+            go_on.set()
+        assert one.links.linked() == {early.peer}
 
 
 # -- the streams ---------------------------------------------------------------------------------------------
 
 
-def test_messages_of_who_was_not_admitted_are_not_read(
+async def test_messages_of_who_was_not_admitted_are_not_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(links, "ADMISSION_DEADLINE_S", 0.1)
-
-    async def main() -> None:
-        async with nodes(1, 2) as (node, good), stranger(9) as odd:
-            await node.join(good)
-            await odd.host.dial(node.host.addresses[0], deadline_s=5)
-            stream = await odd.open_messages(node)
-            await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=5)
-            with pytest.raises(NetworkError):
-                await stream.receive(deadline_s=5)
-            assert node.gate.heard == []
-            # Its fault, not a bug of ours with a traceback in the log for every stranger who tries.
-            assert (node.host.remote_errors, node.host.handler_errors) == (1, 0)
-            await assert_still_talking(node, good)
-
-    run(main)
+    async with nodes(1, 2) as (node, good), stranger(9) as odd:
+        await node.join(good)
+        await odd.host.dial(node.host.addresses[0], deadline_s=5)
+        stream = await odd.open_messages(node)
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=5)
+        with pytest.raises(NetworkError):
+            await stream.receive(deadline_s=5)
+        assert node.gate.heard == []
+        # Its fault, not a bug of ours with a traceback in the log for every stranger who tries.
+        assert (node.host.remote_errors, node.host.handler_errors) == (1, 0)
+        await assert_still_talking(node, good)
     assert not errors(caplog)
 
 
-def test_messages_that_come_before_the_admission_wait_for_it() -> None:
-    async def main() -> None:
-        async with nodes(1) as (node,), stranger(9) as eager:
-            await eager.host.dial(node.host.addresses[0], deadline_s=5)
-            stream = await eager.open_messages(node)
-            await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=5)
-            await eager.say_hello(node)
-            await until(lambda: node.gate.heard == [(eager.peer, ping(7))])
-
-    run(main)
+async def test_messages_that_come_before_the_admission_wait_for_it() -> None:
+    async with nodes(1) as (node,), stranger(9) as eager:
+        await eager.host.dial(node.host.addresses[0], deadline_s=5)
+        stream = await eager.open_messages(node)
+        await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=5)
+        await eager.say_hello(node)
+        await until(lambda: node.gate.heard == [(eager.peer, ping(7))])
 
 
 BY_ANOTHER = Sealer(identity(77), SWARM, 1)
@@ -469,17 +418,7 @@ def of_another_swarm(sealer: Sealer) -> Sealer:
     return Sealer(who, SwarmId(bytes(32)), 1)
 
 
-def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (node, good):
-            await node.join(good)
-            for number, fault in enumerate(FAULTS):
-                async with stranger(100 + number) as odd:
-                    await commit(fault, odd, node)
-                assert node.links.linked() == {good.peer}, fault
-                assert (node.host.remote_errors, node.host.handler_errors) == (number + 1, 0), fault
-            await assert_still_talking(node, good)
-
+async def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixture) -> None:
     async def commit(fault: str, odd: Stranger, node: Node) -> None:
         await odd.say_hello(node)
         stream = await odd.open_messages(node)
@@ -490,133 +429,119 @@ def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixture) -
         await until(lambda: node.gate.downs[-1:] == [odd.peer])
         assert node.gate.heard[-1] == (odd.peer, ping(1)), fault
 
-    run(main)
+    async with nodes(1, 2) as (node, good):
+        await node.join(good)
+        for number, fault in enumerate(FAULTS):
+            async with stranger(100 + number) as odd:
+                await commit(fault, odd, node)
+            assert node.links.linked() == {good.peer}, fault
+            assert (node.host.remote_errors, node.host.handler_errors) == (number + 1, 0), fault
+        await assert_still_talking(node, good)
     assert not errors(caplog)
 
 
-def test_message_that_the_gatekeeper_rejects_ends_the_link() -> None:
+async def test_message_that_the_gatekeeper_rejects_ends_the_link() -> None:
     class Strict(Gate):
         def message(self, peer: PeerId, message: LinkMessage) -> None:
             raise RemoteError("not allowed", peer=peer)
 
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
-            far.gate.__class__ = Strict
-            await near.join(far)
-            near.links.send(far.peer, ping())
-            await until(lambda: far.gate.downs == [near.peer])
-            await until(lambda: near.gate.downs == [far.peer])
-            assert far.host.remote_errors == 1
-
-    run(main)
+    async with nodes(1, 2) as (near, far):
+        far.gate.__class__ = Strict
+        await near.join(far)
+        near.links.send(far.peer, ping())
+        await until(lambda: far.gate.downs == [near.peer])
+        await until(lambda: near.gate.downs == [far.peer])
+        assert far.host.remote_errors == 1
 
 
-def test_queue_that_overflows_drops_the_link(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_queue_that_overflows_drops_the_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(links, "QUEUE_LIMIT_MESSAGES", 4)
-
-    async def main() -> None:
-        async with nodes(1, 2) as (node, good), stranger(9, reads=False) as deaf:
-            await node.join(good)
-            await deaf.say_hello(node)
-            for nonce in range(4):
-                node.links.send(deaf.peer, ping(nonce))
-            assert node.links.linked() == {good.peer, deaf.peer}
-            node.links.send(deaf.peer, ping(4))
-            assert node.links.linked() == {good.peer}
-            assert node.gate.downs == [deaf.peer]
-            node.links.send(deaf.peer, ping(5))  # to nobody
-            await until(lambda: deaf.peer not in node.host.connected())
-            await assert_still_talking(node, good)
-
-    run(main)
+    async with nodes(1, 2) as (node, good), stranger(9, reads=False) as deaf:
+        await node.join(good)
+        await deaf.say_hello(node)
+        for nonce in range(4):
+            node.links.send(deaf.peer, ping(nonce))
+        assert node.links.linked() == {good.peer, deaf.peer}
+        node.links.send(deaf.peer, ping(4))
+        assert node.links.linked() == {good.peer}
+        assert node.gate.downs == [deaf.peer]
+        node.links.send(deaf.peer, ping(5))  # to nobody
+        await until(lambda: deaf.peer not in node.host.connected())
+        await assert_still_talking(node, good)
     assert f"{identity(9).peer_id} does not take its messages; dropping the link" in caplog.text
 
 
-def test_drain_returns_when_all_that_was_queued_is_sent_and_never_hangs() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (node, good):
-            await node.join(good)
-            for nonce in range(100):
-                node.links.send(good.peer, ping(nonce))
-            await node.links.drain(deadline_s=5)
-            node.links.drop(good.peer)  # what is in the stream still arrives or not; nothing is left in the queue
-            began = trio.current_time()
-            await node.links.drain(deadline_s=5)
-            assert trio.current_time() - began < 1
-
-    run(main)
+async def test_drain_returns_when_all_that_was_queued_is_sent_and_never_hangs() -> None:
+    async with nodes(1, 2) as (node, good):
+        await node.join(good)
+        for nonce in range(100):
+            node.links.send(good.peer, ping(nonce))
+        await node.links.drain(deadline_s=5)
+        node.links.drop(good.peer)  # what is in the stream still arrives or not; nothing is left in the queue
+        began = trio.current_time()
+        await node.links.drain(deadline_s=5)
+        assert trio.current_time() - began < 1
 
 
-def test_dropped_link_is_lost_at_both_ends_and_can_be_made_again() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
-            for time in range(1, 6):
-                await near.join(far)
-                await until(lambda: near.peer in far.links.linked())
-                near.links.drop(far.peer)
-                assert near.links.linked() == frozenset()
-                await until(lambda: not far.links.linked())
-                assert (near.gate.downs, far.gate.downs) == ([far.peer] * time, [near.peer] * time)
-                await until(lambda: not near.host.connected() and not far.host.connected())
-            await near.join(far)
-            await until(lambda: near.peer in far.links.linked())
-            near.links.send(far.peer, ping(3))
-            await until(lambda: far.gate.heard == [(near.peer, ping(3))])
-
-    run(main)
-
-
-def test_meeting_waits_for_the_old_connection_to_be_closed() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
-            await near.join(far)
-            await until(lambda: near.peer in far.links.linked())
-            for _ in range(5):
-                near.links.drop(far.peer)
-                await near.links.meet(far.peer, far.host.addresses, deadline_s=5)
-                assert near.links.linked() == {far.peer}
-                await near.links.meet(far.peer, [], deadline_s=0)  # is up: nothing to do
-
-    run(main)
-
-
-def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
-    """The other may still hold the old link when the new hello comes; neither may be left with half a link."""
-
-    async def main() -> None:
-        async with nodes(1, 2) as (near, far):
+async def test_dropped_link_is_lost_at_both_ends_and_can_be_made_again() -> None:
+    async with nodes(1, 2) as (near, far):
+        for time in range(1, 6):
             await near.join(far)
             await until(lambda: near.peer in far.links.linked())
             near.links.drop(far.peer)
-            for attempt in range(50):
-                with contextlib.suppress(NetworkError, RemoteError):
-                    await near.join(far)
-                near.links.send(far.peer, ping(attempt))
-                far.links.send(near.peer, ping(attempt))
-                with trio.move_on_after(0.5):
-                    await far.hears(near, ping(attempt))
-                    await near.hears(far, ping(attempt))
-                    return
-            raise AssertionError("the link did not come back")
-
-    run(main)
+            assert near.links.linked() == frozenset()
+            await until(lambda: not far.links.linked())
+            assert (near.gate.downs, far.gate.downs) == ([far.peer] * time, [near.peer] * time)
+            await until(lambda: not near.host.connected() and not far.host.connected())
+        await near.join(far)
+        await until(lambda: near.peer in far.links.linked())
+        near.links.send(far.peer, ping(3))
+        await until(lambda: far.gate.heard == [(near.peer, ping(3))])
 
 
-def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
-    async def main() -> None:
-        async with nodes(1) as (near,), stranger(9) as far:
-            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, admission_control=Gate())
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(table.run)
-                    await table.join(near.host.addresses[0], deadline_s=5)
-                    await until(lambda: far.peer in near.links.linked())
-                    table.send(near.peer, ping(1))
-                    await until(lambda: near.gate.heard == [(far.peer, ping(1))])
-                    scope.cancel()
-            await until(lambda: near.gate.downs == [far.peer])
+async def test_meeting_waits_for_the_old_connection_to_be_closed() -> None:
+    async with nodes(1, 2) as (near, far):
+        await near.join(far)
+        await until(lambda: near.peer in far.links.linked())
+        for _ in range(5):
+            near.links.drop(far.peer)
+            await near.links.meet(far.peer, far.host.addresses, deadline_s=5)
+            assert near.links.linked() == {far.peer}
+            await near.links.meet(far.peer, [], deadline_s=0)  # is up: nothing to do
 
-    run(main)
+
+async def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
+    """The other may still hold the old link when the new hello comes; neither may be left with half a link."""
+    async with nodes(1, 2) as (near, far):
+        await near.join(far)
+        await until(lambda: near.peer in far.links.linked())
+        near.links.drop(far.peer)
+        for attempt in range(50):
+            with contextlib.suppress(NetworkError, RemoteError):
+                await near.join(far)
+            near.links.send(far.peer, ping(attempt))
+            far.links.send(near.peer, ping(attempt))
+            with trio.move_on_after(0.5):
+                await far.hears(near, ping(attempt))
+                await near.hears(far, ping(attempt))
+                return
+        raise AssertionError("the link did not come back")
+
+
+async def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
+    async with nodes(1) as (near,), stranger(9) as far:
+        table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, admission_control=Gate())
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(table.run)
+                await table.join(near.host.addresses[0], deadline_s=5)
+                await until(lambda: far.peer in near.links.linked())
+                table.send(near.peer, ping(1))
+                await until(lambda: near.gate.heard == [(far.peer, ping(1))])
+                scope.cancel()
+        await until(lambda: near.gate.downs == [far.peer])
 
 
 # -- what others pass on -------------------------------------------------------------------------------------
@@ -650,38 +575,30 @@ async def said_up_to_now(speaker: Node, listener: Node) -> list[LinkMessage]:
     return [message for peer, message in listener.gate.heard if peer == speaker.peer and not isinstance(message, Ping)]
 
 
-def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do() -> None:
+async def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do() -> None:
     """Else what a round costs would grow with the number of strangers that fill a node."""
-
-    async def main() -> None:
-        async with nodes(1, 2, 3) as (first, silent, member):
-            for node in (silent, member):
-                await node.join(first)
-                await until(lambda n=node: first.peer in n.links.linked())  # type: ignore[misc]
-            first.gate.ranks = {first.peer: Rank.FIRST, member.peer: Rank.CONTRIBUTOR}
-            first.links.broadcast(leave(1))
-            first.links.broadcast(certificate())
-            assert await said_up_to_now(first, silent) == [certificate()]
-            assert await said_up_to_now(first, member) == [leave(1), certificate()]
-            silent.links.broadcast(leave(2))
-            assert await said_up_to_now(silent, first) == [leave(2)]
-            first.links.broadcast(leave(3))
-            assert await said_up_to_now(first, silent) == [certificate(), leave(3)]
-
-    run(main)
+    async with nodes(1, 2, 3) as (first, silent, member):
+        for node in (silent, member):
+            await node.join(first)
+            await until(lambda n=node: first.peer in n.links.linked())  # type: ignore[misc]
+        first.gate.ranks = {first.peer: Rank.FIRST, member.peer: Rank.CONTRIBUTOR}
+        first.links.broadcast(leave(1))
+        first.links.broadcast(certificate())
+        assert await said_up_to_now(first, silent) == [certificate()]
+        assert await said_up_to_now(first, member) == [leave(1), certificate()]
+        silent.links.broadcast(leave(2))
+        assert await said_up_to_now(silent, first) == [leave(2)]
+        first.links.broadcast(leave(3))
+        assert await said_up_to_now(first, silent) == [certificate(), leave(3)]
 
 
-def test_who_does_not_come_first_says_all_of_a_round_to_everybody() -> None:
+async def test_who_does_not_come_first_says_all_of_a_round_to_everybody() -> None:
     """One that knows no member yet has to be heard by one, and two that know nobody by each other."""
-
-    async def main() -> None:
-        async with nodes(1, 2) as (one, other):
-            await one.join(other)
-            await until(lambda: one.peer in other.links.linked())
-            one.links.broadcast(leave(1))
-            assert await said_up_to_now(one, other) == [leave(1)]
-
-    run(main)
+    async with nodes(1, 2) as (one, other):
+        await one.join(other)
+        await until(lambda: one.peer in other.links.linked())
+        one.links.broadcast(leave(1))
+        assert await said_up_to_now(one, other) == [leave(1)]
 
 
 @contextlib.asynccontextmanager
@@ -703,88 +620,72 @@ async def chain(*between: int) -> AsyncIterator[list[Node]]:
         yield made
 
 
-def test_broadcast_reaches_one_without_a_link_through_another_as_its_signers() -> None:
-    async def main() -> None:
-        async with chain(3) as (one, two, between):
-            for round in range(1, 20):
-                one.links.broadcast(leave(round))
-            two.links.broadcast(leave(99))
-            await until(lambda: len(two.gate.through_others) == 19 and one.gate.through_others)
-            assert two.gate.through_others == [(one.peer, leave(round)) for round in range(1, 20)]
-            assert one.gate.through_others == [(two.peer, leave(99))]
-            assert two.gate.heard == one.gate.heard == between.gate.through_others == []
-            assert [peer for peer, _ in between.gate.heard].count(one.peer) == 19
-
-    run(main)
+async def test_broadcast_reaches_one_without_a_link_through_another_as_its_signers() -> None:
+    async with chain(3) as (one, two, between):
+        for round in range(1, 20):
+            one.links.broadcast(leave(round))
+        two.links.broadcast(leave(99))
+        await until(lambda: len(two.gate.through_others) == 19 and one.gate.through_others)
+        assert two.gate.through_others == [(one.peer, leave(round)) for round in range(1, 20)]
+        assert one.gate.through_others == [(two.peer, leave(99))]
+        assert two.gate.heard == one.gate.heard == between.gate.through_others == []
+        assert [peer for peer, _ in between.gate.heard].count(one.peer) == 19
 
 
-def test_message_to_one_without_a_link_goes_through_another() -> None:
-    async def main() -> None:
-        async with chain(3) as (one, two, between):
-            one.links.send(two.peer, ping())  # for who hears it, and nobody else
-            one.links.send(two.peer, leave(5))
-            await until(lambda: two.gate.through_others == [(one.peer, leave(5))])
-            assert between.gate.heard == [(one.peer, leave(5))]
-
-    run(main)
+async def test_message_to_one_without_a_link_goes_through_another() -> None:
+    async with chain(3) as (one, two, between):
+        one.links.send(two.peer, ping())  # for who hears it, and nobody else
+        one.links.send(two.peer, leave(5))
+        await until(lambda: two.gate.through_others == [(one.peer, leave(5))])
+        assert between.gate.heard == [(one.peer, leave(5))]
 
 
-def test_two_forwarders_deliver_once_and_a_third_keeps_out_of_it() -> None:
-    async def main() -> None:
-        async with chain(3, 4, 5) as (one, two, *between):
-            before = [node.host.traffic.bytes_sent for node in between]
-            for round in range(30):
-                one.links.broadcast(leave(round))
-            await until(lambda: len(two.gate.through_others) == 30)
-            assert two.gate.through_others == [(one.peer, leave(round)) for round in range(30)]
-            for node in between:
-                await until(lambda n=node: len(n.gate.heard) == 30)  # type: ignore[misc]
-                await node.links.drain(deadline_s=5)
-            assert len(two.gate.through_others) == 30
-            sent = [node.host.traffic.bytes_sent - was for node, was in zip(between, before, strict=True)]
-            assert sorted(count > 0 for count in sent) == [False, True, True]
-
-    run(main)
+async def test_two_forwarders_deliver_once_and_a_third_keeps_out_of_it() -> None:
+    async with chain(3, 4, 5) as (one, two, *between):
+        before = [node.host.traffic.bytes_sent for node in between]
+        for round in range(30):
+            one.links.broadcast(leave(round))
+        await until(lambda: len(two.gate.through_others) == 30)
+        assert two.gate.through_others == [(one.peer, leave(round)) for round in range(30)]
+        for node in between:
+            await until(lambda n=node: len(n.gate.heard) == 30)  # type: ignore[misc]
+            await node.links.drain(deadline_s=5)
+        assert len(two.gate.through_others) == 30
+        sent = [node.host.traffic.bytes_sent - was for node, was in zip(between, before, strict=True)]
+        assert sorted(count > 0 for count in sent) == [False, True, True]
 
 
-def test_what_was_passed_on_is_not_passed_on_again() -> None:
+async def test_what_was_passed_on_is_not_passed_on_again() -> None:
     """3 is between 1 and 2; 4, which 2 is linked to, lacks 1 as well, and hears nothing of it from 2."""
-
-    async def main() -> None:
-        async with chain(3) as (one, two, between), nodes(4) as (far,):
-            await far.join(two)
-            await until(lambda: far.peer in two.links.linked())
-            for node in (two, between):
-                node.links.message_relay.told(far.peer, [one.peer])
-            one.links.broadcast(leave(1))
-            await until(lambda: two.gate.through_others == [(one.peer, leave(1))])
-            two.links.send(far.peer, ping(3))
-            await far.hears(two, ping(3))
-            assert far.gate.through_others == []
-
-    run(main)
+    async with chain(3) as (one, two, between), nodes(4) as (far,):
+        await far.join(two)
+        await until(lambda: far.peer in two.links.linked())
+        for node in (two, between):
+            node.links.message_relay.told(far.peer, [one.peer])
+        one.links.broadcast(leave(1))
+        await until(lambda: two.gate.through_others == [(one.peer, leave(1))])
+        two.links.send(far.peer, ping(3))
+        await far.hears(two, ping(3))
+        assert far.gate.through_others == []
 
 
-def test_replayed_message_is_passed_on_once() -> None:
-    async def main() -> None:
-        async with nodes(1, 2) as (between, target), stranger(9) as origin:
-            await target.join(between)
-            await origin.say_hello(between)
-            between.links.message_relay.told(target.peer, [origin.peer])
-            stream = await origin.open_messages(between)
-            sealed = origin.sealer.seal(SWARM_KIND, canonical(leave(1)))
-            later = origin.sealer.seal(SWARM_KIND, canonical(leave(2)))
-            before = between.host.traffic.bytes_sent
-            for data in (sealed, sealed, sealed, later, sealed):
-                await stream.send(data, deadline_s=5)
-            await until(lambda: len(target.gate.through_others) == 2)
-            await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
-            await until(lambda: between.gate.heard[-1:] == [(origin.peer, ping(1))])
-            await between.links.drain(deadline_s=5)
-            assert target.gate.through_others == [(origin.peer, leave(1)), (origin.peer, leave(2))]
-            assert between.host.traffic.bytes_sent - before == len(sealed) + len(later)
-
-    run(main)
+async def test_replayed_message_is_passed_on_once() -> None:
+    async with nodes(1, 2) as (between, target), stranger(9) as origin:
+        await target.join(between)
+        await origin.say_hello(between)
+        between.links.message_relay.told(target.peer, [origin.peer])
+        stream = await origin.open_messages(between)
+        sealed = origin.sealer.seal(SWARM_KIND, canonical(leave(1)))
+        later = origin.sealer.seal(SWARM_KIND, canonical(leave(2)))
+        before = between.host.traffic.bytes_sent
+        for data in (sealed, sealed, sealed, later, sealed):
+            await stream.send(data, deadline_s=5)
+        await until(lambda: len(target.gate.through_others) == 2)
+        await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await until(lambda: between.gate.heard[-1:] == [(origin.peer, ping(1))])
+        await between.links.drain(deadline_s=5)
+        assert target.gate.through_others == [(origin.peer, leave(1)), (origin.peer, leave(2))]
+        assert between.host.traffic.bytes_sent - before == len(sealed) + len(later)
 
 
 PASSED_ON: dict[str, tuple[Callable[[], bytes], bool]] = {
@@ -800,62 +701,51 @@ PASSED_ON: dict[str, tuple[Callable[[], bytes], bool]] = {
 
 
 @pytest.mark.parametrize("what", PASSED_ON)
-def test_message_through_another_is_taken_as_its_signers_or_ends_the_link(what: str) -> None:
+async def test_message_through_another_is_taken_as_its_signers_or_ends_the_link(what: str) -> None:
     make, good = PASSED_ON[what]
-
-    async def main() -> None:
-        async with nodes(1) as (node,), stranger(9) as between:
-            await between.say_hello(node)
-            stream = await between.open_messages(node)
-            await stream.send(make(), deadline_s=5)
-            if good:
-                await until(lambda: node.gate.through_others == [(BY_ANOTHER.peer_id, leave(7))])
-                assert node.gate.heard == []
-                assert node.links.linked() == {between.peer}
-            else:
-                await until(lambda: node.gate.downs == [between.peer])
-                assert node.gate.through_others == node.gate.heard == []
-
-    run(main)
+    async with nodes(1) as (node,), stranger(9) as between:
+        await between.say_hello(node)
+        stream = await between.open_messages(node)
+        await stream.send(make(), deadline_s=5)
+        if good:
+            await until(lambda: node.gate.through_others == [(BY_ANOTHER.peer_id, leave(7))])
+            assert node.gate.heard == []
+            assert node.links.linked() == {between.peer}
+        else:
+            await until(lambda: node.gate.downs == [between.peer])
+            assert node.gate.through_others == node.gate.heard == []
 
 
-def test_stranger_is_not_heard_through_another() -> None:
-    async def main() -> None:
-        async with nodes(1) as (node,), stranger(9) as between:
-            node.gate.refusing[BY_ANOTHER.peer_id] = "who is that"
-            await between.say_hello(node)
-            stream = await between.open_messages(node)
-            await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=5)
-            await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
-            await until(lambda: node.gate.heard == [(between.peer, ping(1))])
-            assert node.gate.through_others == []
-
-    run(main)
+async def test_stranger_is_not_heard_through_another() -> None:
+    async with nodes(1) as (node,), stranger(9) as between:
+        node.gate.refusing[BY_ANOTHER.peer_id] = "who is that"
+        await between.say_hello(node)
+        stream = await between.open_messages(node)
+        await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=5)
+        await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await until(lambda: node.gate.heard == [(between.peer, ping(1))])
+        assert node.gate.through_others == []
 
 
-def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "QUEUE_LIMIT_MESSAGES", 8)
     monkeypatch.setattr(links, "RELAYED_QUEUED_LIMIT", 4)
+    async with nodes(1, 2) as (between, good), stranger(8) as flooder, stranger(9) as slow:
+        open_stream = between.host.open
 
-    async def main() -> None:
-        async with nodes(1, 2) as (between, good), stranger(8) as flooder, stranger(9) as slow:
-            open_stream = between.host.open
+        async def open_or_wait(peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
+            if peer == slow.peer:
+                await trio.sleep_forever()
+            return await open_stream(peer, protocol, deadline_s=deadline_s)
 
-            async def open_or_wait(peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
-                if peer == slow.peer:
-                    await trio.sleep_forever()
-                return await open_stream(peer, protocol, deadline_s=deadline_s)
-
-            between.host.open = open_or_wait  # type: ignore[method-assign, assignment]
-            await good.join(between)
-            await slow.say_hello(between)
-            await flooder.say_hello(between)
-            between.links.message_relay.told(slow.peer, [flooder.peer])
-            stream = await flooder.open_messages(between)
-            for round in range(50):
-                await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=5)
-            await until(lambda: len(between.gate.heard) == 50)
-            assert slow.peer in between.links.linked()
-            await assert_still_talking(between, good)
-
-    run(main)
+        between.host.open = open_or_wait  # type: ignore[method-assign, assignment]
+        await good.join(between)
+        await slow.say_hello(between)
+        await flooder.say_hello(between)
+        between.links.message_relay.told(slow.peer, [flooder.peer])
+        stream = await flooder.open_messages(between)
+        for round in range(50):
+            await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=5)
+        await until(lambda: len(between.gate.heard) == 50)
+        assert slow.peer in between.links.linked()
+        await assert_still_talking(between, good)

@@ -27,14 +27,6 @@ from shoal.swarm.streams import MessageStream
 TEST_DEADLINE_S = 20
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
-
-
 def manifest(name: str = "test") -> Manifest:
     swarm = SwarmSection(name=name, founders=[Identity.from_seed(bytes(32)).peer_id])
     network = NetworkSection(bootstrap=["/ip4/192.0.2.1/tcp/1/p2p/" + swarm.founders[0]])
@@ -83,35 +75,29 @@ async def ask(host: Host, server: Host, request: bytes) -> ManifestReply:
     return decode(answer, ManifestReply)  # type: ignore[arg-type]
 
 
-def test_manifest_comes_without_its_addresses_and_is_the_swarms() -> None:
-    async def main() -> None:
-        async with hosts(1) as (member,):
-            ManifestServer(member, MANIFEST)
-            got = await fetch_manifest(link_to(member))
-            assert got.swarm_id == MANIFEST.swarm_id
-            assert got.network.bootstrap == []
-            assert got.to_canonical() == MANIFEST.to_canonical()
-
-    run(main)
+async def test_manifest_comes_without_its_addresses_and_is_the_swarms() -> None:
+    async with hosts(1) as (member,):
+        ManifestServer(member, MANIFEST)
+        got = await fetch_manifest(link_to(member))
+        assert got.swarm_id == MANIFEST.swarm_id
+        assert got.network.bootstrap == []
+        assert got.to_canonical() == MANIFEST.to_canonical()
 
 
-def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
-    async def main() -> None:
-        async with hosts(6) as (gone, silent, other_swarms, garbler, decliner, honest):
-            server = link_to(gone)
-            answering(other_swarms, canonical(ManifestAnswer(manifest=manifest("other").to_canonical())))
-            answering(garbler, b"\xc1")
-            answering(decliner, canonical(Refusal(reason="not now")))
-            silent.serve(MANIFEST_PROTOCOL, keep_silent)
-            ManifestServer(honest, MANIFEST)
-            dead = "/ip4/127.0.0.1/tcp/9/p2p/" + server.addresses[0].rpartition("/")[2]
-            members = link_to(silent, other_swarms, garbler, decliner, honest)
-            asked = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead, *members.addresses))
-            began = trio.current_time()
-            assert (await fetch_manifest(asked)).swarm_id == MANIFEST.swarm_id
-            assert trio.current_time() - began < manifest_exchange.TRY_DEADLINE_S / 2
-
-    run(main)
+async def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
+    async with hosts(6) as (gone, silent, other_swarms, garbler, decliner, honest):
+        server = link_to(gone)
+        answering(other_swarms, canonical(ManifestAnswer(manifest=manifest("other").to_canonical())))
+        answering(garbler, b"\xc1")
+        answering(decliner, canonical(Refusal(reason="not now")))
+        silent.serve(MANIFEST_PROTOCOL, keep_silent)
+        ManifestServer(honest, MANIFEST)
+        dead = "/ip4/127.0.0.1/tcp/9/p2p/" + server.addresses[0].rpartition("/")[2]
+        members = link_to(silent, other_swarms, garbler, decliner, honest)
+        asked = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead, *members.addresses))
+        began = trio.current_time()
+        assert (await fetch_manifest(asked)).swarm_id == MANIFEST.swarm_id
+        assert trio.current_time() - began < manifest_exchange.TRY_DEADLINE_S / 2
 
 
 @pytest.mark.parametrize(
@@ -126,21 +112,18 @@ def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
     ],
     ids=["other", "cut", "empty", "elsewhere", "nested", "large"],
 )
-def test_what_is_not_the_swarms_manifest_is_not_taken_nor_asked_for_again(reply: bytes, said: str) -> None:
-    async def main() -> None:
-        async with hosts(1) as (member,):
-            asked = answering(member, reply)
-            with pytest.raises(NetworkError) as caught:
-                await fetch_manifest(link_to(member))
-            assert str(caught.value).startswith("none of the 1 members that the link names gives the manifest; check")
-            assert said in str(caught.value)
-            assert len(asked) == 1
-
-    run(main)
+async def test_what_is_not_the_swarms_manifest_is_not_taken_nor_asked_for_again(reply: bytes, said: str) -> None:
+    async with hosts(1) as (member,):
+        asked = answering(member, reply)
+        with pytest.raises(NetworkError) as caught:
+            await fetch_manifest(link_to(member))
+        assert str(caught.value).startswith("none of the 1 members that the link names gives the manifest; check")
+        assert said in str(caught.value)
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize("again", ["breaks off", "asks to come later"])
-def test_member_that_answers_the_second_time_is_asked_a_second_time(
+async def test_member_that_answers_the_second_time_is_asked_a_second_time(
     again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.1)
@@ -157,15 +140,12 @@ def test_member_that_answers_the_second_time_is_asked_a_second_time(
             await stream.send(canonical(Refusal(reason="too many ask for the manifest; try again")), deadline_s=5)
         await stream.aclose()
 
-    async def main() -> None:
-        async with hosts(1) as (member,):
-            member.serve(MANIFEST_PROTOCOL, answer)
-            told: list[str] = []
-            assert (await fetch_manifest(link_to(member), on_wait=told.append)).swarm_id == MANIFEST.swarm_id
-            assert asked == [canonical(GetManifest(swarm=MANIFEST.swarm_id))] * 2
-            assert told == []  # it was over before anybody had to be told
-
-    run(main)
+    async with hosts(1) as (member,):
+        member.serve(MANIFEST_PROTOCOL, answer)
+        told: list[str] = []
+        assert (await fetch_manifest(link_to(member), on_wait=told.append)).swarm_id == MANIFEST.swarm_id
+        assert asked == [canonical(GetManifest(swarm=MANIFEST.swarm_id))] * 2
+        assert told == []  # it was over before anybody had to be told
 
 
 def under_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
@@ -231,79 +211,58 @@ def test_slow_tries_end_in_time_and_what_no_try_changes_ends_at_once() -> None:
     under_virtual_time(main)
 
 
-def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.05)
     monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.05)
-
-    async def main() -> None:
-        async with hosts(2) as members:
-            for member in members:
-                answering(member, canonical(Refusal(reason="not now")))
-            told: list[str] = []
-            with pytest.raises(NetworkError, match="not now"):
-                await fetch_manifest(link_to(*members), deadline_s=1, on_wait=told.append)
-            (text,) = told
-            assert text.startswith("no member that the link names has given the manifest yet; asking again")
-
-    run(main)
+    async with hosts(2) as members:
+        for member in members:
+            answering(member, canonical(Refusal(reason="not now")))
+        told: list[str] = []
+        with pytest.raises(NetworkError, match="not now"):
+            await fetch_manifest(link_to(*members), deadline_s=1, on_wait=told.append)
+        (text,) = told
+        assert text.startswith("no member that the link names has given the manifest yet; asking again")
 
 
-def test_members_that_do_not_answer_end_the_fetch_at_its_deadline() -> None:
-    async def main() -> None:
-        async with hosts(1) as (silent,):
-            silent.serve(MANIFEST_PROTOCOL, keep_silent)
-            with trio.fail_after(5), pytest.raises(NetworkError, match="ask for a fresh link"):
-                await fetch_manifest(link_to(silent), deadline_s=0.5)
-
-    run(main)
+async def test_members_that_do_not_answer_end_the_fetch_at_its_deadline() -> None:
+    async with hosts(1) as (silent,):
+        silent.serve(MANIFEST_PROTOCOL, keep_silent)
+        with trio.fail_after(5), pytest.raises(NetworkError, match="ask for a fresh link"):
+            await fetch_manifest(link_to(silent), deadline_s=0.5)
 
 
-def test_link_without_addresses_says_what_to_add() -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="add a member's address with --join"):
-            await fetch_manifest(SwarmLink(swarm=MANIFEST.swarm_id))
-
-    run(main)
+async def test_link_without_addresses_says_what_to_add() -> None:
+    with pytest.raises(ConfigError, match="add a member's address with --join"):
+        await fetch_manifest(SwarmLink(swarm=MANIFEST.swarm_id))
 
 
-def test_desk_tells_the_manifest_of_its_own_swarm_only() -> None:
-    async def main() -> None:
-        async with hosts(2) as (member, asker):
-            ManifestServer(member, MANIFEST)
-            reply = await ask(asker, member, canonical(GetManifest(swarm=manifest("other").swarm_id)))
-            assert reply == Refusal(reason=f"this node is in swarm {MANIFEST.swarm_id.hex()[:16]}…, not in that one")
-            with pytest.raises((NetworkError, RemoteError)):
-                await ask(asker, member, b"\x00" * 1000)
-            assert member.remote_errors == 1
-
-    run(main)
+async def test_desk_tells_the_manifest_of_its_own_swarm_only() -> None:
+    async with hosts(2) as (member, asker):
+        ManifestServer(member, MANIFEST)
+        reply = await ask(asker, member, canonical(GetManifest(swarm=manifest("other").swarm_id)))
+        assert reply == Refusal(reason=f"this node is in swarm {MANIFEST.swarm_id.hex()[:16]}…, not in that one")
+        with pytest.raises((NetworkError, RemoteError)):
+            await ask(asker, member, b"\x00" * 1000)
+        assert member.remote_errors == 1
 
 
-def test_one_address_gets_so_many_whatever_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_address_gets_so_many_whatever_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_exchange, "HOST_BURST_BYTES", 3 * manifest_exchange.ANSWER_LEAST_BYTES)
     monkeypatch.setattr(manifest_exchange, "HOST_BYTES_PER_S", 1)
-
-    async def main() -> None:
-        async with hosts(3) as (member, asker, neighbour):
-            ManifestServer(member, MANIFEST)
-            request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
-            given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(5)]
-            assert given == [True, True, True, False, False]
-            expected = Refusal(reason="too many ask for the manifest; try again in a minute")
-            assert await ask(neighbour, member, request) == expected
-
-    run(main)
+    async with hosts(3) as (member, asker, neighbour):
+        ManifestServer(member, MANIFEST)
+        request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
+        given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(5)]
+        assert given == [True, True, True, False, False]
+        expected = Refusal(reason="too many ask for the manifest; try again in a minute")
+        assert await ask(neighbour, member, request) == expected
 
 
-def test_all_addresses_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_addresses_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_exchange, "TOTAL_BURST_BYTES", 2 * manifest_exchange.ANSWER_LEAST_BYTES)
     monkeypatch.setattr(manifest_exchange, "TOTAL_BYTES_PER_S", 1)
-
-    async def main() -> None:
-        async with hosts(2) as (member, asker):
-            ManifestServer(member, MANIFEST)
-            request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
-            given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(3)]
-            assert given == [True, True, False]
-
-    run(main)
+    async with hosts(2) as (member, asker):
+        ManifestServer(member, MANIFEST)
+        request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
+        given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(3)]
+        assert given == [True, True, False]

@@ -27,7 +27,6 @@ from tests.swarm.test_members import (
     assert_linked,
     assert_talking_through_others,
     identity,
-    run,
     running,
     stranger,
     until,
@@ -77,49 +76,42 @@ async def assert_heard(speaker: Node, listener: Node) -> None:
         await trio.sleep(0.02)
 
 
-def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
-    async def main() -> None:
-        node, founder = Node(2), Node(FOUNDER)
-        open_door(node)
-        async with running(node) as nursery:
-            await nursery.start(founder.run)
-            await founder.join(node)
-            await assert_linked(node, founder)
-            founder.kill()
-            await until(lambda: founder.peer not in node.linked())
-            async with full_of_strangers(node, range(20, 20 + PLACES)) as silent:
-                again = Node(FOUNDER, boot=2)
-                await nursery.start(again.run)
-                with trio.fail_after(SOON_S):
-                    await again.join(node)
-                    await until(lambda: again.peer in node.linked() and node.peer in again.linked())
-                await assert_heard(node, again)
-                await assert_heard(again, node)
-                assert len(node.linked()) <= PLACES
-                assert peers(silent) & node.linked(), "one gave way, not all"
-
-    run(main)
+async def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
+    node, founder = Node(2), Node(FOUNDER)
+    open_door(node)
+    async with running(node) as nursery:
+        await nursery.start(founder.run)
+        await founder.join(node)
+        await assert_linked(node, founder)
+        founder.kill()
+        await until(lambda: founder.peer not in node.linked())
+        async with full_of_strangers(node, range(20, 20 + PLACES)) as silent:
+            again = Node(FOUNDER, boot=2)
+            await nursery.start(again.run)
+            with trio.fail_after(SOON_S):
+                await again.join(node)
+                await until(lambda: again.peer in node.linked() and node.peer in again.linked())
+            await assert_heard(node, again)
+            await assert_heard(again, node)
+            assert len(node.linked()) <= PLACES
+            assert peers(silent) & node.linked(), "one gave way, not all"
 
 
-def test_newcomer_that_is_told_full_finds_a_place_with_the_others_that_it_is_told_of(
+async def test_newcomer_that_is_told_full_finds_a_place_with_the_others_that_it_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
-
-    async def main() -> None:
-        full, other, newcomer = Node(2), Node(4), Node(3)
-        assert other.peer < newcomer.peer  # whom it would else wait for
-        open_door(full)
-        async with running(full, other, newcomer):
-            full.members.book.receive(seal_record(other.sealer, other.record()), trio.current_time())
-            monkeypatch.setattr(full.members._dialling, "_dial_when_due", lambda peer, now: None)
-            async with full_of_strangers(full, range(20, 20 + PLACES)):
-                with pytest.raises(NoPlaceLeft, match=f"{full.peer} is full"):
-                    await newcomer.join(full)
-                await until(lambda: newcomer.linked() == {other.peer})
-                assert newcomer.peer not in full.linked()
-
-    run(main)
+    full, other, newcomer = Node(2), Node(4), Node(3)
+    assert other.peer < newcomer.peer  # whom it would else wait for
+    open_door(full)
+    async with running(full, other, newcomer):
+        full.members.book.receive(seal_record(other.sealer, other.record()), trio.current_time())
+        monkeypatch.setattr(full.members._dialling, "_dial_when_due", lambda peer, now: None)
+        async with full_of_strangers(full, range(20, 20 + PLACES)):
+            with pytest.raises(NoPlaceLeft, match=f"{full.peer} is full"):
+                await newcomer.join(full)
+            await until(lambda: newcomer.linked() == {other.peer})
+            assert newcomer.peer not in full.linked()
 
 
 def test_node_that_is_full_names_members_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,29 +125,27 @@ def test_node_that_is_full_names_members_first(monkeypatch: pytest.MonkeyPatch) 
     assert (named[0], len(named)) == (identity(FOUNDER).peer_id, 2)
 
 
-def test_member_is_dialled_however_many_strangers_are_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_member_is_dialled_however_many_strangers_are_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Records cost nothing: all that a node dials by itself could be taken up with them."""
     monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
-
-    async def main() -> None:
-        node, founder = Node(2), Node(FOUNDER)
-        hung = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
-        port = hung[0].socket.getsockname()[1]
-        async with running(node, founder):
-            for seed in range(30, 30 + 3 * dialling_module.DIALS_AT_ONCE_LIMIT):
-                one = Stranger(seed)
-                address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer}"
-                record = msgspec.structs.replace(one.record(), control_addresses=(address,))
-                node.members.book.receive(seal_record(one.sealer, record), trio.current_time())
-            slots = node.members._dialling._slots[False]
-            await until(lambda: slots.borrowed_tokens == dialling_module.DIALS_AT_ONCE_LIMIT)
-            founder.members._dialling._dial_when_due = lambda peer, now: None  # it waits to be dialled
-            node.members.book.receive(seal_record(founder.sealer, founder.record()), trio.current_time())
-            with trio.fail_after(dialling_module.DIAL_DEADLINE_S / 2):  # before any of those dials is over
-                await until(lambda: founder.peer in node.linked())
-        await hung[0].aclose()
-
-    run(main)
+    node, founder = Node(2), Node(FOUNDER)
+    hung = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
+    port = hung[0].socket.getsockname()[1]
+    async with running(node, founder):
+        for seed in range(30, 30 + 3 * dialling_module.DIALS_AT_ONCE_LIMIT):
+            one = Stranger(seed)
+            address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer}"
+            record = msgspec.structs.replace(one.record(), control_addresses=(address,))
+            node.members.book.receive(seal_record(one.sealer, record), trio.current_time())
+        slots = node.members._dialling._slots[False]
+        await until(lambda: slots.borrowed_tokens == dialling_module.DIALS_AT_ONCE_LIMIT)
+        founder.members._dialling._dial_when_due = lambda peer, now: None  # it waits to be dialled
+        node.members.book.receive(seal_record(founder.sealer, founder.record()), trio.current_time())
+        with trio.fail_after(dialling_module.DIAL_DEADLINE_S / 2):  # before any of those dials is over
+            await until(lambda: founder.peer in node.linked())
+    await hung[0].aclose()
 
 
 def test_found_addresses_of_whom_comes_first_are_kept_and_of_others_the_last() -> None:
@@ -169,20 +159,16 @@ def test_found_addresses_of_whom_comes_first_are_kept_and_of_others_the_last() -
     assert dialling.known() == {identity(FOUNDER).peer_id, *peers[-2:]}
 
 
-def test_addresses_of_strangers_are_not_members_addresses() -> None:
+async def test_addresses_of_strangers_are_not_members_addresses() -> None:
     """Whoever is linked in an open swarm could else take what is kept for members' addresses."""
-
-    async def main() -> None:
-        node, founder = Node(2), Node(FOUNDER)
-        async with running(node, founder), stranger(9) as other:
-            await other.ask(node, other.hello())
-            await until(lambda: other.peer in node.linked())
-            assert not node.host.is_known("127.0.0.1")
-            await founder.join(node)
-            await until(lambda: founder.peer in node.linked())
-            assert node.host.is_known("127.0.0.1")
-
-    run(main)
+    node, founder = Node(2), Node(FOUNDER)
+    async with running(node, founder), stranger(9) as other:
+        await other.ask(node, other.hello())
+        await until(lambda: other.peer in node.linked())
+        assert not node.host.is_known("127.0.0.1")
+        await founder.join(node)
+        await until(lambda: founder.peer in node.linked())
+        assert node.host.is_known("127.0.0.1")
 
 
 def test_addresses_at_which_members_were_are_members_addresses_from_the_start() -> None:
@@ -194,50 +180,42 @@ def test_addresses_at_which_members_were_are_members_addresses_from_the_start() 
     assert [node.host.is_known(f"192.0.2.{n}") for n in (7, 8)] == [True, False]
 
 
-def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
     monkeypatch.setattr("shoal.swarm.last_seen.LONG_SILENCE_S", 3.0)
-
-    async def main() -> None:
-        one, two, between = Node(4), Node(2), Node(3)
-        async with running(one, two, between):
-            Firewall(one, two)
-            await one.join(between)
-            await two.join(between)
-            ends_at = trio.current_time() + 2 * 3.0
-            while trio.current_time() < ends_at:
-                await assert_talking_through_others(one, two)
-                assert one.members.long_silent([two.peer]) == []
-            two.kill()
-            await until(lambda: one.members.long_silent([two.peer, between.peer]) == [two.peer])
-
-    run(main)
+    one, two, between = Node(4), Node(2), Node(3)
+    async with running(one, two, between):
+        Firewall(one, two)
+        await one.join(between)
+        await two.join(between)
+        ends_at = trio.current_time() + 2 * 3.0
+        while trio.current_time() < ends_at:
+            await assert_talking_through_others(one, two)
+            assert one.members.long_silent([two.peer]) == []
+        two.kill()
+        await until(lambda: one.members.long_silent([two.peer, between.peer]) == [two.peer])
 
 
-def test_suspicion_of_a_stranger_is_told_to_who_comes_first_and_itself_alone() -> None:
+async def test_suspicion_of_a_stranger_is_told_to_who_comes_first_and_itself_alone() -> None:
     """Else the work of a node full of strangers that say nothing would grow with the square of their number."""
+    node, founder = Node(2), Node(FOUNDER)
+    heard: list[PeerId] = []
+    take = founder.members.message
 
-    async def main() -> None:
-        node, founder = Node(2), Node(FOUNDER)
-        heard: list[PeerId] = []
-        take = founder.members.message
+    def message(peer: PeerId, message: LinkMessage) -> None:
+        if isinstance(message, Suspicion):
+            heard.append(message.peer)
+        take(peer, message)
 
-        def message(peer: PeerId, message: LinkMessage) -> None:
-            if isinstance(message, Suspicion):
-                heard.append(message.peer)
-            take(peer, message)
-
-        founder.members.message = message  # type: ignore[method-assign]
-        async with running(node, founder), stranger(20) as one, stranger(21) as other:
-            await founder.join(node)
-            for mute in (one, other):
-                await mute.ask(node, mute.hello())
-            await until(lambda: peers([one, other]) <= node.linked())
-            await until(lambda: not peers([one, other]) & node.linked())
-            await until(lambda: peers([one, other]) <= set(heard))
-            assert [suspected_in(mute) for mute in (one, other)] == [{one.peer}, {other.peer}]
-
-    run(main)
+    founder.members.message = message  # type: ignore[method-assign]
+    async with running(node, founder), stranger(20) as one, stranger(21) as other:
+        await founder.join(node)
+        for mute in (one, other):
+            await mute.ask(node, mute.hello())
+        await until(lambda: peers([one, other]) <= node.linked())
+        await until(lambda: not peers([one, other]) & node.linked())
+        await until(lambda: peers([one, other]) <= set(heard))
+        assert [suspected_in(mute) for mute in (one, other)] == [{one.peer}, {other.peer}]
 
 
 def suspected_in(mute: Stranger) -> set[PeerId]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -20,6 +19,8 @@ from shoal.swarm.streams import (
     MessageStream,
     StreamEnded,
 )
+
+pytestmark = pytest.mark.virtual_time
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -75,253 +76,210 @@ def memory_pair(buffered: float = 0) -> tuple[MemoryStream, MemoryStream]:
     return MemoryStream(there_send, back_receive), MemoryStream(back_send, there_receive)
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
 def framed(*messages: bytes) -> bytes:
     return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
 
 
-def test_messages_arrive_whole_however_they_are_split() -> None:
-    async def main() -> None:
-        near, far = memory_pair()
-        stream = MessageStream(near, peer=PEER)
-        messages = [b"", b"a", bytes(range(256)) * 300, b"end"]
-        wire = framed(*messages)
-        rng = random.Random(1)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
+async def test_messages_arrive_whole_however_they_are_split() -> None:
+    near, far = memory_pair()
+    stream = MessageStream(near, peer=PEER)
+    messages = [b"", b"a", bytes(range(256)) * 300, b"end"]
+    wire = framed(*messages)
+    rng = random.Random(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
 
-            async def feed() -> None:
-                start = 0
-                while start < len(wire):
-                    end = start + rng.choice([1, 2, 3, 5000])
-                    await far.write(wire[start:end])
-                    start = end
+        async def feed() -> None:
+            start = 0
+            while start < len(wire):
+                end = start + rng.choice([1, 2, 3, 5000])
+                await far.write(wire[start:end])
+                start = end
 
-            nursery.start_soon(feed)
-            assert [await stream.receive(deadline_s=1) for _ in messages] == messages
-            await stream.abort()
-
-    run(main)
+        nursery.start_soon(feed)
+        assert [await stream.receive(deadline_s=1) for _ in messages] == messages
+        await stream.abort()
 
 
-def test_cancelled_receives_lose_nothing() -> None:
-    async def main() -> None:
-        near, far = memory_pair()
-        stream = MessageStream(near, peer=PEER)
-        far.fragment_bytes = 7
-        total = 300
-        received: list[int] = []
-        cancelled = 0
-        rng = random.Random(2)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
+async def test_cancelled_receives_lose_nothing() -> None:
+    near, far = memory_pair()
+    stream = MessageStream(near, peer=PEER)
+    far.fragment_bytes = 7
+    total = 300
+    received: list[int] = []
+    cancelled = 0
+    rng = random.Random(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
 
-            async def feed() -> None:
-                for number in range(total):
-                    await far.write(framed(number.to_bytes(20, "big")))
-                    await trio.sleep(rng.random() * 0.01)
+        async def feed() -> None:
+            for number in range(total):
+                await far.write(framed(number.to_bytes(20, "big")))
+                await trio.sleep(rng.random() * 0.01)
 
-            nursery.start_soon(feed)
-            while len(received) < total:
-                with trio.move_on_after(rng.random() * 0.004) as scope:
-                    received.append(int.from_bytes(await stream.receive(deadline_s=None), "big"))
-                cancelled += scope.cancelled_caught
-            await stream.abort()
-        assert received == list(range(total))
-        assert cancelled > 100
-
-    run(main)
+        nursery.start_soon(feed)
+        while len(received) < total:
+            with trio.move_on_after(rng.random() * 0.004) as scope:
+                received.append(int.from_bytes(await stream.receive(deadline_s=None), "big"))
+            cancelled += scope.cancelled_caught
+        await stream.abort()
+    assert received == list(range(total))
+    assert cancelled > 100
 
 
-def test_cancelled_sends_arrive_whole_or_not_at_all() -> None:
-    async def main() -> None:
-        near, far = memory_pair()
-        near.fragment_bytes, near.fragment_delay_s = 5, 0.0002  # a message takes about 2 ms
-        sender, receiver = MessageStream(near, peer=PEER), MessageStream(far, peer=PEER)
-        rng = random.Random(3)
-        received: list[bytes] = []
-        cancelled = 0
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sender.run)
-            nursery.start_soon(receiver.run)
+async def test_cancelled_sends_arrive_whole_or_not_at_all() -> None:
+    near, far = memory_pair()
+    near.fragment_bytes, near.fragment_delay_s = 5, 0.0002  # a message takes about 2 ms
+    sender, receiver = MessageStream(near, peer=PEER), MessageStream(far, peer=PEER)
+    rng = random.Random(3)
+    received: list[bytes] = []
+    cancelled = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.run)
+        nursery.start_soon(receiver.run)
 
-            async def collect() -> None:
-                with contextlib.suppress(StreamEnded):
-                    while True:
-                        received.append(await receiver.receive(deadline_s=None))
-                await receiver.aclose()
+        async def collect() -> None:
+            with contextlib.suppress(StreamEnded):
+                while True:
+                    received.append(await receiver.receive(deadline_s=None))
+            await receiver.aclose()
 
-            nursery.start_soon(collect)
-            for number in range(200):
-                with trio.move_on_after(rng.random() * 0.004) as scope:
-                    await sender.send(number.to_bytes(40, "big"), deadline_s=60)
-                cancelled += scope.cancelled_caught
-            await sender.aclose()
-        numbers = [int.from_bytes(message, "big") for message in received]
-        assert all(len(message) == 40 for message in received)
-        assert numbers == sorted(set(numbers))  # in order, none twice, none made up
-        assert set(numbers) <= set(range(200))
-        assert cancelled > 10
-
-    run(main)
+        nursery.start_soon(collect)
+        for number in range(200):
+            with trio.move_on_after(rng.random() * 0.004) as scope:
+                await sender.send(number.to_bytes(40, "big"), deadline_s=60)
+            cancelled += scope.cancelled_caught
+        await sender.aclose()
+    numbers = [int.from_bytes(message, "big") for message in received]
+    assert all(len(message) == 40 for message in received)
+    assert numbers == sorted(set(numbers))  # in order, none twice, none made up
+    assert set(numbers) <= set(range(200))
+    assert cancelled > 10
 
 
-def test_oversized_message_is_the_peers_fault_and_is_not_buffered() -> None:
-    async def main() -> None:
-        near, far = memory_pair(buffered=1000)
-        stream = MessageStream(near, peer=PEER, limit_bytes=100)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await far.write(framed(b"fine") + (101).to_bytes(4, "big"))
-            assert await stream.receive(deadline_s=1) == b"fine"
-            with pytest.raises(RemoteError, match="101 bytes exceeds the limit of 100") as caught:
-                await stream.receive(deadline_s=1)
-            assert caught.value.peer == PEER
-        assert near.was_reset
-
-    run(main)
+async def test_oversized_message_is_the_peers_fault_and_is_not_buffered() -> None:
+    near, far = memory_pair(buffered=1000)
+    stream = MessageStream(near, peer=PEER, limit_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(b"fine") + (101).to_bytes(4, "big"))
+        assert await stream.receive(deadline_s=1) == b"fine"
+        with pytest.raises(RemoteError, match="101 bytes exceeds the limit of 100") as caught:
+            await stream.receive(deadline_s=1)
+        assert caught.value.peer == PEER
+    assert near.was_reset
 
 
-def test_sending_over_the_limit_is_our_fault() -> None:
-    async def main() -> None:
-        near, _ = memory_pair()
-        with pytest.raises(LocalError, match="exceeds the limit of 10"):
-            await MessageStream(near, peer=PEER, limit_bytes=10).send(bytes(11), deadline_s=1)
-
-    run(main)
+async def test_sending_over_the_limit_is_our_fault() -> None:
+    near, _ = memory_pair()
+    with pytest.raises(LocalError, match="exceeds the limit of 10"):
+        await MessageStream(near, peer=PEER, limit_bytes=10).send(bytes(11), deadline_s=1)
 
 
-def test_unread_messages_stop_the_pump_at_its_limit() -> None:
-    async def main() -> None:
-        near, far = memory_pair()
-        stream = MessageStream(near, peer=PEER)
-        message = bytes(READ_BYTES)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            with trio.move_on_after(10):
-                for sent in range(100):  # noqa: B007 — the count of writes that ended
-                    await far.write(framed(message))
-            assert near.bytes_read <= BACKLOG_LIMIT_BYTES + 2 * READ_BYTES
-            for _ in range(sent):
-                assert await stream.receive(deadline_s=1) == message
-            await stream.abort()
-
-    run(main)
+async def test_unread_messages_stop_the_pump_at_its_limit() -> None:
+    near, far = memory_pair()
+    stream = MessageStream(near, peer=PEER)
+    message = bytes(READ_BYTES)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        with trio.move_on_after(10):
+            for sent in range(100):  # noqa: B007 — the count of writes that ended
+                await far.write(framed(message))
+        assert near.bytes_read <= BACKLOG_LIMIT_BYTES + 2 * READ_BYTES
+        for _ in range(sent):
+            assert await stream.receive(deadline_s=1) == message
+        await stream.abort()
 
 
 @pytest.mark.parametrize(
     ("tail", "error"), [(b"", StreamEnded), (b"\0\0", NetworkError), (b"\0\0\0\5ab", NetworkError)]
 )
-def test_end_between_messages_differs_from_an_end_inside_one(tail: bytes, error: type[Exception]) -> None:
-    async def main() -> None:
-        near, far = memory_pair(buffered=10)
-        stream = MessageStream(near, peer=PEER)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await far.write(framed(b"last") + tail)
-            await far.finish()
-            assert await stream.receive(deadline_s=1) == b"last"
-            with pytest.raises(error) as caught:
-                await stream.receive(deadline_s=1)
-            assert type(caught.value) is error
-            await stream.aclose()
-
-    run(main)
+async def test_end_between_messages_differs_from_an_end_inside_one(tail: bytes, error: type[Exception]) -> None:
+    near, far = memory_pair(buffered=10)
+    stream = MessageStream(near, peer=PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(b"last") + tail)
+        await far.finish()
+        assert await stream.receive(deadline_s=1) == b"last"
+        with pytest.raises(error) as caught:
+            await stream.receive(deadline_s=1)
+        assert type(caught.value) is error
+        await stream.aclose()
 
 
-def test_peer_that_finished_can_still_be_answered() -> None:
-    async def main() -> None:
-        near, far = memory_pair(buffered=10)
-        stream = MessageStream(near, peer=PEER)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await far.write(framed(b"question"))
-            await far.finish()
-            assert await stream.receive(deadline_s=1) == b"question"
-            await trio.testing.wait_all_tasks_blocked()
-            await stream.send(b"answer", deadline_s=1)
-            await stream.aclose()
-        assert await far.read(100) == framed(b"answer")
-        assert not near.was_reset
-
-    run(main)
+async def test_peer_that_finished_can_still_be_answered() -> None:
+    near, far = memory_pair(buffered=10)
+    stream = MessageStream(near, peer=PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(b"question"))
+        await far.finish()
+        assert await stream.receive(deadline_s=1) == b"question"
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.send(b"answer", deadline_s=1)
+        await stream.aclose()
+    assert await far.read(100) == framed(b"answer")
+    assert not near.was_reset
 
 
-def test_receive_deadline_is_a_network_error_and_loses_nothing() -> None:
-    async def main() -> None:
-        near, far = memory_pair()
-        stream = MessageStream(near, peer=PEER)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await far.write(framed(b"slow")[:6])
-            with pytest.raises(NetworkError, match="within 2 s"):
-                await stream.receive(deadline_s=2)
-            await far.write(framed(b"slow")[6:])
-            assert await stream.receive(deadline_s=2) == b"slow"
-            await stream.abort()
-
-    run(main)
+async def test_receive_deadline_is_a_network_error_and_loses_nothing() -> None:
+    near, far = memory_pair()
+    stream = MessageStream(near, peer=PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(b"slow")[:6])
+        with pytest.raises(NetworkError, match="within 2 s"):
+            await stream.receive(deadline_s=2)
+        await far.write(framed(b"slow")[6:])
+        assert await stream.receive(deadline_s=2) == b"slow"
+        await stream.abort()
 
 
-def test_write_that_times_out_resets_the_stream() -> None:
-    async def main() -> None:
-        near, _ = memory_pair()  # nobody reads the far end
-        stream = MessageStream(near, peer=PEER)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            with pytest.raises(NetworkError, match="did not take a message within 3 s"):
-                await stream.send(b"x", deadline_s=3)
-        assert near.was_reset
-        with pytest.raises(NetworkError):
-            await stream.send(b"y", deadline_s=3)
-
-    run(main)
+async def test_write_that_times_out_resets_the_stream() -> None:
+    near, _ = memory_pair()  # nobody reads the far end
+    stream = MessageStream(near, peer=PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        with pytest.raises(NetworkError, match="did not take a message within 3 s"):
+            await stream.send(b"x", deadline_s=3)
+    assert near.was_reset
+    with pytest.raises(NetworkError):
+        await stream.send(b"y", deadline_s=3)
 
 
-def test_closed_stream_waits_a_bounded_time_for_the_far_end() -> None:
-    async def main() -> None:
-        near, _ = memory_pair(buffered=1)
-        stream = MessageStream(near, peer=PEER)
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await stream.aclose()
-            assert near.was_finished
-            assert trio.current_time() == began
-        assert near.was_reset
-        assert trio.current_time() - began == pytest.approx(LINGER_DEADLINE_S)
-
-    run(main)
+async def test_closed_stream_waits_a_bounded_time_for_the_far_end() -> None:
+    near, _ = memory_pair(buffered=1)
+    stream = MessageStream(near, peer=PEER)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await stream.aclose()
+        assert near.was_finished
+        assert trio.current_time() == began
+    assert near.was_reset
+    assert trio.current_time() - began == pytest.approx(LINGER_DEADLINE_S)
 
 
-def test_mailbox_drops_the_oldest_and_ends_after_what_is_queued() -> None:
-    async def main() -> None:
-        mailbox: Mailbox[int] = Mailbox(3)
-        for number in range(5):
-            mailbox.put(number)
-        mailbox.close()
-        assert [number async for number in mailbox] == [2, 3, 4]
-        assert mailbox.dropped == 2
-        mailbox.put(9)
-        with pytest.raises(trio.EndOfChannel):
-            await mailbox.receive()
-
-    run(main)
+async def test_mailbox_drops_the_oldest_and_ends_after_what_is_queued() -> None:
+    mailbox: Mailbox[int] = Mailbox(3)
+    for number in range(5):
+        mailbox.put(number)
+    mailbox.close()
+    assert [number async for number in mailbox] == [2, 3, 4]
+    assert mailbox.dropped == 2
+    mailbox.put(9)
+    with pytest.raises(trio.EndOfChannel):
+        await mailbox.receive()
 
 
-def test_mailbox_wakes_its_reader() -> None:
-    async def main() -> None:
-        mailbox: Mailbox[str] = Mailbox(1)
-        async with trio.open_nursery() as nursery:
+async def test_mailbox_wakes_its_reader() -> None:
+    mailbox: Mailbox[str] = Mailbox(1)
+    async with trio.open_nursery() as nursery:
 
-            async def read() -> None:
-                assert await mailbox.receive() == "hello"
+        async def read() -> None:
+            assert await mailbox.receive() == "hello"
 
-            nursery.start_soon(read)
-            await trio.testing.wait_all_tasks_blocked()
-            mailbox.put("hello")
-
-    run(main)
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        mailbox.put("hello")

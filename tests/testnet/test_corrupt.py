@@ -46,29 +46,26 @@ def test_flipped_bits_are_one_in_every_state_and_every_final_and_nowhere_else(tm
 
 
 @pytest.mark.long
-def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_path: Path) -> None:
-    async def main() -> None:
-        group = Group(peers=3, codec="int8")
-        with trio.fail_after(DEADLINE_S):
-            async with LivingSwarm(tmp_path, group, seed=5).owned() as swarm:
-                await swarm.begin()
-                gate = await swarm.gather(0)
-                struck = swarm.nodes[2]
-                struck.signal(signal.SIGKILL)
-                struck.struck = "killed"
-                await struck.lives[-1].ended.wait()
-                flipped = flip_bits(struck.folder, random.Random(1))
-                assert any(path.parent.name == "state" and path.stem != "0" for path in flipped), flipped
-                # The others stand still meanwhile: were it far behind, it would fetch the state in any case.
-                await swarm.revive(struck)
-                await swarm.until(lambda: swarm.under_way(struck), "node 2 takes part again", DEADLINE_S)
-                await swarm.release([node for node in swarm.nodes if node is not struck])
-                whole = await swarm.gather(gate)
-                assert_right(swarm, whole)
-                first = next(e for e in swarm.journal.of(Certified, 2) if e.at > struck.lives[-1].started_at)
-                assert received_by(struck.folder, first) > STATE_BYTES
-
-    trio.run(main)
+async def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_path: Path) -> None:
+    group = Group(peers=3, codec="int8")
+    with trio.fail_after(DEADLINE_S):
+        async with LivingSwarm(tmp_path, group, seed=5).owned() as swarm:
+            await swarm.begin()
+            gate = await swarm.gather(0)
+            struck = swarm.nodes[2]
+            struck.signal(signal.SIGKILL)
+            struck.struck = "killed"
+            await struck.lives[-1].ended.wait()
+            flipped = flip_bits(struck.folder, random.Random(1))
+            assert any(path.parent.name == "state" and path.stem != "0" for path in flipped), flipped
+            # The others stand still meanwhile: were it far behind, it would fetch the state in any case.
+            await swarm.revive(struck)
+            await swarm.until(lambda: swarm.under_way(struck), "node 2 takes part again", DEADLINE_S)
+            await swarm.release([node for node in swarm.nodes if node is not struck])
+            whole = await swarm.gather(gate)
+            assert_right(swarm, whole)
+            first = next(e for e in swarm.journal.of(Certified, 2) if e.at > struck.lives[-1].started_at)
+            assert received_by(struck.folder, first) > STATE_BYTES
 
 
 def received_by(folder: Path, certified: Certified) -> int:

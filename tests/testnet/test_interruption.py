@@ -15,18 +15,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_the_wait_and_means_afterwards_what_it_meant_before(number: signal.Signals) -> None:
-    async def main() -> None:
-        before = [signal.getsignal(one) for one in SIGNALS]
-        with trio.fail_after(30):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(until_interrupted)
-                await trio.testing.wait_all_tasks_blocked()
-                assert all(signal.getsignal(one) not in before for one in SIGNALS)
-                signal.raise_signal(number)
-        assert [signal.getsignal(one) for one in SIGNALS] == before
-
-    trio.run(main)
+async def test_a_signal_ends_the_wait_and_means_afterwards_what_it_meant_before(number: signal.Signals) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(until_interrupted)
+            await trio.testing.wait_all_tasks_blocked()
+            assert all(signal.getsignal(one) not in before for one in SIGNALS)
+            signal.raise_signal(number)
+    assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
 def test_outside_the_main_thread_the_wait_has_no_end() -> None:

@@ -77,7 +77,7 @@ def test_holds_are_those_of_faults_whose_moment_is_to_come() -> None:
     assert holds_for(DEMO, 2, records) == ()
 
 
-def test_what_a_node_logs_before_its_start_has_returned_counts(tmp_path: Path) -> None:
+async def test_what_a_node_logs_before_its_start_has_returned_counts(tmp_path: Path) -> None:
     """The node is quick, or this process does not get a processor just then."""
     listening = """import json, signal, sys, time
 with open(sys.argv[1], "a") as log:
@@ -94,18 +94,15 @@ signal.pause()
             time.sleep(0.005)
         return process
 
-    async def main() -> None:
-        journal = Journal()
-        runtime = Runtime(command=lambda launch: [sys.executable, "-S", "-c", listening, str(log)], start=start)
-        node = NodeProcess(0, tmp_path, journal, runtime)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(node.run, Launch(manifest=tmp_path, data_dir=tmp_path))
-            with trio.fail_after(DEADLINE_S):
-                await journal.until(lambda: bool(journal.of(Listening, 0)))
-            assert node.addresses == ("/fake",)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    journal = Journal()
+    runtime = Runtime(command=lambda launch: [sys.executable, "-S", "-c", listening, str(log)], start=start)
+    node = NodeProcess(0, tmp_path, journal, runtime)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run, Launch(manifest=tmp_path, data_dir=tmp_path))
+        with trio.fail_after(DEADLINE_S):
+            await journal.until(lambda: bool(journal.of(Listening, 0)))
+        assert node.addresses == ("/fake",)
+        nursery.cancel_scope.cancel()
 
 
 TESTNET = """

@@ -13,7 +13,7 @@ from shoal.protocol.peering import Ack, LinkMessage
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm.limits import Door, Reason
-from tests.swarm.test_members import MANIFEST, Node, run, running, until
+from tests.swarm.test_members import MANIFEST, Node, running, until
 
 PLACES = 6
 LET_IN = 3.0
@@ -28,49 +28,43 @@ def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Links, "return_s", 0.5)
 
 
-def test_silent_strangers_take_all_places_however_few_are_let_in_and_keep_them(
+async def test_silent_strangers_take_all_places_however_few_are_let_in_and_keep_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        node = Node(2)
-        node.host._door = Door(node.host.refusals, per_s=(0.0, LET_IN), newcomers_per_s=(0.0, 0.0))
-        alive: set[PeerId] = set()
-        hear = node.members.message
+    node = Node(2)
+    node.host._door = Door(node.host.refusals, per_s=(0.0, LET_IN), newcomers_per_s=(0.0, 0.0))
+    alive: set[PeerId] = set()
+    hear = node.members.message
 
-        def message(peer: PeerId, message: LinkMessage) -> None:
-            if isinstance(message, Ack):
-                alive.add(peer)
-            hear(peer, message)
+    def message(peer: PeerId, message: LinkMessage) -> None:
+        if isinstance(message, Ack):
+            alive.add(peer)
+        hear(peer, message)
 
-        monkeypatch.setattr(node.members, "message", message)
-        async with running(node) as nursery:
-            attack = Links(MANIFEST.swarm_id, PLACES + 1, node.host.addresses)
-            nursery.start_soon(attack.run)
-            await until(lambda: len(node.linked()) == PLACES)
-            there = node.linked()
-            await until(lambda: there <= alive)
-            assert node.linked() == there, "who answers its pings stays"
-            assert attack.made["dialled"] >= PLACES - LET_IN
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    monkeypatch.setattr(node.members, "message", message)
+    async with running(node) as nursery:
+        attack = Links(MANIFEST.swarm_id, PLACES + 1, node.host.addresses)
+        nursery.start_soon(attack.run)
+        await until(lambda: len(node.linked()) == PLACES)
+        there = node.linked()
+        await until(lambda: there <= alive)
+        assert node.linked() == there, "who answers its pings stays"
+        assert attack.made["dialled"] >= PLACES - LET_IN
+        nursery.cancel_scope.cancel()
 
 
-def test_silent_stranger_that_finds_no_place_is_told_so() -> None:
-    async def main() -> None:
-        node, made = Node(2), Counter[str]()
-        async with running(node) as nursery:
-            quiet = [Silent(MANIFEST.swarm_id, made) for _ in range(PLACES + 1)]
-            for one in quiet:
-                await nursery.start(one.run)
-            for one in quiet[:PLACES]:
-                nursery.start_soon(one.come, node.host.addresses[0])
-                await one.until_linked(node.peer)
-            with pytest.raises(Exception, match="not welcome"):
-                await quiet[PLACES].come(node.host.addresses[0])
-            assert made["told full"] == 1
-            assert node.linked() == {one.peer_id for one in quiet[:PLACES]}
-            assert node.host.refusals.counts()[Reason.LINKS.value] == 1
-            nursery.cancel_scope.cancel()
-
-    run(main)
+async def test_silent_stranger_that_finds_no_place_is_told_so() -> None:
+    node, made = Node(2), Counter[str]()
+    async with running(node) as nursery:
+        quiet = [Silent(MANIFEST.swarm_id, made) for _ in range(PLACES + 1)]
+        for one in quiet:
+            await nursery.start(one.run)
+        for one in quiet[:PLACES]:
+            nursery.start_soon(one.come, node.host.addresses[0])
+            await one.until_linked(node.peer)
+        with pytest.raises(Exception, match="not welcome"):
+            await quiet[PLACES].come(node.host.addresses[0])
+        assert made["told full"] == 1
+        assert node.linked() == {one.peer_id for one in quiet[:PLACES]}
+        assert node.host.refusals.counts()[Reason.LINKS.value] == 1
+        nursery.cancel_scope.cancel()

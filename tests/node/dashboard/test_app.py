@@ -43,24 +43,21 @@ def closed(swarm: SyntheticSwarm) -> ASGIApp:
 # -- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_all_it_is_made_of_are_served_squeezed_and_from_this_node_alone(app: ASGIApp) -> None:
-    async def main() -> None:
-        total = 0
-        page = await ask(app, "/")
-        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        named = set(re.findall(r'(?:src|href)="(/[^"]*)"', page.body.decode()))
-        assert "/static/page.js" in named
-        for path in ("/", *sorted(named)):
-            answer = await ask(app, path, headers={"accept-encoding": "gzip"})
-            assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip"), path
-            content = gzip.decompress(answer.body)
-            assert content == (await ask(app, path)).body
-            total += len(answer.body)
-            again = await ask(app, path, headers={"if-none-match": answer.headers["etag"]})
-            assert (again.status, again.body) == (304, b"")
-        assert total < TRANSFER_LIMIT_BYTES / 3
-
-    trio.run(main)
+async def test_the_page_and_all_it_is_made_of_are_served_squeezed_and_from_this_node_alone(app: ASGIApp) -> None:
+    total = 0
+    page = await ask(app, "/")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    named = set(re.findall(r'(?:src|href)="(/[^"]*)"', page.body.decode()))
+    assert "/static/page.js" in named
+    for path in ("/", *sorted(named)):
+        answer = await ask(app, path, headers={"accept-encoding": "gzip"})
+        assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip"), path
+        content = gzip.decompress(answer.body)
+        assert content == (await ask(app, path)).body
+        total += len(answer.body)
+        again = await ask(app, path, headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status, again.body) == (304, b"")
+    assert total < TRANSFER_LIMIT_BYTES / 3
 
 
 def test_the_page_names_no_other_host_and_makes_no_text_into_markup() -> None:
@@ -87,37 +84,31 @@ def test_the_page_names_no_other_host_and_makes_no_text_into_markup() -> None:
     assert "MIT License" in files["uPlot.LICENSE"] or "Permission is hereby granted" in files["uPlot.LICENSE"]
 
 
-def test_every_answer_forbids_foreign_code_frames_and_referrers(app: ASGIApp, closed: ASGIApp) -> None:
-    async def main() -> None:
-        for asked, path in ((app, "/"), (app, "/api/snapshot"), (app, "/nothing"), (closed, "/"), (closed, "/metrics")):
-            headers = (await ask(asked, path)).headers
-            policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
-            assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
-            assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-            assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "no-referrer"
-            assert "access-control-allow-origin" not in headers
-
-    trio.run(main)
+async def test_every_answer_forbids_foreign_code_frames_and_referrers(app: ASGIApp, closed: ASGIApp) -> None:
+    for asked, path in ((app, "/"), (app, "/api/snapshot"), (app, "/nothing"), (closed, "/"), (closed, "/metrics")):
+        headers = (await ask(asked, path)).headers
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
 
 
-def test_the_snapshot_is_what_the_page_shows(app: ASGIApp, swarm: SyntheticSwarm) -> None:
-    async def main() -> None:
-        answer = await ask(app, "/api/snapshot", headers={"accept-encoding": "gzip"})
-        assert answer.headers["cache-control"] == "no-store"
-        answer.body = gzip.decompress(answer.body)
-        found = answer.json()
-        assert found["node"]["round"] == 3
-        assert len(found["peers"]) == 6
-        assert [point[0] for point in found["curves"]["reward"]] == [1, 2, 3]
-        group = found["groups"][-2]
-        text = (await ask(app, f"/api/rollouts/{group['digest']}")).json()
-        assert text["question"] == "What is 37 + 58 - 12?"
-        assert text["rewards"] == [1.0, 0.0, 0.0, 1.0]
-        for unknown in ("0" * 64, "..%2f..%2fnode.key", "node.key"):
-            assert (await ask(app, f"/api/rollouts/{unknown}")).status == 404
-
-    trio.run(main)
+async def test_the_snapshot_is_what_the_page_shows(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+    answer = await ask(app, "/api/snapshot", headers={"accept-encoding": "gzip"})
+    assert answer.headers["cache-control"] == "no-store"
+    answer.body = gzip.decompress(answer.body)
+    found = answer.json()
+    assert found["node"]["round"] == 3
+    assert len(found["peers"]) == 6
+    assert [point[0] for point in found["curves"]["reward"]] == [1, 2, 3]
+    group = found["groups"][-2]
+    text = (await ask(app, f"/api/rollouts/{group['digest']}")).json()
+    assert text["question"] == "What is 37 + 58 - 12?"
+    assert text["rewards"] == [1.0, 0.0, 0.0, 1.0]
+    for unknown in ("0" * 64, "..%2f..%2fnode.key", "node.key"):
+        assert (await ask(app, f"/api/rollouts/{unknown}")).status == 404
 
 
 # -- who may ask ----------------------------------------------------------------------------------------------------
@@ -129,18 +120,15 @@ def test_the_page_answers_under_addresses_and_its_own_names(app: ASGIApp, host: 
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "", "[", "local host"])
-def test_a_name_that_somebody_else_points_here_is_refused(app: ASGIApp, swarm: SyntheticSwarm, host: str) -> None:
-    async def main() -> None:
-        for path, method in (("/", "GET"), ("/api/snapshot", "GET"), ("/metrics", "GET"), ("/api/leave", "POST")):
-            answer = await ask(app, path, method=method, headers={**ORDER, **KEY, "host": host})
-            assert answer.status == 421
-            assert b"12D3Koo" not in answer.body
-        assert swarm.orders == []
-
-    trio.run(main)
+async def test_a_name_that_somebody_else_points_here_is_refused(app: ASGIApp, swarm: SyntheticSwarm, host: str) -> None:
+    for path, method in (("/", "GET"), ("/api/snapshot", "GET"), ("/metrics", "GET"), ("/api/leave", "POST")):
+        answer = await ask(app, path, method=method, headers={**ORDER, **KEY, "host": host})
+        assert answer.status == 421
+        assert b"12D3Koo" not in answer.body
+    assert swarm.orders == []
 
 
-def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+async def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: SyntheticSwarm) -> None:
     foreign = (
         {},
         {"origin": f"http://{HOST}"},
@@ -150,52 +138,44 @@ def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: Synthetic
         {"x-shoal-order": "1", "sec-fetch-site": "cross-site"},
         {"x-shoal-order": "1", "sec-fetch-site": "same-site"},
     )
+    for headers in foreign:
+        assert (await ask(app, "/api/leave", method="POST", headers={**headers, **KEY})).status == 403
+    assert (await ask(app, "/api/leave", headers={**ORDER, **KEY})).status == 405
+    assert (await ask(app, "/api/rebase", method="POST", headers={**ORDER, **KEY})).status == 404
+    assert swarm.orders == []
+    for op in ("pause", "resume", "leave"):
+        assert (await ask(app, f"/api/{op}", method="POST", headers={**ORDER, **KEY})).status == 204
+    assert swarm.orders == ["pause", "resume", "leave"]
 
-    async def main() -> None:
-        for headers in foreign:
-            assert (await ask(app, "/api/leave", method="POST", headers={**headers, **KEY})).status == 403
-        assert (await ask(app, "/api/leave", headers={**ORDER, **KEY})).status == 405
-        assert (await ask(app, "/api/rebase", method="POST", headers={**ORDER, **KEY})).status == 404
-        assert swarm.orders == []
+
+async def test_on_this_machine_everybody_may_look_and_who_has_the_token_orders(
+    app: ASGIApp, swarm: SyntheticSwarm
+) -> None:
+    cookie = (await ask(app, f"/?token={TOKEN}")).headers.get("set-cookie")
+    assert cookie is None  # a browser would send it to every port of this machine
+    guesses: tuple[dict[str, str], ...] = (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Bearer {TOKEN[:-1]}"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"cookie": f"{COOKIE}={TOKEN}"},
+    )
+    for headers in guesses:
+        for path in ("/", "/api/snapshot", "/metrics"):
+            assert (await ask(app, path, headers=headers)).status == 200
         for op in ("pause", "resume", "leave"):
-            assert (await ask(app, f"/api/{op}", method="POST", headers={**ORDER, **KEY})).status == 204
-        assert swarm.orders == ["pause", "resume", "leave"]
-
-    trio.run(main)
-
-
-def test_on_this_machine_everybody_may_look_and_who_has_the_token_orders(app: ASGIApp, swarm: SyntheticSwarm) -> None:
-    async def main() -> None:
-        cookie = (await ask(app, f"/?token={TOKEN}")).headers.get("set-cookie")
-        assert cookie is None  # a browser would send it to every port of this machine
-        guesses: tuple[dict[str, str], ...] = (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": f"Bearer {TOKEN[:-1]}"},
-            {"authorization": f"Basic {TOKEN}"},
-            {"cookie": f"{COOKIE}={TOKEN}"},
-        )
-        for headers in guesses:
-            for path in ("/", "/api/snapshot", "/metrics"):
-                assert (await ask(app, path, headers=headers)).status == 200
-            for op in ("pause", "resume", "leave"):
-                answer = await ask(app, f"/api/{op}?token={TOKEN}", method="POST", headers={**ORDER, **headers})
-                assert answer.status == 401
-                assert TOKEN_NAME in answer.body.decode()
-        assert swarm.orders == []
-        assert (await ask(app, "/api/pause", method="POST", headers={**ORDER, **KEY})).status == 204
-        assert swarm.orders == ["pause"]
-
-    trio.run(main)
+            answer = await ask(app, f"/api/{op}?token={TOKEN}", method="POST", headers={**ORDER, **headers})
+            assert answer.status == 401
+            assert TOKEN_NAME in answer.body.decode()
+    assert swarm.orders == []
+    assert (await ask(app, "/api/pause", method="POST", headers={**ORDER, **KEY})).status == 204
+    assert swarm.orders == ["pause"]
 
 
-def test_the_cookie_of_the_open_page_is_no_key_on_loopback(app: ASGIApp, closed: ASGIApp) -> None:
-    async def main() -> None:
-        cookie = (await ask(closed, f"/?token={TOKEN}")).headers["set-cookie"].split(";")[0]
-        answer = await ask(app, "/api/leave", method="POST", headers={**ORDER, "cookie": cookie})
-        assert answer.status == 401
-
-    trio.run(main)
+async def test_the_cookie_of_the_open_page_is_no_key_on_loopback(app: ASGIApp, closed: ASGIApp) -> None:
+    cookie = (await ask(closed, f"/?token={TOKEN}")).headers["set-cookie"].split(";")[0]
+    answer = await ask(app, "/api/leave", method="POST", headers={**ORDER, "cookie": cookie})
+    assert answer.status == 401
 
 
 def test_a_link_keeps_the_token_from_the_wire_where_it_can() -> None:
@@ -203,49 +183,43 @@ def test_a_link_keeps_the_token_from_the_wire_where_it_can() -> None:
     assert link_of("http://192.0.2.7:8420/", "abc", open_to_view=False) == "http://192.0.2.7:8420/?token=abc"
 
 
-def test_beyond_this_machine_nothing_is_told_without_the_token(closed: ASGIApp, swarm: SyntheticSwarm) -> None:
-    async def main() -> None:
-        guesses: tuple[dict[str, str], ...] = (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": f"Basic {TOKEN}"},
-            {"authorization": "Bearer é"},
-            {"cookie": f"{COOKIE}={TOKEN}"},  # the token is not the cookie
-            {"cookie": f"{COOKIE}="},
-        )
-        for headers in guesses:
-            for path in (
-                "/",
-                "/api/snapshot",
-                "/api/feed",
-                "/metrics",
-                "/?token=",
-                f"/api/snapshot?token={TOKEN[:-1]}",
-            ):
-                answer = await ask(closed, path, headers=headers)
-                assert answer.status == 401
-                assert b"12D3Koo" not in answer.body
-            assert (await ask(closed, "/api/leave", method="POST", headers={**ORDER, **headers})).status == 401
-        assert swarm.orders == []
-        assert (await ask(closed, "/metrics", headers={"authorization": f"Bearer {TOKEN}"})).status == 200
-
-    trio.run(main)
+async def test_beyond_this_machine_nothing_is_told_without_the_token(closed: ASGIApp, swarm: SyntheticSwarm) -> None:
+    guesses: tuple[dict[str, str], ...] = (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": "Bearer é"},
+        {"cookie": f"{COOKIE}={TOKEN}"},  # the token is not the cookie
+        {"cookie": f"{COOKIE}="},
+    )
+    for headers in guesses:
+        for path in (
+            "/",
+            "/api/snapshot",
+            "/api/feed",
+            "/metrics",
+            "/?token=",
+            f"/api/snapshot?token={TOKEN[:-1]}",
+        ):
+            answer = await ask(closed, path, headers=headers)
+            assert answer.status == 401
+            assert b"12D3Koo" not in answer.body
+        assert (await ask(closed, "/api/leave", method="POST", headers={**ORDER, **headers})).status == 401
+    assert swarm.orders == []
+    assert (await ask(closed, "/metrics", headers={"authorization": f"Bearer {TOKEN}"})).status == 200
 
 
-def test_the_token_in_a_link_becomes_a_cookie_that_no_script_reads(closed: ASGIApp) -> None:
-    async def main() -> None:
-        entered = await ask(closed, f"/?token={TOKEN}")
-        assert (entered.status, entered.headers["location"]) == (303, "/")
-        cookie = entered.headers["set-cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
-        assert TOKEN not in cookie
-        given = {"cookie": cookie.split(";")[0]}
-        assert (await ask(closed, "/api/snapshot", headers=given)).status == 200
-        assert (await ask(closed, "/api/leave", method="POST", headers={**given, **ORDER})).status == 204
-        assert (await ask(closed, "/api/leave", method="POST", headers=given)).status == 403
-
-    trio.run(main)
+async def test_the_token_in_a_link_becomes_a_cookie_that_no_script_reads(closed: ASGIApp) -> None:
+    entered = await ask(closed, f"/?token={TOKEN}")
+    assert (entered.status, entered.headers["location"]) == (303, "/")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    given = {"cookie": cookie.split(";")[0]}
+    assert (await ask(closed, "/api/snapshot", headers=given)).status == 200
+    assert (await ask(closed, "/api/leave", method="POST", headers={**given, **ORDER})).status == 204
+    assert (await ask(closed, "/api/leave", method="POST", headers=given)).status == 403
 
 
 def test_a_token_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
@@ -271,24 +245,21 @@ def test_only_this_machine_can_connect_to_loopback(host: str, expected: bool) ->
     assert is_loopback(host) is expected
 
 
-def test_what_is_not_http_reaches_no_application(app: ASGIApp) -> None:
-    async def main() -> None:
-        sent: list[Message] = []
+async def test_what_is_not_http_reaches_no_application(app: ASGIApp) -> None:
+    sent: list[Message] = []
 
-        async def receive() -> Message:
-            return {"type": "websocket.connect"}
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
 
-        async def send(message: Message) -> None:
-            sent.append(message)
+    async def send(message: Message) -> None:
+        sent.append(message)
 
-        await app({**scope_of("/api/feed"), "type": "websocket"}, receive, send)
-        assert [message["type"] for message in sent] == [
-            "websocket.http.response.start",
-            "websocket.http.response.body",
-        ]
-        assert sent[0]["status"] == 400
-        sent.clear()
-        await app({**scope_of("/api/feed"), "type": "lifespan"}, receive, send)
-        assert sent == []
-
-    trio.run(main)
+    await app({**scope_of("/api/feed"), "type": "websocket"}, receive, send)
+    assert [message["type"] for message in sent] == [
+        "websocket.http.response.start",
+        "websocket.http.response.body",
+    ]
+    assert sent[0]["status"] == 400
+    sent.clear()
+    await app({**scope_of("/api/feed"), "type": "lifespan"}, receive, send)
+    assert sent == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -102,68 +102,45 @@ def router() -> Iterator[Router]:
         made.server_close()
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(60):
-            await main()
-
-    trio.run(bounded)
-
-
-def test_ports_are_mapped_renewed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ports_are_mapped_renewed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with router() as device:
-
-        async def main() -> None:
-            device.taken = {4001}
-            mapping = PortMapping((4001, 4002), description_url=device.url)
-            await mapping.add()
-            assert mapping.external == (4002, 4003), "4001 is another's; what is taken is gone round"
-            assert device.mapped == {4002: (4001, LEASE_S), 4003: (4002, LEASE_S)}
-            device.mapped.clear()
-            await mapping.renew_when_due()
-            assert device.mapped == {}, "it is not due"
-            mapping._renew_at = trio.current_time()
-            await mapping.renew_when_due()
-            assert device.mapped == {4002: (4001, LEASE_S), 4003: (4002, LEASE_S)}
-            with trio.CancelScope() as leaving:
-                leaving.cancel()
-                await mapping.remove()
-            assert leaving.cancelled_caught
-            assert device.mapped == {}
-
-        run(main)
+        device.taken = {4001}
+        mapping = PortMapping((4001, 4002), description_url=device.url)
+        await mapping.add()
+        assert mapping.external == (4002, 4003), "4001 is another's; what is taken is gone round"
+        assert device.mapped == {4002: (4001, LEASE_S), 4003: (4002, LEASE_S)}
+        device.mapped.clear()
+        await mapping.renew_when_due()
+        assert device.mapped == {}, "it is not due"
+        mapping._renew_at = trio.current_time()
+        await mapping.renew_when_due()
+        assert device.mapped == {4002: (4001, LEASE_S), 4003: (4002, LEASE_S)}
+        with trio.CancelScope() as leaving:
+            leaving.cancel()
+            await mapping.remove()
+        assert leaving.cancelled_caught
+        assert device.mapped == {}
 
 
-def test_nothing_is_left_mapped_where_not_all_can_be() -> None:
+async def test_nothing_is_left_mapped_where_not_all_can_be() -> None:
     with router() as device:
-
-        async def main() -> None:
-            device.taken = set(range(4002, 4100))
-            with pytest.raises(MappingFailed, match="none of the ports 4050 to"):
-                await PortMapping((4001, 4050), description_url=device.url).add()
-            assert device.mapped == {}
-
-        run(main)
+        device.taken = set(range(4002, 4100))
+        with pytest.raises(MappingFailed, match="none of the ports 4050 to"):
+            await PortMapping((4001, 4050), description_url=device.url).add()
+        assert device.mapped == {}
 
 
-def test_router_that_is_none_is_one_error() -> None:
-    async def main() -> None:
-        with pytest.raises(MappingFailed):
-            await PortMapping((4001,), description_url="http://127.0.0.1:1/nothing.xml").add()
-
-    run(main)
+async def test_router_that_is_none_is_one_error() -> None:
+    with pytest.raises(MappingFailed):
+        await PortMapping((4001,), description_url="http://127.0.0.1:1/nothing.xml").add()
 
 
-def test_router_that_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_that_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_mapping, "CALL_DEADLINE_S", 0.2)
     hanging = threading.Event()
     monkeypatch.setattr(PortMapping, "_find", lambda self: hanging.wait(30))
-
-    async def main() -> None:
-        try:
-            with pytest.raises(MappingFailed, match="did not answer"):
-                await PortMapping((4001,)).add()
-        finally:
-            hanging.set()
-
-    run(main)
+    try:
+        with pytest.raises(MappingFailed, match="did not answer"):
+            await PortMapping((4001,)).add()
+    finally:
+        hanging.set()

@@ -19,7 +19,7 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import open_point, sign_point
 from tests.swarm.rendezvous.test_kademlia import Node as Stranger
-from tests.swarm.test_members import MANIFEST, Node, identity, manifest, run, until
+from tests.swarm.test_members import MANIFEST, Node, identity, manifest, until
 
 BEYOND = "/ip4/192.0.2.1/tcp/4001/p2p/" + identity(9).peer_id
 ON_LOOPBACK = "/ip4/127.0.0.1/tcp/4001/p2p/" + identity(9).peer_id
@@ -93,97 +93,81 @@ async def running(*nodes: Node | Stranger) -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
 
 
-def test_newcomer_that_knows_a_stranger_only_is_linked_with_the_swarm() -> None:
-    async def main() -> None:
-        stranger = Stranger(10, SwarmId(b"t" * 32))
-        founder, other, newcomer = Seeker(1), Node(2), Seeker(3)
-        async with running(stranger) as nursery:
-            founder.known = newcomer.known = list(stranger.host.addresses)
-            for node in (founder, other):
-                await nursery.start(node.run)
-            await other.join(founder)
-            await nursery.start(newcomer.run)
-            await until(lambda: newcomer.linked() == {founder.peer, other.peer})
-
-    run(main)
+async def test_newcomer_that_knows_a_stranger_only_is_linked_with_the_swarm() -> None:
+    stranger = Stranger(10, SwarmId(b"t" * 32))
+    founder, other, newcomer = Seeker(1), Node(2), Seeker(3)
+    async with running(stranger) as nursery:
+        founder.known = newcomer.known = list(stranger.host.addresses)
+        for node in (founder, other):
+            await nursery.start(node.run)
+        await other.join(founder)
+        await nursery.start(newcomer.run)
+        await until(lambda: newcomer.linked() == {founder.peer, other.peer})
 
 
-def test_swarm_that_lost_every_bootstrap_node_takes_in_who_knows_one_live_peer() -> None:
-    async def main() -> None:
-        bootstraps = [Stranger(n, SwarmId(b"t" * 32)) for n in (10, 11)]
-        founder, other, newcomer = Seeker(1), Seeker(2), Seeker(3)
-        async with running(*bootstraps) as nursery:
-            named = [address for stranger in bootstraps for address in stranger.host.addresses]
-            founder.known = other.known = list(named)
-            await nursery.start(founder.run)
-            await nursery.start(other.run)
-            await until(lambda: founder.linked() == {other.peer})
-            for stranger in bootstraps:
-                stranger.scope.cancel()
-            newcomer.known = [*named, *other.host.addresses]
-            await nursery.start(newcomer.run)
-            await until(lambda: newcomer.linked() == {founder.peer, other.peer})
-
-    run(main)
+async def test_swarm_that_lost_every_bootstrap_node_takes_in_who_knows_one_live_peer() -> None:
+    bootstraps = [Stranger(n, SwarmId(b"t" * 32)) for n in (10, 11)]
+    founder, other, newcomer = Seeker(1), Seeker(2), Seeker(3)
+    async with running(*bootstraps) as nursery:
+        named = [address for stranger in bootstraps for address in stranger.host.addresses]
+        founder.known = other.known = list(named)
+        await nursery.start(founder.run)
+        await nursery.start(other.run)
+        await until(lambda: founder.linked() == {other.peer})
+        for stranger in bootstraps:
+            stranger.scope.cancel()
+        newcomer.known = [*named, *other.host.addresses]
+        await nursery.start(newcomer.run)
+        await until(lambda: newcomer.linked() == {founder.peer, other.peer})
 
 
-def test_node_says_where_it_is_when_it_belongs_and_anew_with_a_greater_sequence() -> None:
-    async def main() -> None:
-        founder, newcomer = Seeker(1, table=PointTable()), Seeker(2, table=(point_table := PointTable()))
-        async with running(founder, newcomer):
-            await until(lambda: point_table.looked_up >= 3)
-            assert point_table.announced == []
-            await newcomer.join(founder)
-            await until(lambda: point_table.announced)
-            assert isinstance(founder.table, PointTable)
-            points = [open_point(data, swarm=MANIFEST.swarm_id) for data in founder.table.announced]
-            assert {point.peer for point in points} == {founder.peer}
-            assert {point.addresses for point in points} == {founder.host.addresses}
-            sequences = [point.sequence for point in points]
-            assert sequences == sorted(set(sequences))
-            assert sequences[0] == (1 << 32) + 1
-
-    run(main)
+async def test_node_says_where_it_is_when_it_belongs_and_anew_with_a_greater_sequence() -> None:
+    founder, newcomer = Seeker(1, table=PointTable()), Seeker(2, table=(point_table := PointTable()))
+    async with running(founder, newcomer):
+        await until(lambda: point_table.looked_up >= 3)
+        assert point_table.announced == []
+        await newcomer.join(founder)
+        await until(lambda: point_table.announced)
+        assert isinstance(founder.table, PointTable)
+        points = [open_point(data, swarm=MANIFEST.swarm_id) for data in founder.table.announced]
+        assert {point.peer for point in points} == {founder.peer}
+        assert {point.addresses for point in points} == {founder.host.addresses}
+        sequences = [point.sequence for point in points]
+        assert sequences == sorted(set(sequences))
+        assert sequences[0] == (1 << 32) + 1
 
 
 @pytest.mark.parametrize("lie", ["not signed", "of a foreign swarm", "of who is not admitted", "none"])
-def test_node_meets_nobody_whose_point_does_not_hold(lie: str) -> None:
+async def test_node_meets_nobody_whose_point_does_not_hold(lie: str) -> None:
     closed = manifest(allowed=[1, 2])
-
-    async def main() -> None:
-        member, outsider = Node(1, manifest=closed), Node(3, manifest=closed)
-        seeker = Seeker(2, manifest=closed, table=(point_table := PointTable()))
-        async with running(member, outsider) as nursery:
-            who = outsider if lie == "of who is not admitted" else member
-            swarm_id = (MANIFEST if lie == "of a foreign swarm" else closed).swarm_id
-            signed = sign_point(identity(who.seed), swarm_id, addresses=who.host.addresses, sequence=1)
-            point_table.points = [b"\xc1", signed[:-1] + bytes([signed[-1] ^ 1]) if lie == "not signed" else signed]
-            await nursery.start(seeker.run)
-            if lie == "none":
-                await until(lambda: seeker.linked() == {member.peer})
-            else:
-                await until(lambda: point_table.looked_up >= 3)
-                assert seeker.host.connected() == frozenset()
-
-    run(main)
-
-
-def test_node_meets_nobody_by_a_point_that_has_expired() -> None:
-    async def main() -> None:
-        nowhere = f"/ip4/127.0.0.1/tcp/9/p2p/{identity(1).peer_id}"
-        member, seeker = Node(1), Seeker(2, table=(point_table := PointTable()))
-        point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=[nowhere], sequence=1, valid_s=1)]
-        async with running(member, seeker):
-            await until(lambda: point_table.looked_up >= 2)
-            expired_at = trio.current_time() + 1
-            await until(lambda: trio.current_time() >= expired_at)
-            there = member.host.addresses
-            point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=there, sequence=1, valid_s=1)]
-            looked_up = point_table.looked_up
-            await until(lambda: point_table.looked_up >= looked_up + 3)
+    member, outsider = Node(1, manifest=closed), Node(3, manifest=closed)
+    seeker = Seeker(2, manifest=closed, table=(point_table := PointTable()))
+    async with running(member, outsider) as nursery:
+        who = outsider if lie == "of who is not admitted" else member
+        swarm_id = (MANIFEST if lie == "of a foreign swarm" else closed).swarm_id
+        signed = sign_point(identity(who.seed), swarm_id, addresses=who.host.addresses, sequence=1)
+        point_table.points = [b"\xc1", signed[:-1] + bytes([signed[-1] ^ 1]) if lie == "not signed" else signed]
+        await nursery.start(seeker.run)
+        if lie == "none":
+            await until(lambda: seeker.linked() == {member.peer})
+        else:
+            await until(lambda: point_table.looked_up >= 3)
             assert seeker.host.connected() == frozenset()
 
-    run(main)
+
+async def test_node_meets_nobody_by_a_point_that_has_expired() -> None:
+    nowhere = f"/ip4/127.0.0.1/tcp/9/p2p/{identity(1).peer_id}"
+    member, seeker = Node(1), Seeker(2, table=(point_table := PointTable()))
+    point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=[nowhere], sequence=1, valid_s=1)]
+    async with running(member, seeker):
+        await until(lambda: point_table.looked_up >= 2)
+        expired_at = trio.current_time() + 1
+        await until(lambda: trio.current_time() >= expired_at)
+        there = member.host.addresses
+        point_table.points = [sign_point(identity(1), MANIFEST.swarm_id, addresses=there, sequence=1, valid_s=1)]
+        looked_up = point_table.looked_up
+        await until(lambda: point_table.looked_up >= looked_up + 3)
+        assert seeker.host.connected() == frozenset()
 
 
 def _config(*, join: Sequence[str] = (), bootstrap: Sequence[str] = (), **changes: object) -> NodeConfig:

@@ -12,7 +12,7 @@ from shoal.node.pipe import Framing, Stop
 from shoal.node.training.trainer_messages import Ping, unpack_command
 
 
-def test_goodbye_and_an_order_at_once_are_both_told() -> None:
+async def test_goodbye_and_an_order_at_once_are_both_told() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -38,8 +38,5 @@ def test_goodbye_and_an_order_at_once_are_both_told() -> None:
         await loop.aclose()
         ours.close()
 
-    async def bounded() -> None:
-        with trio.fail_after(20):
-            await main()
-
-    trio.run(bounded)
+    with trio.fail_after(20):
+        await main()

@@ -34,14 +34,6 @@ STEP_S = 0.2
 NOBODY: frozenset[PeerId] = frozenset()
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(60):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
-
-
 async def until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110
         await trio.sleep(0.002)

@@ -17,87 +17,74 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Relay
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.ledger import identity
-from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests, run, until
+from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests, until
 
 
-def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        async with mesh.running():
-            plan = mesh.plan()
-            mesh.start(plan)
-            await until(lambda: all(mesh.done))
-            assert len(set(digests(mesh))) == 1
-            for (finals, seconds), *more in mesh.done:
-                assert not more
-                assert finals.plan == plan
-                assert finals.coverage == 1.0
-                assert 0 <= seconds < 15
-            pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
-            assert set(mesh.ensured) == pairs
-            assert [driver.stalled() for driver in mesh.drivers] == [None] * 3
-
-    run(main)
+async def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    async with mesh.running():
+        plan = mesh.plan()
+        mesh.start(plan)
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
+        for (finals, seconds), *more in mesh.done:
+            assert not more
+            assert finals.plan == plan
+            assert finals.coverage == 1.0
+            assert 0 <= seconds < 15
+        pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
+        assert set(mesh.ensured) == pairs
+        assert [driver.stalled() for driver in mesh.drivers] == [None] * 3
 
 
-def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
+async def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reducing, "NEIGHBOUR_SHARE", 1e6)
     monkeypatch.setattr(reducing, "NEIGHBOUR_LIMIT_S", 60.0)
-
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        waits = mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: mesh.done[1] and mesh.done[2])
-            reduction = mesh.drivers[0]._reduction
-            assert reduction is not None
-            await until(lambda: reduction.final_chunks == reduction.plan.chunks)
-            with trio.move_on_after(0.1):
-                await until(lambda: mesh.done[0])
-            assert not mesh.done[0], "its neighbour has yet to take something"
-            waits.neighbour_waits = False
+    mesh = Mesh(tmp_path, 3)
+    waits = mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: mesh.done[1] and mesh.done[2])
+        reduction = mesh.drivers[0]._reduction
+        assert reduction is not None
+        await until(lambda: reduction.final_chunks == reduction.plan.chunks)
+        with trio.move_on_after(0.1):
             await until(lambda: mesh.done[0])
-            assert len(set(digests(mesh))) == 1
-
-    run(main)
-
-
-def test_a_neighbour_that_takes_nothing_is_not_waited_for_long(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: all(mesh.done))
-            assert len(set(digests(mesh))) == 1
-
-    run(main)
+        assert not mesh.done[0], "its neighbour has yet to take something"
+        waits.neighbour_waits = False
+        await until(lambda: mesh.done[0])
+        assert len(set(digests(mesh))) == 1
 
 
-def test_finals_are_told_of_before_their_check_and_each_after_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        begun: list[Finals] = []
-        used: list[tuple[int, bool]] = []
+async def test_a_neighbour_that_takes_nothing_is_not_waited_for_long(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
 
-        def begin(finals: Finals) -> UseFinal:
-            assert not finals.sound, "not checked yet"
-            begun.append(finals)
-            return lambda final: used.append((final.chunk, final.sound))
 
-        mesh.drivers[1].begin = begin
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: all(mesh.done))
-        ((finals, _),) = mesh.done[1]
-        assert [one.plan for one in begun] == [finals.plan]
-        assert all(ours is other for ours, other in zip(begun[0].chunks, finals.chunks, strict=True))
-        assert sorted(used) == [(chunk, True) for chunk in range(finals.plan.chunks)]
+async def test_finals_are_told_of_before_their_check_and_each_after_it(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    begun: list[Finals] = []
+    used: list[tuple[int, bool]] = []
 
-    run(main)
+    def begin(finals: Finals) -> UseFinal:
+        assert not finals.sound, "not checked yet"
+        begun.append(finals)
+        return lambda final: used.append((final.chunk, final.sound))
+
+    mesh.drivers[1].begin = begin
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: all(mesh.done))
+    ((finals, _),) = mesh.done[1]
+    assert [one.plan for one in begun] == [finals.plan]
+    assert all(ours is other for ours, other in zip(begun[0].chunks, finals.chunks, strict=True))
+    assert sorted(used) == [(chunk, True) for chunk in range(finals.plan.chunks)]
 
 
 def test_neighbours_are_peers_with_a_lane_within_the_machine(tmp_path: Path) -> None:
@@ -109,10 +96,12 @@ def test_neighbours_are_peers_with_a_lane_within_the_machine(tmp_path: Path) -> 
     mesh.events.close()
 
 
-def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> None:
+async def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> None:
     """Payloads' memory is used again by the next reduction; a cycle of references would keep it for some rounds."""
 
-    async def main() -> None:
+    gc.collect()
+    gc.disable()
+    try:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
             mesh.start(mesh.plan())
@@ -122,124 +111,100 @@ def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> 
                 driver.stop()
             await until(lambda: not any(ref() for ref in reductions))
             assert len(reductions) == 3
-
-    gc.collect()
-    gc.disable()
-    try:
-        run(main)
     finally:
         gc.enable()
 
 
-def test_member_without_weight_gives_nothing_and_gets_the_finals(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        async with mesh.running():
-            plan = mesh.plan(weightless=(2,))
-            mesh.start(plan)  # the driver is handed its contribution, and does not use it
-            await until(lambda: all(mesh.done))
-            assert len(set(digests(mesh))) == 1
-            finals = mesh.done[2][0][0]
-            assert finals.bitmaps == (b"\x03",) * 3
-
-    run(main)
+async def test_member_without_weight_gives_nothing_and_gets_the_finals(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    async with mesh.running():
+        plan = mesh.plan(weightless=(2,))
+        mesh.start(plan)  # the driver is handed its contribution, and does not use it
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
+        finals = mesh.done[2][0][0]
+        assert finals.bitmaps == (b"\x03",) * 3
 
 
-def test_new_plan_replaces_the_reduction_under_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        mesh.lose = lambda sender, header: header.attempt == 0
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: len(mesh.ensured) >= 6)
-            again = mesh.plan(attempt=1)
-            mesh.start(again)
-            await until(lambda: all(mesh.done))
-            assert [done[0][0].plan for done in mesh.done] == [again] * 3
-            assert len(set(digests(mesh))) == 1
-
-    run(main)
+async def test_new_plan_replaces_the_reduction_under_way(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    mesh.lose = lambda sender, header: header.attempt == 0
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: len(mesh.ensured) >= 6)
+        again = mesh.plan(attempt=1)
+        mesh.start(again)
+        await until(lambda: all(mesh.done))
+        assert [done[0][0].plan for done in mesh.done] == [again] * 3
+        assert len(set(digests(mesh))) == 1
 
 
-def test_stopped_reduction_reports_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        hold = Hold(round=1, phase="reduce", progress=1.0)
-        mesh = Mesh(tmp_path, 2, holds={0: (hold,)})
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: mesh.done[1] and "holding" in (tmp_path / "events.jsonl").read_text())
-            reduction = mesh.drivers[0]._reduction
-            assert reduction is not None
-            mesh.drivers[0].stop()
-            mesh.holds[0].release()
-            await trio.to_thread.run_sync(reduction._gate.acquire)  # it has said all that it will say
-            for _ in range(20):
-                await trio.lowlevel.checkpoint()
-            assert mesh.done[0] == []
-
-    run(main)
+async def test_stopped_reduction_reports_nothing(tmp_path: Path) -> None:
+    hold = Hold(round=1, phase="reduce", progress=1.0)
+    mesh = Mesh(tmp_path, 2, holds={0: (hold,)})
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: mesh.done[1] and "holding" in (tmp_path / "events.jsonl").read_text())
+        reduction = mesh.drivers[0]._reduction
+        assert reduction is not None
+        mesh.drivers[0].stop()
+        mesh.holds[0].release()
+        await trio.to_thread.run_sync(reduction._gate.acquire)  # it has said all that it will say
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        assert mesh.done[0] == []
 
 
-def test_hold_stops_the_reduction_where_it_says(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 2, holds={0: (Hold(round=1, phase="reduce", progress=0.5),)})
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: '"progress":0.667' in (tmp_path / "events.jsonl").read_text())
-            assert mesh.done[0] == []
-            mesh.holds[0].release()
-            await until(lambda: all(mesh.done))
-            assert len(set(digests(mesh))) == 1
-
-    run(main)
+async def test_hold_stops_the_reduction_where_it_says(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 2, holds={0: (Hold(round=1, phase="reduce", progress=0.5),)})
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: '"progress":0.667' in (tmp_path / "events.jsonl").read_text())
+        assert mesh.done[0] == []
+        mesh.holds[0].release()
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
 
 
-def test_broken_lanes_are_mended_and_nothing_is_missing(tmp_path: Path) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        lost: list[FrameHeader] = []
+async def test_broken_lanes_are_mended_and_nothing_is_missing(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    lost: list[FrameHeader] = []
 
-        def lose_first(sender: PeerId, header: FrameHeader) -> bool:
-            if len(lost) < 3:
-                lost.append(header)
-                mesh.broken.update((a, b) for a in mesh.peers for b in mesh.peers if a != b)
-                return True
-            return False
+    def lose_first(sender: PeerId, header: FrameHeader) -> bool:
+        if len(lost) < 3:
+            lost.append(header)
+            mesh.broken.update((a, b) for a in mesh.peers for b in mesh.peers if a != b)
+            return True
+        return False
 
-        mesh.lose = lose_first
-        async with mesh.running():
-            mesh.start(mesh.plan())
-            await until(lambda: lost)
-            for traffic in mesh.traffics:
+    mesh.lose = lose_first
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: lost)
+        for traffic in mesh.traffics:
+            for peer in mesh.peers:
+                traffic.lane_failed(peer)
+        while not all(mesh.done):
+            for traffic in mesh.traffics:  # they go on failing until all three were lost
                 for peer in mesh.peers:
                     traffic.lane_failed(peer)
-            while not all(mesh.done):
-                for traffic in mesh.traffics:  # they go on failing until all three were lost
-                    for peer in mesh.peers:
-                        traffic.lane_failed(peer)
-                await trio.sleep(0.05)
-            assert len(set(digests(mesh))) == 1
-            assert mesh.done[0][0][0].coverage == 1.0
-
-    run(main)
+            await trio.sleep(0.05)
+        assert len(set(digests(mesh))) == 1
+        assert mesh.done[0][0][0].coverage == 1.0
 
 
-def test_plans_full_of_relays_that_come_one_after_the_other_are_followed(tmp_path: Path) -> None:
+async def test_plans_full_of_relays_that_come_one_after_the_other_are_followed(tmp_path: Path) -> None:
     """A lead may have a member reach everybody through others, and plan again at once: it is still only a plan."""
-
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 2)
-        strangers = [Participant(identity(100 + n).peer_id, 0, 0, NO_HASH) for n in range(62)]
-        async with mesh.running():
-            for attempt in range(8):
-                plan = mesh.plan(attempt=attempt)
-                seats = (*plan.participants, *strangers)
-                me = plan.number(mesh.peers[1])
-                relays = tuple(Relay(*sorted((n, me)), via=1 - me) for n in range(2, len(seats)))
-                mesh.drivers[1].start(
-                    msgspec.structs.replace(plan, participants=seats, relays=relays), mesh.contributions[1]
-                )
-                for _ in range(4):
-                    await trio.lowlevel.checkpoint()
-
-    run(main)
+    mesh = Mesh(tmp_path, 2)
+    strangers = [Participant(identity(100 + n).peer_id, 0, 0, NO_HASH) for n in range(62)]
+    async with mesh.running():
+        for attempt in range(8):
+            plan = mesh.plan(attempt=attempt)
+            seats = (*plan.participants, *strangers)
+            me = plan.number(mesh.peers[1])
+            relays = tuple(Relay(*sorted((n, me)), via=1 - me) for n in range(2, len(seats)))
+            mesh.drivers[1].start(
+                msgspec.structs.replace(plan, participants=seats, relays=relays), mesh.contributions[1]
+            )
+            for _ in range(4):
+                await trio.lowlevel.checkpoint()

@@ -15,7 +15,7 @@ from shoal.node.rounds.reducing import FETCH_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameKind
-from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, run, until, value_with
+from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, until, value_with
 
 __all__ = ["clock"]
 
@@ -23,7 +23,7 @@ SHORT_S = QUIET_S - 2 * STEP_S
 LONG_S = QUIET_S + 2 * STEP_S
 
 Check = Callable[[Mesh, Plan, Clock], Awaitable[None]]
-Test = Callable[[Path, Clock], None]
+Test = Callable[[Path, Clock], Awaitable[None]]
 
 
 async def lacking_finals_of_the_third(mesh: Mesh) -> Plan:
@@ -48,13 +48,10 @@ def while_finals_are_lacking(nodes: int) -> Callable[[Check], Test]:
     """A test that begins when the first of so many drivers has nothing of what the third owns, and all others have."""
 
     def decorate(check: Check) -> Test:
-        def test(tmp_path: Path, clock: Clock) -> None:
-            async def main() -> None:
-                mesh = Mesh(tmp_path, nodes)
-                async with mesh.running():
-                    await check(mesh, await lacking_finals_of_the_third(mesh), clock)
-
-            run(main)
+        async def test(tmp_path: Path, clock: Clock) -> None:
+            mesh = Mesh(tmp_path, nodes)
+            async with mesh.running():
+                await check(mesh, await lacking_finals_of_the_third(mesh), clock)
 
         test.__name__, test.__doc__ = check.__name__, check.__doc__
         return test
@@ -165,34 +162,31 @@ async def test_nothing_is_copied_from_the_evicted(mesh: Mesh, plan: Plan, clock:
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["copies-come", "copies-hang"])
-def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
+async def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
     tmp_path: Path, clock: Clock, hangs: bool
 ) -> None:
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        async with mesh.running():
-            plan = await lacking_finals_of_the_third(mesh)
-            catchup, driver = mesh.catchups[0], mesh.drivers[0]
-            catchup.hangs = trio.Event()
-            driver.complete_at([mesh.peers[1]])
-            await clock.pass_time(mesh, STALL_S + LATE_S + 2 * STEP_S)
+    mesh = Mesh(tmp_path, 3)
+    async with mesh.running():
+        plan = await lacking_finals_of_the_third(mesh)
+        catchup, driver = mesh.catchups[0], mesh.drivers[0]
+        catchup.hangs = trio.Event()
+        driver.complete_at([mesh.peers[1]])
+        await clock.pass_time(mesh, STALL_S + LATE_S + 2 * STEP_S)
+        driver.fetch(value_with(plan.hash), mesh.peers[1:])
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        assert (len(catchup.copied), catchup.asked) == (1, [])
+        if hangs:
+            await clock.pass_time(mesh, FETCH_TIMEOUT_S)
             driver.fetch(value_with(plan.hash), mesh.peers[1:])
-            for _ in range(20):
-                await trio.lowlevel.checkpoint()
-            assert (len(catchup.copied), catchup.asked) == (1, [])
-            if hangs:
-                await clock.pass_time(mesh, FETCH_TIMEOUT_S)
-                driver.fetch(value_with(plan.hash), mesh.peers[1:])
-                await until(lambda: catchup.cancelled and mesh.done[0])
-                await clock.pass_time(mesh, LONG_S)
-                assert (len(catchup.copied), len(catchup.asked)) == (1, 1)
-            else:
-                catchup.hangs.set()
-                await until(lambda: mesh.done[0])
-                assert catchup.asked == []
-            assert len(set(digests(mesh))) == 1
-
-    run(main)
+            await until(lambda: catchup.cancelled and mesh.done[0])
+            await clock.pass_time(mesh, LONG_S)
+            assert (len(catchup.copied), len(catchup.asked)) == (1, 1)
+        else:
+            catchup.hangs.set()
+            await until(lambda: mesh.done[0])
+            assert catchup.asked == []
+        assert len(set(digests(mesh))) == 1
 
 
 @while_finals_are_lacking(nodes=3)
@@ -226,16 +220,12 @@ async def test_copying_ends_with_its_reduction(mesh: Mesh, plan: Plan, clock: Cl
     assert mesh.done[0] == []
 
 
-def test_only_finals_are_lost_in_these_tests(tmp_path: Path) -> None:
+async def test_only_finals_are_lost_in_these_tests(tmp_path: Path) -> None:
     """The third sums what the first contributes: what is copied has it in."""
-
-    async def main() -> None:
-        mesh = Mesh(tmp_path, 3)
-        kinds = set()
-        mesh.lose = lambda sender, header: kinds.add(header.kind) is not None
-        async with mesh.running():
-            await lacking_finals_of_the_third(mesh)
-            assert kinds == {FrameKind.CONTRIBUTION, FrameKind.FINAL}
-            assert mesh.done[1][0][0].coverage == 1.0
-
-    run(main)
+    mesh = Mesh(tmp_path, 3)
+    kinds = set()
+    mesh.lose = lambda sender, header: kinds.add(header.kind) is not None
+    async with mesh.running():
+        await lacking_finals_of_the_third(mesh)
+        assert kinds == {FrameKind.CONTRIBUTION, FrameKind.FINAL}
+        assert mesh.done[1][0][0].coverage == 1.0

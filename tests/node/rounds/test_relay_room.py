@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -141,59 +141,41 @@ async def reduce(nodes: list[Node]) -> list[Finals]:
     return finals
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(WAIT_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
-
-
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_relay, "WINDOW_LIMIT_BYTES", WINDOW)
 
 
-def test_relay_holds_one_window_for_each_of_two_of_which_one_is_slow() -> None:
-    async def main() -> None:
-        async with three() as nodes:
-            await reduce(nodes)
-            ways = 2 * WINDOW
-            assert FRAME_LIMIT_BYTES < nodes[RELAY].most_bytes <= ways < FRAMES * FRAME_LIMIT_BYTES
-            with trio.fail_after(WAIT_S):
-                while nodes[RELAY].traffic.holding.held_bytes:  # noqa: ASYNC110 - lanes' threads set no event
-                    await trio.sleep(0.01)
-            assert [node.traffic.kept_back() for node in nodes] == [()] * 3
-
-    run(main)
+async def test_relay_holds_one_window_for_each_of_two_of_which_one_is_slow() -> None:
+    async with three() as nodes:
+        await reduce(nodes)
+        ways = 2 * WINDOW
+        assert FRAME_LIMIT_BYTES < nodes[RELAY].most_bytes <= ways < FRAMES * FRAME_LIMIT_BYTES
+        with trio.fail_after(WAIT_S):
+            while nodes[RELAY].traffic.holding.held_bytes:  # noqa: ASYNC110 - lanes' threads set no event
+                await trio.sleep(0.01)
+        assert [node.traffic.kept_back() for node in nodes] == [()] * 3
 
 
-def test_relay_of_an_earlier_release_is_sent_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_relay_of_an_earlier_release_is_sent_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers no question; what it holds it bounds by reading no more, here as there."""
-
-    async def main() -> None:
-        async with three() as nodes:
-            with pytest.raises(NetworkError):
-                await nodes[FAR].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, b"", deadline_s=WAIT_S)
-            await reduce(nodes)
-            assert nodes[RELAY].most_bytes <= 4 * WINDOW
-
     monkeypatch.setattr(RelayRoom, "_serve", refuse)
-    run(main)
+    async with three() as nodes:
+        with pytest.raises(NetworkError):
+            await nodes[FAR].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, b"", deadline_s=WAIT_S)
+        await reduce(nodes)
+        assert nodes[RELAY].most_bytes <= 4 * WINDOW
 
 
 async def refuse(self: RelayRoom, stream: MessageStream) -> None:
     raise NetworkError("there is no such protocol here")
 
 
-def test_who_is_not_linked_is_told_nothing() -> None:
-    async def main() -> None:
-        async with three(asks=False) as nodes:
-            nodes[RELAY].room._linked = lambda: frozenset({nodes[SLOW].peer})
-            asked = canonical(AskLetGo(scope=bytes(SCOPE_BYTES), to=nodes[SLOW].peer))
-            reply = await nodes[FAR].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, asked, deadline_s=WAIT_S)
-            assert isinstance(decode(reply, relay_room.LetGoReply), Refusal)  # type: ignore[arg-type]
-            reply = await nodes[SLOW].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, asked, deadline_s=WAIT_S)
-            assert decode(reply, relay_room.LetGoReply) == relay_room.LetGo(size=0)  # type: ignore[arg-type]
-
-    run(main)
+async def test_who_is_not_linked_is_told_nothing() -> None:
+    async with three(asks=False) as nodes:
+        nodes[RELAY].room._linked = lambda: frozenset({nodes[SLOW].peer})
+        asked = canonical(AskLetGo(scope=bytes(SCOPE_BYTES), to=nodes[SLOW].peer))
+        reply = await nodes[FAR].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, asked, deadline_s=WAIT_S)
+        assert isinstance(decode(reply, relay_room.LetGoReply), Refusal)  # type: ignore[arg-type]
+        reply = await nodes[SLOW].host.request(nodes[RELAY].peer, LET_GO_PROTOCOL, asked, deadline_s=WAIT_S)
+        assert decode(reply, relay_room.LetGoReply) == relay_room.LetGo(size=0)  # type: ignore[arg-type]

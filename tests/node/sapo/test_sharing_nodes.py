@@ -28,7 +28,7 @@ from shoal.protocol.rollouts import (
 )
 from shoal.swarm.rollouts import ExchangeLimits
 from tests.node.sapo.offering import group_of, new_intake, new_judge
-from tests.swarm.rollout_lab import TOPIC, Node, run, running, until
+from tests.swarm.rollout_lab import TOPIC, Node, running, until
 
 LOCAL, EXTERNAL = 6, 4
 
@@ -100,24 +100,20 @@ def bytes_of(group: JudgedGroup) -> int:
 
 
 @pytest.mark.parametrize("hosts", [4, pytest.param(8, marks=pytest.mark.long)])
-def test_bytes_pulled_are_those_of_groups_trained_on_whatever_the_swarm_size(hosts: int) -> None:
+async def test_bytes_pulled_are_those_of_groups_trained_on_whatever_the_swarm_size(hosts: int) -> None:
     agents = [Agent(seed) for seed in range(1, hosts + 1)]
     rounds = 2
-
-    async def main() -> None:
-        async with running(*agents):
-            await play(agents, rounds, share=0.5)
-            for agent in agents:
-                assert len(agent.taken) == rounds * EXTERNAL
-                assert len({(group.origin, group.task.ref) for group in agent.taken}) == rounds * EXTERNAL
-                assert agent.peer not in {group.origin for group in agent.taken}
-                assert all(len(set(group.rewards)) > 1 for group in agent.taken)
-                trained_bytes = sum(map(bytes_of, agent.taken))
-                assert trained_bytes == agent.intake.budget.trained_bytes
-                assert agent.exchange.bytes_fetched <= 1.05 * trained_bytes
-                assert agent.rejected().keys() <= {Reason.NO_VARIANCE, Reason.STALE}
-
-    run(main)
+    async with running(*agents):
+        await play(agents, rounds, share=0.5)
+        for agent in agents:
+            assert len(agent.taken) == rounds * EXTERNAL
+            assert len({(group.origin, group.task.ref) for group in agent.taken}) == rounds * EXTERNAL
+            assert agent.peer not in {group.origin for group in agent.taken}
+            assert all(len(set(group.rewards)) > 1 for group in agent.taken)
+            trained_bytes = sum(map(bytes_of, agent.taken))
+            assert trained_bytes == agent.intake.budget.trained_bytes
+            assert agent.exchange.bytes_fetched <= 1.05 * trained_bytes
+            assert agent.rejected().keys() <= {Reason.NO_VARIANCE, Reason.STALE}
 
 
 SEEN = {Reason.MALFORMED, Reason.FORGED, Reason.REPLAYED, Reason.FOREIGN_TASK, Reason.QUOTA, Reason.HINT}
@@ -151,7 +147,7 @@ class Attacker(Agent):
 
 
 @pytest.mark.parametrize("ignored_at", [4.0, 1e9])
-def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignored_at: float) -> None:
+async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignored_at: float) -> None:
     """With a bound out of reach every kind of attack is seen, round after round."""
     limits = ExchangeLimits(book=BookLimits(per_second=20.0, burst=60.0))
     settings = TrustSettings(ignored_at=ignored_at)
@@ -180,31 +176,28 @@ def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignored_at:
         group = group_of(agent.peer, 5000, round_number=agent.round)
         return announce_group(group, encode_group(group), (1.0, 0.0, 1.0, 0.0))
 
-    async def main() -> None:
-        async with running(*agents, attacker):
-            rounds = 0  # how many of an attacker's groups are judged in one is chance
-            expected = {Reason.IGNORED} if ignored_at == 4.0 else SEEN
-            honest = {agent.peer for agent in agents}
-            while (
-                rounds < 4
-                or not all(agent.rejected().keys() >= expected for agent in agents)
-                or not all({group.origin for group in agent.taken} >= honest - {agent.peer} for agent in agents)
-            ):
-                await attack(rounds)
-                await play(agents, 1, first=rounds)
-                rounds += 1
-            for agent in agents:
-                assert {group.origin for group in agent.taken} == honest - {agent.peer}
-                assert agent.trust.ignored(attacker.peer) == (ignored_at == 4.0)
-                assert all(agent.trust.demerits(peer) == 0 for peer in honest)
-                assert {peer for peer, _ in agent.blamed} == {attacker.peer}
-                assert agent.host.handler_errors == 0
-            if ignored_at == 4.0:
-                assert all(len(agent.taken) >= (rounds - 1) * EXTERNAL for agent in agents)
-                offered = agents[0].offered()
-                await attacker.publish(attacker.lie(9000, rounds))
-                await play(agents, 1, first=rounds)
-                assert {offer.origin for offer in agents[0].exchange.offers() if offer.digest not in offered} <= honest
-                assert all(len(agent.taken[-EXTERNAL:]) == EXTERNAL for agent in agents)
-
-    run(main)
+    async with running(*agents, attacker):
+        rounds = 0  # how many of an attacker's groups are judged in one is chance
+        expected = {Reason.IGNORED} if ignored_at == 4.0 else SEEN
+        honest = {agent.peer for agent in agents}
+        while (
+            rounds < 4
+            or not all(agent.rejected().keys() >= expected for agent in agents)
+            or not all({group.origin for group in agent.taken} >= honest - {agent.peer} for agent in agents)
+        ):
+            await attack(rounds)
+            await play(agents, 1, first=rounds)
+            rounds += 1
+        for agent in agents:
+            assert {group.origin for group in agent.taken} == honest - {agent.peer}
+            assert agent.trust.ignored(attacker.peer) == (ignored_at == 4.0)
+            assert all(agent.trust.demerits(peer) == 0 for peer in honest)
+            assert {peer for peer, _ in agent.blamed} == {attacker.peer}
+            assert agent.host.handler_errors == 0
+        if ignored_at == 4.0:
+            assert all(len(agent.taken) >= (rounds - 1) * EXTERNAL for agent in agents)
+            offered = agents[0].offered()
+            await attacker.publish(attacker.lie(9000, rounds))
+            await play(agents, 1, first=rounds)
+            assert {offer.origin for offer in agents[0].exchange.offers() if offer.digest not in offered} <= honest
+            assert all(len(agent.taken[-EXTERNAL:]) == EXTERNAL for agent in agents)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, header_of
@@ -28,10 +27,6 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(*arguments)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
 
 
 def ledger_of(rounds: int) -> Ledger:

@@ -33,7 +33,9 @@ from shoal.swarm.lanes.chunks import ChunkSpace
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.donors import World, flipped
 from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of
-from tests.node.state.catchup_lab import BAD, GOOD, Watch, _no_threads, advance, assert_state, ledger_of, run
+from tests.node.state.catchup_lab import BAD, GOOD, Watch, _no_threads, advance, assert_state, ledger_of
+
+pytestmark = pytest.mark.virtual_time
 
 __all__ = ["_no_threads"]
 
@@ -44,17 +46,14 @@ REPLAY_LIMIT = replay_limit_rounds("int8", GRID.numel, GRID.chunk_values)
 # -- whole states --------------------------------------------------------------------------------------------
 
 
-def test_state_is_fetched_whole_and_is_the_certified_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        world.donor(GOOD)
-        watch = Watch()
-        state = await world.advance(None, world.ledger.chain, [GOOD], watch)
-        assert_state(state, world.ledger, 3)
-        assert watch.seen == [(done, 6) for done in range(7)]
-        assert world.chunks_from(GOOD) == 2 * GRID.chunks
-
-    run(main)
+async def test_state_is_fetched_whole_and_is_the_certified_one(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(3))
+    world.donor(GOOD)
+    watch = Watch()
+    state = await world.advance(None, world.ledger.chain, [GOOD], watch)
+    assert_state(state, world.ledger, 3)
+    assert watch.seen == [(done, 6) for done in range(7)]
+    assert world.chunks_from(GOOD) == 2 * GRID.chunks
 
 
 Spoiler = Callable[[FrameHeader, bytes], bytes | None]
@@ -69,48 +68,39 @@ SPOILS: dict[str, Spoiler] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-def test_corrupt_donor_is_left_for_the_next_and_nothing_of_it_stays(tmp_path: Path, spoil: str) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        world.donor(BAD).spoil = SPOILS[spoil]
-        world.donor(GOOD)
-        state = await advance(world, None, [BAD, GOOD])
-        assert_state(state, world.ledger, 2)
-        assert sum(world.catchup.donated.values()) == 8 * GRID.numel
-        assert world.catchup.donated[GOOD] >= 4 * GRID.length(2)
-        assert not world.exchanges[PeerId("me")]._incoming
-
-    run(main)
+async def test_corrupt_donor_is_left_for_the_next_and_nothing_of_it_stays(tmp_path: Path, spoil: str) -> None:
+    world = World(tmp_path, ledger_of(2))
+    world.donor(BAD).spoil = SPOILS[spoil]
+    world.donor(GOOD)
+    state = await advance(world, None, [BAD, GOOD])
+    assert_state(state, world.ledger, 2)
+    assert sum(world.catchup.donated.values()) == 8 * GRID.numel
+    assert world.catchup.donated[GOOD] >= 4 * GRID.length(2)
+    assert not world.exchanges[PeerId("me")]._incoming
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-def test_corrupt_donor_alone_brings_nothing(tmp_path: Path, spoil: str) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        world.donor(BAD).spoil = SPOILS[spoil]
-        began = trio.current_time()
-        with pytest.raises(NetworkError, match="no peer has the state of round 2"):
-            await advance(world, None, [BAD])
-        assert trio.current_time() - began <= 2 * STALL_S
-        assert world.cache.newest_round() is None
-        assert world.cache.saved_rounds() == []
-
-    run(main)
+async def test_corrupt_donor_alone_brings_nothing(tmp_path: Path, spoil: str) -> None:
+    world = World(tmp_path, ledger_of(2))
+    world.donor(BAD).spoil = SPOILS[spoil]
+    began = trio.current_time()
+    with pytest.raises(NetworkError, match="no peer has the state of round 2"):
+        await advance(world, None, [BAD])
+    assert trio.current_time() - began <= 2 * STALL_S
+    assert world.cache.newest_round() is None
+    assert world.cache.saved_rounds() == []
 
 
-def test_donors_that_cannot_help_are_passed_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        gone, behind, unreachable = PeerId("gone"), PeerId("behind"), PeerId("unreachable")
-        world.donor(behind, rounds=2)
-        world.donor(unreachable).has_lane = False
-        with pytest.raises(NetworkError, match="no peer has the state"):
-            await advance(world, None, [gone, behind, unreachable])
-        world.donor(GOOD)
-        assert_state(await advance(world, None, [gone, behind, unreachable, GOOD]), world.ledger, 3)
-        assert world.chunks_from(behind) == world.chunks_from(unreachable) == 0
-
-    run(main)
+async def test_donors_that_cannot_help_are_passed_over(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(3))
+    gone, behind, unreachable = PeerId("gone"), PeerId("behind"), PeerId("unreachable")
+    world.donor(behind, rounds=2)
+    world.donor(unreachable).has_lane = False
+    with pytest.raises(NetworkError, match="no peer has the state"):
+        await advance(world, None, [gone, behind, unreachable])
+    world.donor(GOOD)
+    assert_state(await advance(world, None, [gone, behind, unreachable, GOOD]), world.ledger, 3)
+    assert world.chunks_from(behind) == world.chunks_from(unreachable) == 0
 
 
 def header_answers(ledger: Ledger) -> dict[str, FetchAnswer | bytes]:
@@ -134,152 +124,121 @@ def header_answers(ledger: Ledger) -> dict[str, FetchAnswer | bytes]:
 
 
 @pytest.mark.parametrize("what", header_answers(ledger_of(2)))
-def test_header_that_is_not_the_certified_one_is_not_followed(tmp_path: Path, what: str) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
-        with pytest.raises(NetworkError, match="no peer has the state"):
-            await advance(world, None, [BAD])
-        assert world.frames == []  # not a chunk was asked for
-        world.donor(GOOD)
-        assert_state(await advance(world, None, [BAD, GOOD]), world.ledger, 2)
-
-    run(main)
+async def test_header_that_is_not_the_certified_one_is_not_followed(tmp_path: Path, what: str) -> None:
+    world = World(tmp_path, ledger_of(2))
+    world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
+    with pytest.raises(NetworkError, match="no peer has the state"):
+        await advance(world, None, [BAD])
+    assert world.frames == []  # not a chunk was asked for
+    world.donor(GOOD)
+    assert_state(await advance(world, None, [BAD, GOOD]), world.ledger, 2)
 
 
 @pytest.mark.parametrize("what", ["of another round", "of another state", "nonsense"])
-def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what: str) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
-        for asked in (True, False):
-            world.donors[BAD].asked.clear()
-            with pytest.raises(NetworkError, match="no peer has the state"):
-                await advance(world, None, [BAD])
-            assert bool(world.donors[BAD].asked) is asked
-
-    run(main)
-
-
-def test_initial_state_comes_from_a_founder_only(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(0)
-        world = World(tmp_path, ledger)
-        world.donor(BAD)
-        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+async def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what: str) -> None:
+    world = World(tmp_path, ledger_of(2))
+    world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
+    for asked in (True, False):
+        world.donors[BAD].asked.clear()
+        with pytest.raises(NetworkError, match="no peer has the state"):
             await advance(world, None, [BAD])
-        assert world.frames == []
-        founder = ledger.peers[1]
-        world.donor(founder)
-        state = await advance(world, None, [BAD, founder])
-        assert_state(state, ledger, 0)
-
-    run(main)
+        assert bool(world.donors[BAD].asked) is asked
 
 
-def test_founder_cannot_pass_another_state_for_the_initial_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(0)
-        world = World(tmp_path, ledger)
-        founder = ledger.peers[0]
-        later = header_of(state_of(5), GRID)
-        world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(later))
-        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
-            await advance(world, None, [founder])
-        assert world.frames == []
+async def test_initial_state_comes_from_a_founder_only(tmp_path: Path) -> None:
+    ledger = ledger_of(0)
+    world = World(tmp_path, ledger)
+    world.donor(BAD)
+    with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+        await advance(world, None, [BAD])
+    assert world.frames == []
+    founder = ledger.peers[1]
+    world.donor(founder)
+    state = await advance(world, None, [BAD, founder])
+    assert_state(state, ledger, 0)
 
-    run(main)
+
+async def test_founder_cannot_pass_another_state_for_the_initial_one(tmp_path: Path) -> None:
+    ledger = ledger_of(0)
+    world = World(tmp_path, ledger)
+    founder = ledger.peers[0]
+    later = header_of(state_of(5), GRID)
+    world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(later))
+    with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+        await advance(world, None, [founder])
+    assert world.frames == []
 
 
 # -- replay --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missed", [1, 2, REPLAY_LIMIT])
-def test_few_missed_rounds_are_replayed_to_the_same_digest(tmp_path: Path, missed: int) -> None:
-    async def main() -> None:
-        ledger = ledger_of(missed)
-        world = World(tmp_path, ledger)
-        donor = world.donor(GOOD)
-        state = await advance(world, ledger.states[0], [GOOD])
-        assert_state(state, ledger, missed)
-        assert [type(request) for request in donor.asked] == [GetFinals] * missed
-        # What was fetched is kept: it says whether a contribution was counted, and others may ask for it.
-        for finals in ledger.finals.values():
-            held = world.cache.held_finals(finals.plan.hash)
-            assert held is not None
-            assert held.concatenated() == finals.concatenated()
-
-    run(main)
+async def test_few_missed_rounds_are_replayed_to_the_same_digest(tmp_path: Path, missed: int) -> None:
+    ledger = ledger_of(missed)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    state = await advance(world, ledger.states[0], [GOOD])
+    assert_state(state, ledger, missed)
+    assert [type(request) for request in donor.asked] == [GetFinals] * missed
+    # What was fetched is kept: it says whether a contribution was counted, and others may ask for it.
+    for finals in ledger.finals.values():
+        held = world.cache.held_finals(finals.plan.hash)
+        assert held is not None
+        assert held.concatenated() == finals.concatenated()
 
 
-def test_many_missed_rounds_are_not_replayed(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(REPLAY_LIMIT + 1)
-        world = World(tmp_path, ledger)
-        donor = world.donor(GOOD)
-        assert_state(await advance(world, ledger.states[0], [GOOD]), ledger, REPLAY_LIMIT + 1)
-        assert [type(request) for request in donor.asked] == [GetHeader]
-
-    run(main)
+async def test_many_missed_rounds_are_not_replayed(tmp_path: Path) -> None:
+    ledger = ledger_of(REPLAY_LIMIT + 1)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    assert_state(await advance(world, ledger.states[0], [GOOD]), ledger, REPLAY_LIMIT + 1)
+    assert [type(request) for request in donor.asked] == [GetHeader]
 
 
-def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(2)
-        world = World(tmp_path, ledger)
-        for finals in ledger.finals.values():
-            save_finals(world.cache, finals)
-        assert_state(await advance(world, ledger.states[0], []), ledger, 2)
-
-    run(main)
+async def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> None:
+    ledger = ledger_of(2)
+    world = World(tmp_path, ledger)
+    for finals in ledger.finals.values():
+        save_finals(world.cache, finals)
+    assert_state(await advance(world, ledger.states[0], []), ledger, 2)
 
 
-def test_replay_that_leads_elsewhere_is_not_taken(tmp_path: Path) -> None:
+async def test_replay_that_leads_elsewhere_is_not_taken(tmp_path: Path) -> None:
     """An owner signed other finals for the same plan: the certificate's digest tells."""
-
-    async def main() -> None:
-        ledger = ledger_of(1)
-        world = World(tmp_path, ledger)
-        donor = world.donor(BAD)
-        other = finals_of(ledger.finals[1].plan, ledger.founders, seed=999)
-        donor.cache.put_finals(other)
-        state = await advance(world, ledger.states[0], [BAD])
-        assert_state(state, ledger, 1)  # from the state's chunks, after the replay was given up
-        assert [type(request) for request in donor.asked] == [GetFinals, GetHeader]
-        donor.answer = lambda request: (
-            FinalsAnswer(plan=other.plan) if isinstance(request, GetFinals) else Refusal(reason="no")
-        )
-        with pytest.raises(NetworkError, match="no peer has the state of round 1"):
-            await advance(world, ledger.states[0], [BAD])
-
-    run(main)
+    ledger = ledger_of(1)
+    world = World(tmp_path, ledger)
+    donor = world.donor(BAD)
+    other = finals_of(ledger.finals[1].plan, ledger.founders, seed=999)
+    donor.cache.put_finals(other)
+    state = await advance(world, ledger.states[0], [BAD])
+    assert_state(state, ledger, 1)  # from the state's chunks, after the replay was given up
+    assert [type(request) for request in donor.asked] == [GetFinals, GetHeader]
+    donor.answer = lambda request: (
+        FinalsAnswer(plan=other.plan) if isinstance(request, GetFinals) else Refusal(reason="no")
+    )
+    with pytest.raises(NetworkError, match="no peer has the state of round 1"):
+        await advance(world, ledger.states[0], [BAD])
 
 
-def test_replay_from_a_state_that_is_none_of_the_chain_is_not_taken(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(1)
-        world = World(tmp_path, ledger)
-        world.donor(GOOD)
-        stray = state_of(0, seed=5)
-        assert_state(await advance(world, stray, [GOOD]), ledger, 1)
-
-    run(main)
+async def test_replay_from_a_state_that_is_none_of_the_chain_is_not_taken(tmp_path: Path) -> None:
+    ledger = ledger_of(1)
+    world = World(tmp_path, ledger)
+    world.donor(GOOD)
+    stray = state_of(0, seed=5)
+    assert_state(await advance(world, stray, [GOOD]), ledger, 1)
 
 
 @pytest.mark.parametrize("spoil", [name for name in SPOILS if name != "momentum only"])
-def test_corrupt_finals_are_left_for_those_of_the_next(tmp_path: Path, spoil: str) -> None:
-    async def main() -> None:
-        ledger = ledger_of(1)
-        world = World(tmp_path, ledger)
-        world.donor(BAD).spoil = SPOILS[spoil]
-        with pytest.raises(NetworkError, match="no peer has the finals"):
-            await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
-        assert world.cache.held_finals(ledger.finals[1].plan.hash) is None
-        world.donor(GOOD)
-        finals = await world.catchup.finals(ledger.finals[1].plan.hash, [BAD, GOOD])
-        assert finals.concatenated() == ledger.finals[1].concatenated()
-
-    run(main)
+async def test_corrupt_finals_are_left_for_those_of_the_next(tmp_path: Path, spoil: str) -> None:
+    ledger = ledger_of(1)
+    world = World(tmp_path, ledger)
+    world.donor(BAD).spoil = SPOILS[spoil]
+    with pytest.raises(NetworkError, match="no peer has the finals"):
+        await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
+    assert world.cache.held_finals(ledger.finals[1].plan.hash) is None
+    world.donor(GOOD)
+    finals = await world.catchup.finals(ledger.finals[1].plan.hash, [BAD, GOOD])
+    assert finals.concatenated() == ledger.finals[1].concatenated()
 
 
 def strange_plans(plan: Plan) -> dict[str, Plan]:
@@ -297,76 +256,63 @@ def strange_plans(plan: Plan) -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize("what", strange_plans(ledger_of(1).finals[1].plan))
-def test_plan_that_cannot_be_followed_is_its_donors_fault(tmp_path: Path, what: str) -> None:
+async def test_plan_that_cannot_be_followed_is_its_donors_fault(tmp_path: Path, what: str) -> None:
     """A lead may propose the hash of any plan, and a donor who is in with it may show that plan."""
-
-    async def main() -> None:
-        ledger = ledger_of(1)
-        world = World(tmp_path, ledger)
-        strange = strange_plans(ledger.finals[1].plan)[what]
-        world.donor(BAD).answer = lambda request: FinalsAnswer(plan=strange)
-        with pytest.raises(NetworkError, match="no peer has the finals"):
-            await world.catchup.finals(strange.hash, [BAD])
-        assert world.frames == []
-
-    run(main)
+    ledger = ledger_of(1)
+    world = World(tmp_path, ledger)
+    strange = strange_plans(ledger.finals[1].plan)[what]
+    world.donor(BAD).answer = lambda request: FinalsAnswer(plan=strange)
+    with pytest.raises(NetworkError, match="no peer has the finals"):
+        await world.catchup.finals(strange.hash, [BAD])
+    assert world.frames == []
 
 
 @pytest.mark.parametrize("what", ["another plan", "a refusal", "another answer", "nonsense"])
-def test_answer_without_the_finals_asked_for_is_not_taken(tmp_path: Path, what: str) -> None:
-    async def main() -> None:
-        ledger = ledger_of(2)
-        answers: dict[str, FetchAnswer | bytes] = {
-            "another plan": FinalsAnswer(plan=ledger.finals[2].plan),
-            "a refusal": Refusal(reason="not held here"),
-            "another answer": HeaderAnswer(header=b""),
-            "nonsense": b"\xc1",
-        }
-        world = World(tmp_path, ledger)
-        world.donor(BAD).answer = lambda request: answers[what]
-        with pytest.raises(NetworkError, match="no peer has the finals"):
-            await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
-        assert world.frames == []
-
-    run(main)
+async def test_answer_without_the_finals_asked_for_is_not_taken(tmp_path: Path, what: str) -> None:
+    ledger = ledger_of(2)
+    answers: dict[str, FetchAnswer | bytes] = {
+        "another plan": FinalsAnswer(plan=ledger.finals[2].plan),
+        "a refusal": Refusal(reason="not held here"),
+        "another answer": HeaderAnswer(header=b""),
+        "nonsense": b"\xc1",
+    }
+    world = World(tmp_path, ledger)
+    world.donor(BAD).answer = lambda request: answers[what]
+    with pytest.raises(NetworkError, match="no peer has the finals"):
+        await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
+    assert world.frames == []
 
 
-def test_finals_signed_by_another_than_the_owner_are_not_taken(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(1)
-        world = World(tmp_path, ledger)
-        plan = ledger.finals[1].plan
-        usurpers = tuple(identity(n) for n in (7, 8, 9))
-        with pytest.raises(RemoteError, match="not what its owner signed"):
-            finals_of(plan, usurpers, seed=101)
-        # Right signatures, of the owners of another plan.
-        similar = plan_of(ledger.founders, ledger.chain.value(0), codec="int8")
-        other = finals_of(msgspec.structs.replace(similar, attempt=1), ledger.founders, seed=101)
-        donor = world.donor(BAD)
-        donor.answer = lambda request: FinalsAnswer(plan=plan)
-        swapped = Finals(plan=plan, chunks=other.chunks)
-        donor.cache.put_finals(swapped)
-        with pytest.raises(NetworkError, match="no peer has the finals"):
-            await world.catchup.finals(plan.hash, [BAD])
-
-    run(main)
+async def test_finals_signed_by_another_than_the_owner_are_not_taken(tmp_path: Path) -> None:
+    ledger = ledger_of(1)
+    world = World(tmp_path, ledger)
+    plan = ledger.finals[1].plan
+    usurpers = tuple(identity(n) for n in (7, 8, 9))
+    with pytest.raises(RemoteError, match="not what its owner signed"):
+        finals_of(plan, usurpers, seed=101)
+    # Right signatures, of the owners of another plan.
+    similar = plan_of(ledger.founders, ledger.chain.value(0), codec="int8")
+    other = finals_of(msgspec.structs.replace(similar, attempt=1), ledger.founders, seed=101)
+    donor = world.donor(BAD)
+    donor.answer = lambda request: FinalsAnswer(plan=plan)
+    swapped = Finals(plan=plan, chunks=other.chunks)
+    donor.cache.put_finals(swapped)
+    with pytest.raises(NetworkError, match="no peer has the finals"):
+        await world.catchup.finals(plan.hash, [BAD])
 
 
 # -- certificates --------------------------------------------------------------------------------------------
 
 
-def test_certificates_come_in_parts(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        donor = world.donor(GOOD)
-        part = await world.catchup.certificates(1, GOOD)
-        assert part == ChainPart(certificates=ledger.chain.after(1, 10), head=3)
-        assert await world.catchup.certificates(3, GOOD) == ChainPart(certificates=(), head=3)
-        assert await world.catchup.certificates(2**62, GOOD) == ChainPart(certificates=(), head=3)
-        assert donor.asked == [GetChain(after=1), GetChain(after=3), GetChain(after=2**62)]
-
-    run(main)
+async def test_certificates_come_in_parts(tmp_path: Path) -> None:
+    ledger = ledger_of(3)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    part = await world.catchup.certificates(1, GOOD)
+    assert part == ChainPart(certificates=ledger.chain.after(1, 10), head=3)
+    assert await world.catchup.certificates(3, GOOD) == ChainPart(certificates=(), head=3)
+    assert await world.catchup.certificates(2**62, GOOD) == ChainPart(certificates=(), head=3)
+    assert donor.asked == [GetChain(after=1), GetChain(after=3), GetChain(after=2**62)]
 
 
 def test_state_server_answers_no_more_certificates_than_a_message_holds(
@@ -386,15 +332,12 @@ def test_state_server_answers_no_more_certificates_than_a_message_holds(
 
 
 @pytest.mark.parametrize("answer", [Refusal(reason="no"), HeaderAnswer(header=b""), b"", b"\xc1", b"\x90"])
-def test_answer_that_is_no_certificates_is_the_peers_fault(tmp_path: Path, answer: FetchAnswer | bytes) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(1))
-        world.donor(BAD).answer = lambda request: answer
-        with pytest.raises(RemoteError) as caught:
-            await world.catchup.certificates(0, BAD)
-        assert caught.value.peer == BAD
-
-    run(main)
+async def test_answer_that_is_no_certificates_is_the_peers_fault(tmp_path: Path, answer: FetchAnswer | bytes) -> None:
+    world = World(tmp_path, ledger_of(1))
+    world.donor(BAD).answer = lambda request: answer
+    with pytest.raises(RemoteError) as caught:
+        await world.catchup.certificates(0, BAD)
+    assert caught.value.peer == BAD
 
 
 # -- the state server ----------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from shoal.protocol.messages import Term
 from shoal.protocol.terms import make_rebase
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, OUTER, Ledger, save_finals, state_of
-from tests.node.state_store_lab import GOOD, home, ledger_of, run
+from tests.node.state_store_lab import GOOD, home, ledger_of
+
+pytestmark = pytest.mark.virtual_time
 
 
 def on_disk(folder: Path) -> list[str]:
@@ -89,149 +91,128 @@ def test_a_state_is_kept_until_it_is_forgotten_and_a_damaged_copy_is_written_aga
     assert on_disk(here.folder) == []
 
 
-def test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        third = ledger.states[3]
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 6):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[5])
-            await node.state_store.adopt(ledger.states[6])
-            await node.state_store.earlier.keep(third)
-            assert await node.state_store.append(ledger.go_back(3))
-            assert node.state_store.current
-            assert node.state_store.digest == ledger.chain.standing.digest == ledger.chain.head.digest
-            assert on_disk(node.store.folder) == ["rollback/3.safetensors", "state/3.safetensors"]
-            ledger.certify()
-            assert ledger.state.term == Term(0, 1)
-        async with home(world) as node:  # the power went before anything of the next term was there
-            await node.state_store.load()
-            assert node.state_store.current
-            assert node.state_store.state is not None
-            assert (node.state_store.state.term, node.state_store.state.round) == (Term(), 3)
-
-    run(main)
-
-
-def test_power_that_goes_between_the_decision_and_the_state_loses_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 6):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[6])
-            await node.state_store.earlier.keep(ledger.states[3])
-            node.store.append_certificate(ledger.go_back(3))  # and nothing more
-        async with home(world) as node:
-            await node.state_store.load()
-            assert node.state_store.current
-            assert node.state_store.digest == ledger.chain.standing.digest
-
-    run(main)
-
-
-def test_node_that_slept_through_a_rollback_fetches_the_state_of_the_next_term(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 6):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[6])
-            ledger.go_back(3)
-            ledger.certify(2)
-            world.donor(GOOD)
-            peers = await node.catch_up()
-            assert node.state_store.head == ledger.chain.head
-            assert not node.state_store.current
-            state = await node.fetch(peers)
-            assert state is not None
-            await node.state_store.adopt(state)
-            assert node.state_store.current
-            assert (state.term, state.round) == (Term(0, 1), 5)
-            assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
-
-    run(main)
-
-
-def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        donor = world.donor(GOOD)
-        third = ledger.states[3]
-        donor.cache.put(third, donor.cache.header(third))
-        async with home(world) as node:
-            await node.catch_up()
-            state = await node.fetch_earlier(ledger.chain.value(3), [GOOD])
-            assert state.anchor.tobytes() == third.anchor.tobytes()
-            assert node.state_store.head.round == 6
-
-    run(main)
-
-
-def test_rebase_keeps_the_state_that_it_stands_on_and_lets_go_of_later_ones(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        fourth = ledger.chain.value(4)
-        rebase = make_rebase(AUTHORITY, fourth, ledger.peers[:1])
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 4):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[4])
-            assert await node.state_store.append(rebase)
-            assert not await node.state_store.append(rebase)
-            assert node.state_store.current
-            assert node.state_store.digest == fourth.digest
-        async with home(world) as node:
-            assert node.state_store.chain.head == rebase.value
-            await node.state_store.load()
-            assert node.state_store.current
-
-    run(main)
-
-
-def test_certified_rounds_that_a_rebase_abandons_go_with_their_states(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        rebase = make_rebase(AUTHORITY, ledger.chain.value(4), ledger.peers[:1])
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 6):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[6])
-            assert await node.state_store.append(rebase)
-            assert node.state_store.state is None
-            assert on_disk(node.store.folder) == []
-            assert node.state_store.chain.standing == ledger.chain.value(4)
-        async with home(world) as node:
-            assert node.state_store.chain.head == rebase.value
-
-    run(main)
-
-
-def test_states_of_an_abandoned_term_do_not_crowd_out_those_of_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        folder = tmp_path / "me"
-        for round in (5, 6):
-            write_state(folder / "state" / f"{round}.safetensors", ledger.states[round])
-        ledger.go_back(2)
+async def test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    third = ledger.states[3]
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 6):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[5])
+        await node.state_store.adopt(ledger.states[6])
+        await node.state_store.earlier.keep(third)
+        assert await node.state_store.append(ledger.go_back(3))
+        assert node.state_store.current
+        assert node.state_store.digest == ledger.chain.standing.digest == ledger.chain.head.digest
+        assert on_disk(node.store.folder) == ["rollback/3.safetensors", "state/3.safetensors"]
         ledger.certify()
-        async with home(world) as node:  # its chain was lost, so that it does not know of what these states are
-            await node.state_store.load()
-            assert not node.state_store.current
-            for entry in ledger.chain.after(0, 99):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.state)
-            assert on_disk(folder) == ["state/3.safetensors"]
-        async with home(world) as node:
-            await node.state_store.load()
-            assert node.state_store.current
+        assert ledger.state.term == Term(0, 1)
+    async with home(world) as node:  # the power went before anything of the next term was there
+        await node.state_store.load()
+        assert node.state_store.current
+        assert node.state_store.state is not None
+        assert (node.state_store.state.term, node.state_store.state.round) == (Term(), 3)
 
-    run(main)
+
+async def test_power_that_goes_between_the_decision_and_the_state_loses_nothing(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 6):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[6])
+        await node.state_store.earlier.keep(ledger.states[3])
+        node.store.append_certificate(ledger.go_back(3))  # and nothing more
+    async with home(world) as node:
+        await node.state_store.load()
+        assert node.state_store.current
+        assert node.state_store.digest == ledger.chain.standing.digest
+
+
+async def test_node_that_slept_through_a_rollback_fetches_the_state_of_the_next_term(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 6):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[6])
+        ledger.go_back(3)
+        ledger.certify(2)
+        world.donor(GOOD)
+        peers = await node.catch_up()
+        assert node.state_store.head == ledger.chain.head
+        assert not node.state_store.current
+        state = await node.fetch(peers)
+        assert state is not None
+        await node.state_store.adopt(state)
+        assert node.state_store.current
+        assert (state.term, state.round) == (Term(0, 1), 5)
+        assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
+
+
+async def test_an_earlier_state_comes_from_peers_where_it_is_not_here(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    third = ledger.states[3]
+    donor.cache.put(third, donor.cache.header(third))
+    async with home(world) as node:
+        await node.catch_up()
+        state = await node.fetch_earlier(ledger.chain.value(3), [GOOD])
+        assert state.anchor.tobytes() == third.anchor.tobytes()
+        assert node.state_store.head.round == 6
+
+
+async def test_rebase_keeps_the_state_that_it_stands_on_and_lets_go_of_later_ones(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    fourth = ledger.chain.value(4)
+    rebase = make_rebase(AUTHORITY, fourth, ledger.peers[:1])
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 4):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[4])
+        assert await node.state_store.append(rebase)
+        assert not await node.state_store.append(rebase)
+        assert node.state_store.current
+        assert node.state_store.digest == fourth.digest
+    async with home(world) as node:
+        assert node.state_store.chain.head == rebase.value
+        await node.state_store.load()
+        assert node.state_store.current
+
+
+async def test_certified_rounds_that_a_rebase_abandons_go_with_their_states(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    rebase = make_rebase(AUTHORITY, ledger.chain.value(4), ledger.peers[:1])
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 6):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[6])
+        assert await node.state_store.append(rebase)
+        assert node.state_store.state is None
+        assert on_disk(node.store.folder) == []
+        assert node.state_store.chain.standing == ledger.chain.value(4)
+    async with home(world) as node:
+        assert node.state_store.chain.head == rebase.value
+
+
+async def test_states_of_an_abandoned_term_do_not_crowd_out_those_of_the_next(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    folder = tmp_path / "me"
+    for round in (5, 6):
+        write_state(folder / "state" / f"{round}.safetensors", ledger.states[round])
+    ledger.go_back(2)
+    ledger.certify()
+    async with home(world) as node:  # its chain was lost, so that it does not know of what these states are
+        await node.state_store.load()
+        assert not node.state_store.current
+        for entry in ledger.chain.after(0, 99):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.state)
+        assert on_disk(folder) == ["state/3.safetensors"]
+    async with home(world) as node:
+        await node.state_store.load()
+        assert node.state_store.current

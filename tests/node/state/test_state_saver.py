@@ -51,48 +51,42 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.to_thread.run_sync(threading.Event().wait, 0.001)
 
 
-def test_writes_are_one_at_a_time_and_the_newest_is_next(tmp_path: Path) -> None:
+async def test_writes_are_one_at_a_time_and_the_newest_is_next(tmp_path: Path) -> None:
     cache = SlowCache(tmp_path)
-
-    async def main() -> None:
-        saver = StateSaver(cache)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(saver.run)
-            await saver.save_soon(state_of(1))
-            await until(lambda: cache.began == [1])
-            for round in (2, 3, 4):
-                await saver.save_soon(state_of(round))
-            assert saver.lag_rounds == 4
-            cache.let.release()
-            await until(lambda: cache.began == [1, 4])
-            cache.let.release()
-            await until(lambda: saver.lag_rounds == 0)
-            nursery.cancel_scope.cancel()
-        assert cache.wrote == [1, 4]
-
-    run(main)
+    saver = StateSaver(cache)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(saver.run)
+        await saver.save_soon(state_of(1))
+        await until(lambda: cache.began == [1])
+        for round in (2, 3, 4):
+            await saver.save_soon(state_of(round))
+        assert saver.lag_rounds == 4
+        cache.let.release()
+        await until(lambda: cache.began == [1, 4])
+        cache.let.release()
+        await until(lambda: saver.lag_rounds == 0)
+        nursery.cancel_scope.cancel()
+    assert cache.wrote == [1, 4]
 
 
-def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = SlowCache(tmp_path)
     cache.let.release(9)
     monkeypatch.setattr(state_saver, "REST", 1e30)
-
-    async def main() -> None:
-        saver = StateSaver(cache)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(saver.run)
-            await saver.save_soon(state_of(1))
-            await until(lambda: saver.lag_rounds == 0)
-            for round in (2, 3):
-                await saver.save_soon(state_of(round))
-                await wait_all_tasks_blocked()
-            assert cache.wrote == [1]
-            nursery.cancel_scope.cancel()
-        assert cache.wrote == [1, 3]
-        assert cache.saved_rounds() == [3, 1]
-
-    run(main)
+    saver = StateSaver(cache)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(saver.run)
+        await saver.save_soon(state_of(1))
+        await until(lambda: saver.lag_rounds == 0)
+        for round in (2, 3):
+            await saver.save_soon(state_of(round))
+            await wait_all_tasks_blocked()
+        assert cache.wrote == [1]
+        nursery.cancel_scope.cancel()
+    assert cache.wrote == [1, 3]
+    assert cache.saved_rounds() == [3, 1]
 
 
 def test_rest_is_a_multiple_of_the_write_and_ends_early_when_far_behind(tmp_path: Path) -> None:
@@ -154,64 +148,52 @@ def test_if_no_state_comes_for_another_rest_the_newest_is_saved(tmp_path: Path) 
     run(main, clock)
 
 
-def test_rounds_wait_for_a_disk_that_is_far_behind(tmp_path: Path) -> None:
+async def test_rounds_wait_for_a_disk_that_is_far_behind(tmp_path: Path) -> None:
     cache = SlowCache(tmp_path)
+    saver = StateSaver(cache)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(saver.run)
+        await saver.save_soon(state_of(1))
+        await until(lambda: cache.began == [1])
+        for round in range(2, LAG_LIMIT_ROUNDS + 1):
+            await saver.save_soon(state_of(round))
+        over = trio.Event()
 
-    async def main() -> None:
-        saver = StateSaver(cache)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(saver.run)
-            await saver.save_soon(state_of(1))
-            await until(lambda: cache.began == [1])
-            for round in range(2, LAG_LIMIT_ROUNDS + 1):
-                await saver.save_soon(state_of(round))
-            over = trio.Event()
+        async def one_more() -> None:
+            await saver.save_soon(state_of(LAG_LIMIT_ROUNDS + 1))
+            over.set()
 
-            async def one_more() -> None:
-                await saver.save_soon(state_of(LAG_LIMIT_ROUNDS + 1))
-                over.set()
-
-            nursery.start_soon(one_more)
-            await wait_all_tasks_blocked()
-            assert not over.is_set()
-            cache.let.release(2)
-            with trio.fail_after(20):
-                await over.wait()
-            nursery.cancel_scope.cancel()
-
-    run(main)
+        nursery.start_soon(one_more)
+        await wait_all_tasks_blocked()
+        assert not over.is_set()
+        cache.let.release(2)
+        with trio.fail_after(20):
+            await over.wait()
+        nursery.cancel_scope.cancel()
 
 
-def test_state_from_elsewhere_waits_for_its_turn_and_is_on_disk_then(tmp_path: Path) -> None:
+async def test_state_from_elsewhere_waits_for_its_turn_and_is_on_disk_then(tmp_path: Path) -> None:
     cache = SlowCache(tmp_path)
-
-    async def main() -> None:
-        saver = StateSaver(cache)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(saver.run)
-            await saver.save_soon(state_of(1))
-            await until(lambda: cache.began == [1])
-            await saver.save_soon(state_of(2))
-            cache.let.release(2)
-            await saver.save_now(state_of(7))
-            assert 7 in cache.saved_rounds()
-            assert saver.lag_rounds == 0
-            nursery.cancel_scope.cancel()
-        assert cache.wrote[-1] == 7  # what is older is not written any more
-
-    run(main)
+    saver = StateSaver(cache)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(saver.run)
+        await saver.save_soon(state_of(1))
+        await until(lambda: cache.began == [1])
+        await saver.save_soon(state_of(2))
+        cache.let.release(2)
+        await saver.save_now(state_of(7))
+        assert 7 in cache.saved_rounds()
+        assert saver.lag_rounds == 0
+        nursery.cancel_scope.cancel()
+    assert cache.wrote[-1] == 7  # what is older is not written any more
 
 
-def test_full_disk_ends_the_saver(tmp_path: Path) -> None:
+async def test_full_disk_ends_the_saver(tmp_path: Path) -> None:
     cache = SlowCache(tmp_path)
     cache.failure = StorageError("full")
     cache.let.release(9)
-
-    async def main() -> None:
-        saver = StateSaver(cache)
-        await saver.save_soon(state_of(1))
-        with pytest.raises(StorageError, match="full"):
-            await saver.run()
-        assert cache.began == [1]
-
-    run(main)
+    saver = StateSaver(cache)
+    await saver.save_soon(state_of(1))
+    with pytest.raises(StorageError, match="full"):
+        await saver.run()
+    assert cache.began == [1]

@@ -11,7 +11,9 @@ import trio
 from tests.node.donors import ME, World
 from tests.node.ledger import Ledger, save_finals, state_of
 from tests.node.ledger import finals_of as other_finals
-from tests.node.state_store_lab import Home, home, ledger_of, run
+from tests.node.state_store_lab import Home, home, ledger_of
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def rounds_done(node: Home, ledger: Ledger, *, finals_of: Sequence[int], states: Sequence[int]) -> None:
@@ -107,92 +109,71 @@ def nothing_lost(world: World) -> None:
         (finals_in_the_middle_lost, 3),
     ],
 )
-def test_node_that_crashed_while_saving_round_3_comes_back(
+async def test_node_that_crashed_while_saving_round_3_comes_back(
     tmp_path: Path, crash: Callable[[World], None], comes_to: int
 ) -> None:
     """Round 5 is certified, the state of 1 is on disk, that of 3 was being written: finals lead to the head."""
-
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(5))
-        async with home(world) as node:
-            await rounds_done(node, world.ledger, finals_of=range(1, 6), states=[1, 3])
-            crash(world)
-            assert await reloaded(world, node) == comes_to
-
-    run(main)
-    assert not list(tmp_path.rglob("*.partial"))
+    world = World(tmp_path, ledger_of(5))
+    async with home(world) as node:
+        await rounds_done(node, world.ledger, finals_of=range(1, 6), states=[1, 3])
+        crash(world)
+        assert await reloaded(world, node) == comes_to
+    assert not list(tmp_path.rglob("*.partial"))  # noqa: ASYNC240
 
 
-def test_finals_ahead_of_the_chain_lead_nowhere(tmp_path: Path) -> None:
+async def test_finals_ahead_of_the_chain_lead_nowhere(tmp_path: Path) -> None:
     """They were kept for a report; whether the round was certified this node did not learn."""
-
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            for certificate in ledger.chain.after(0, 2):
-                await node.state_store.append(certificate)
-            for finals in ledger.finals.values():
-                save_finals(world.cache, finals)
-            world.cache.save_state(ledger.states[1])
-            assert await reloaded(world, node) == 2
-
-    run(main)
+    ledger = ledger_of(3)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        for certificate in ledger.chain.after(0, 2):
+            await node.state_store.append(certificate)
+        for finals in ledger.finals.values():
+            save_finals(world.cache, finals)
+        world.cache.save_state(ledger.states[1])
+        assert await reloaded(world, node) == 2
 
 
-def test_swarm_killed_before_any_state_was_saved_goes_on_from_the_initial_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        async with home(world) as node:
-            await node.state_store.adopt(world.ledger.states[0])
-            await rounds_done(node, world.ledger, finals_of=[1, 2, 3], states=[])
-            assert world.cache.saved_rounds() == [0]
-            assert await reloaded(world, node) == 3
-
-    run(main)
+async def test_swarm_killed_before_any_state_was_saved_goes_on_from_the_initial_one(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(3))
+    async with home(world) as node:
+        await node.state_store.adopt(world.ledger.states[0])
+        await rounds_done(node, world.ledger, finals_of=[1, 2, 3], states=[])
+        assert world.cache.saved_rounds() == [0]
+        assert await reloaded(world, node) == 3
 
 
 @pytest.mark.parametrize("finals", [[], [1, 2]])
-def test_initial_state_counts_only_with_what_follows_from_it(tmp_path: Path, finals: list[int]) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        async with home(world) as node:
-            await node.state_store.adopt(state_of(0, seed=7))  # another than the swarm went on from
-            await rounds_done(node, world.ledger, finals_of=finals, states=[])
-            assert await reloaded(world, node) is None
-
-    run(main)
+async def test_initial_state_counts_only_with_what_follows_from_it(tmp_path: Path, finals: list[int]) -> None:
+    world = World(tmp_path, ledger_of(2))
+    async with home(world) as node:
+        await node.state_store.adopt(state_of(0, seed=7))  # another than the swarm went on from
+        await rounds_done(node, world.ledger, finals_of=finals, states=[])
+        assert await reloaded(world, node) is None
 
 
-def test_finals_that_lead_elsewhere_are_not_followed(tmp_path: Path) -> None:
+async def test_finals_that_lead_elsewhere_are_not_followed(tmp_path: Path) -> None:
     """The owners signed two results for one plan; this disk has the one that was not certified."""
-
-    async def main() -> None:
-        ledger = ledger_of(2)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            await rounds_done(node, ledger, finals_of=[], states=[1])
-            save_finals(world.cache, other_finals(ledger.finals[2].plan, ledger.founders, seed=999))
-            assert await reloaded(world, node) == 1
-
-    run(main)
+    ledger = ledger_of(2)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        await rounds_done(node, ledger, finals_of=[], states=[1])
+        save_finals(world.cache, other_finals(ledger.finals[2].plan, ledger.founders, seed=999))
+        assert await reloaded(world, node) == 1
 
 
-def test_state_computed_here_is_saved_beside_the_rounds_and_at_the_latest_at_the_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(4)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            await rounds_done(node, ledger, finals_of=[], states=[])
-            await node.state_store.adopt(ledger.states[0])
-            async with trio.open_nursery() as nursery:
-                for round in (1, 2, 3, 4):
-                    await node.state_store.follow(ledger.states[round], ledger.header(round))
-                    assert node.state_store.state is ledger.states[round]
-                    assert world.cache.saved_rounds() == [0]
-                nursery.start_soon(node.state_store.run)
-                nursery.cancel_scope.cancel()
-            assert world.cache.saved_rounds() == [4, 0]
-            assert await reloaded(world, node) == 4
-
-    run(main)
+async def test_state_computed_here_is_saved_beside_the_rounds_and_at_the_latest_at_the_end(tmp_path: Path) -> None:
+    ledger = ledger_of(4)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        await rounds_done(node, ledger, finals_of=[], states=[])
+        await node.state_store.adopt(ledger.states[0])
+        async with trio.open_nursery() as nursery:
+            for round in (1, 2, 3, 4):
+                await node.state_store.follow(ledger.states[round], ledger.header(round))
+                assert node.state_store.state is ledger.states[round]
+                assert world.cache.saved_rounds() == [0]
+            nursery.start_soon(node.state_store.run)
+            nursery.cancel_scope.cancel()
+        assert world.cache.saved_rounds() == [4, 0]
+        assert await reloaded(world, node) == 4

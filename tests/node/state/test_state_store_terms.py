@@ -15,7 +15,9 @@ from shoal.protocol.terms import make_rebase
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, state_of
 from tests.node.state.test_chain_choice import invented
-from tests.node.state_store_lab import GOOD, Home, home, ledger_of, run
+from tests.node.state_store_lab import GOOD, Home, home, ledger_of
+
+pytestmark = pytest.mark.virtual_time
 
 STRANGER = PeerId("no founder")
 
@@ -31,29 +33,26 @@ def notices(node: Home) -> list[str]:
 
 
 @pytest.mark.parametrize("slept", [True, False])
-def test_terms_that_ended_elsewhere_are_logged_as_those_that_ended_here(tmp_path: Path, slept: bool) -> None:
-    async def main() -> None:
-        ledger = ledger_of(4)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            if slept:
-                for entry in ledger.chain.after(0, 3):
-                    await node.state_store.append(entry)
-                await node.state_store.adopt(ledger.states[3])
-            ledger.go_back(3)
-            ledger.certify()
-            ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers))
-            world.donor(GOOD)
-            await node.catch_up()
-            assert node.state_store.head == ledger.chain.head
-            await node.catch_up()
-            assert told(node) == [("rolled_back", "0.0", 5, 3), ("rebased", "1.0", 4, 4)]
-            assert [text.split(":")[1] for text in notices(node)] == [
-                " going on from round 3, term 0.1",
-                " going on in term 1.0",
-            ] * slept
-
-    run(main)
+async def test_terms_that_ended_elsewhere_are_logged_as_those_that_ended_here(tmp_path: Path, slept: bool) -> None:
+    ledger = ledger_of(4)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        if slept:
+            for entry in ledger.chain.after(0, 3):
+                await node.state_store.append(entry)
+            await node.state_store.adopt(ledger.states[3])
+        ledger.go_back(3)
+        ledger.certify()
+        ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers))
+        world.donor(GOOD)
+        await node.catch_up()
+        assert node.state_store.head == ledger.chain.head
+        await node.catch_up()
+        assert told(node) == [("rolled_back", "0.0", 5, 3), ("rebased", "1.0", 4, 4)]
+        assert [text.split(":")[1] for text in notices(node)] == [
+            " going on from round 3, term 0.1",
+            " going on in term 1.0",
+        ] * slept
 
 
 # -- back to the initial state -------------------------------------------------------------------------------
@@ -67,113 +66,100 @@ async def gone_back_to_initial(node: Home) -> None:
         await node.state_store.append(entry)
 
 
-def test_founder_that_kept_the_initial_state_stands_on_it_again_also_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        initial = ledger.states[0].anchor.tobytes()
-        async with home(world) as node:
-            await node.state_store.adopt(ledger.states[0])
-            for entry in ledger.chain.after(0, 3):
-                await node.state_store.append(entry)
-            for round in (1, 2, 3):
-                await node.state_store.adopt(ledger.states[round])
-            assert world.cache.saved_rounds() == [3, 2, 0]
-            await gone_back_to_initial(node)
-            assert node.state_store.current
-            assert node.state_store.digest == ledger.chain.digest(0)
-            assert world.cache.saved_rounds() == [0]
-        world.restart()
-        async with home(world) as node:
-            await node.state_store.load()
-            assert node.state_store.current
-            assert node.state_store.state is not None
-            assert node.state_store.state.anchor.tobytes() == initial
-
-    run(main)
+async def test_founder_that_kept_the_initial_state_stands_on_it_again_also_after_a_restart(tmp_path: Path) -> None:
+    ledger = ledger_of(3)
+    world = World(tmp_path, ledger)
+    initial = ledger.states[0].anchor.tobytes()
+    async with home(world) as node:
+        await node.state_store.adopt(ledger.states[0])
+        for entry in ledger.chain.after(0, 3):
+            await node.state_store.append(entry)
+        for round in (1, 2, 3):
+            await node.state_store.adopt(ledger.states[round])
+        assert world.cache.saved_rounds() == [3, 2, 0]
+        await gone_back_to_initial(node)
+        assert node.state_store.current
+        assert node.state_store.digest == ledger.chain.digest(0)
+        assert world.cache.saved_rounds() == [0]
+    world.restart()
+    async with home(world) as node:
+        await node.state_store.load()
+        assert node.state_store.current
+        assert node.state_store.state is not None
+        assert node.state_store.state.anchor.tobytes() == initial
 
 
 @pytest.mark.parametrize("own", ["none", "another", "damaged"])
-def test_initial_state_that_was_certified_comes_from_anyone_who_has_it(tmp_path: Path, own: str) -> None:
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            if own != "none":
-                await node.state_store.adopt(state_of(0, seed=7) if own == "another" else ledger.states[0])
-            if own == "damaged":
-                path = node.store.folder / "state" / "0.safetensors"
-                path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
-            for entry in ledger.chain.after(0, 3):
-                await node.state_store.append(entry)
-            await node.state_store.adopt(ledger.states[3])
-            await gone_back_to_initial(node)
-            assert node.state_store.state is None
-            liar = world.donor(PeerId("liar"))
-            liar.cache.put(state_of(0, seed=8), liar.cache.header(state_of(0, seed=8)))
-            donor = world.donor(STRANGER)
-            state = await node.fetch([PeerId("liar"), STRANGER])
-            assert state is not None
-            assert state.anchor.tobytes() == ledger.states[0].anchor.tobytes()
-            assert world.chunks_from(PeerId("liar")) == 0
-            assert [type(request) for request in donor.asked] == [GetHeader]
-            await node.state_store.adopt(state)
-            assert node.state_store.current
-
-    run(main)
+async def test_initial_state_that_was_certified_comes_from_anyone_who_has_it(tmp_path: Path, own: str) -> None:
+    ledger = ledger_of(3)
+    world = World(tmp_path, ledger)
+    async with home(world) as node:
+        if own != "none":
+            await node.state_store.adopt(state_of(0, seed=7) if own == "another" else ledger.states[0])
+        if own == "damaged":
+            path = node.store.folder / "state" / "0.safetensors"
+            path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
+        for entry in ledger.chain.after(0, 3):
+            await node.state_store.append(entry)
+        await node.state_store.adopt(ledger.states[3])
+        await gone_back_to_initial(node)
+        assert node.state_store.state is None
+        liar = world.donor(PeerId("liar"))
+        liar.cache.put(state_of(0, seed=8), liar.cache.header(state_of(0, seed=8)))
+        donor = world.donor(STRANGER)
+        state = await node.fetch([PeerId("liar"), STRANGER])
+        assert state is not None
+        assert state.anchor.tobytes() == ledger.states[0].anchor.tobytes()
+        assert world.chunks_from(PeerId("liar")) == 0
+        assert [type(request) for request in donor.asked] == [GetHeader]
+        await node.state_store.adopt(state)
+        assert node.state_store.current
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_founder(
+async def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_founder(
     tmp_path: Path, known: bool
 ) -> None:
     """What was proposed names a digest; before that nobody but a founder can tell what S(0) was."""
-
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        founder = PeerId(ledger.peers[1])
-        for peer in (STRANGER, founder):
-            world.donor(peer, rounds=0)  # they consented: S(0) is on their shelves
-        digest = ledger.header(0).digest
-        async with home(world) as node:
-            for entry in ledger.chain.after(0, 3):
-                await node.state_store.append(entry)
-            value = ledger.chain.value(0)
-            peers = [STRANGER] if known else [STRANGER, founder]
-            state = await node.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
-            assert world.cache.header(state).digest == digest
-            assert (world.chunks_from(STRANGER) > 0) is known
-
-    run(main)
+    ledger = ledger_of(3)
+    world = World(tmp_path, ledger)
+    founder = PeerId(ledger.peers[1])
+    for peer in (STRANGER, founder):
+        world.donor(peer, rounds=0)  # they consented: S(0) is on their shelves
+    digest = ledger.header(0).digest
+    async with home(world) as node:
+        for entry in ledger.chain.after(0, 3):
+            await node.state_store.append(entry)
+        value = ledger.chain.value(0)
+        peers = [STRANGER] if known else [STRANGER, founder]
+        state = await node.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
+        assert world.cache.header(state).digest == digest
+        assert (world.chunks_from(STRANGER) > 0) is known
 
 
 # -- another branch ------------------------------------------------------------------------------------------
 
 
-def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(6)
-        world = World(tmp_path, ledger)
-        mine = invented(ledger.chain, 2, rounds=3)  # certified by a quorum as well, and what this node has
-        async with home(world) as node:
-            for entry in mine.entries:
-                await node.state_store.append(entry)
-            await node.state_store.adopt(state_of(4, seed=9))
-            suspected: list[PeerId] = []
-            node.state_store.parted = suspected.append
-            donor = world.donor(GOOD)
-            await node.catch_up()
-            assert node.state_store.head == mine.head  # nobody has decided which one it is
-            assert suspected == [GOOD]
-            ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers[:2]))
-            donor.chain.extend(ledger.chain.entries[-1])
-            await node.catch_up()
-            assert node.state_store.head == ledger.chain.head
-            assert node.state_store.state is None  # a state of round 4, and not the one of this chain's
-            assert world.cache.saved_rounds() == []
-            assert told(node) == [("rebased", "1.0", 6, 6)]
-        async with home(world) as node:
-            assert node.state_store.chain.entries == ledger.chain.entries  # as it is on disk
-
-    run(main)
+async def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(tmp_path: Path) -> None:
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    mine = invented(ledger.chain, 2, rounds=3)  # certified by a quorum as well, and what this node has
+    async with home(world) as node:
+        for entry in mine.entries:
+            await node.state_store.append(entry)
+        await node.state_store.adopt(state_of(4, seed=9))
+        suspected: list[PeerId] = []
+        node.state_store.parted = suspected.append
+        donor = world.donor(GOOD)
+        await node.catch_up()
+        assert node.state_store.head == mine.head  # nobody has decided which one it is
+        assert suspected == [GOOD]
+        ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers[:2]))
+        donor.chain.extend(ledger.chain.entries[-1])
+        await node.catch_up()
+        assert node.state_store.head == ledger.chain.head
+        assert node.state_store.state is None  # a state of round 4, and not the one of this chain's
+        assert world.cache.saved_rounds() == []
+        assert told(node) == [("rebased", "1.0", 6, 6)]
+    async with home(world) as node:
+        assert node.state_store.chain.entries == ledger.chain.entries  # as it is on disk

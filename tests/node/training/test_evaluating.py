@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import trio
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.training.trainer_messages import Applied, Apply, Command, Evaluate, Evaluated
@@ -40,21 +39,17 @@ class Evaluating:
         (3, range(7, 9), []),  # joined in between
     ],
 )
-def test_anchor_is_evaluated_every_so_many_rounds_and_at_the_end(
+async def test_anchor_is_evaluated_every_so_many_rounds_and_at_the_end(
     every: int, rounds: range, meanwhile: list[int]
 ) -> None:
     trainer = Evaluating()
     trainer.training_client = TrainingClient(trainer, seed=0, inner_steps=1, evaluate_every=every)  # type: ignore[arg-type]
     state = CertifiedState.initial(np.zeros(8, np.float32), bytes(32))
-
-    async def play() -> None:
-        for round in rounds:
-            await trainer.training_client.stand_on(dataclasses.replace(state, round=round), taken=0)
-        assert trainer.applied == list(rounds)
-        assert trainer.evaluated == meanwhile
-        for _ in range(2):
-            await trainer.training_client.evaluate_last(1.0)
-            assert trainer.evaluated == sorted({*meanwhile, rounds[-1]})
-            assert trainer.training_client.metric == rounds[-1]
-
-    trio.run(play)
+    for round in rounds:
+        await trainer.training_client.stand_on(dataclasses.replace(state, round=round), taken=0)
+    assert trainer.applied == list(rounds)
+    assert trainer.evaluated == meanwhile
+    for _ in range(2):
+        await trainer.training_client.evaluate_last(1.0)
+        assert trainer.evaluated == sorted({*meanwhile, rounds[-1]})
+        assert trainer.training_client.metric == rounds[-1]

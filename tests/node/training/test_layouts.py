@@ -22,6 +22,8 @@ from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.wire import canonical, decode
 
+pytestmark = pytest.mark.virtual_time
+
 PEER = "12D3KooWB"
 
 
@@ -156,20 +158,16 @@ def test_a_peer_that_asks_has_built_its_model_and_is_asked_again_at_once() -> No
     trio.run(scenario, clock=clock)
 
 
-def test_peers_that_never_answer_are_asked_ever_less_often_and_not_after_their_link_is_lost() -> None:
+async def test_peers_that_never_answer_are_asked_ever_less_often_and_not_after_their_link_is_lost() -> None:
     """A node can be full of strangers that speak nothing but hello, and would else do little beside asking them."""
-
-    async def scenario() -> None:
-        here, peer, linked = layout(a=(2,)), Peer(None), {PEER}
-        layouts = Layouts(host=peer, linked=lambda: frozenset(linked), on_progress=lambda one: None)  # type: ignore[arg-type]
-        layouts.know(here)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(layouts.watch, PEER)
-            await trio.sleep(10 * RETRY_LIMIT_S)
-            assert 10 <= peer.asked <= 10 + math.log2(RETRY_LIMIT_S / RETRY_S) + 1
-            asked, now = peer.asked, trio.current_time()
-            linked.clear()
-            layouts.forget(PEER)  # type: ignore[arg-type]
-        assert (peer.asked, trio.current_time()) == (asked, now)
-
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    here, peer, linked = layout(a=(2,)), Peer(None), {PEER}
+    layouts = Layouts(host=peer, linked=lambda: frozenset(linked), on_progress=lambda one: None)  # type: ignore[arg-type]
+    layouts.know(here)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(layouts.watch, PEER)
+        await trio.sleep(10 * RETRY_LIMIT_S)
+        assert 10 <= peer.asked <= 10 + math.log2(RETRY_LIMIT_S / RETRY_S) + 1
+        asked, now = peer.asked, trio.current_time()
+        linked.clear()
+        layouts.forget(PEER)  # type: ignore[arg-type]
+    assert (peer.asked, trio.current_time()) == (asked, now)

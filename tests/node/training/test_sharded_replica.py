@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -58,14 +58,6 @@ Event = TypeVar("Event")
 
 def share(round: int) -> Assignment:
     return Assignment(seed=SEED, round=round, member=0, members=1)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(DEADLINE_S):
-            await test()
-
-    trio.run(bounded)
 
 
 def spec(workload: str = "Uneven", *, processes: int = 2, accumulate: int = 1, gradients: bool = False) -> TrainerSpec:
@@ -178,81 +170,73 @@ def test_each_rank_has_a_device(monkeypatch: pytest.MonkeyPatch, wanted: str, th
     assert device.endswith(found)
 
 
-def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(tmp_path: Path) -> None:
+async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(tmp_path: Path) -> None:
     """Genesis, a contribution, the next anchor; kill -9 of rank 1 in mid-stretch; the second contribution after it."""
     single = Single()
     single.snapshot(tmp_path / "one")
     expected = single.second()
     path = tmp_path / "1.trainer"
+    async with running(spec()) as trainer:
+        assert trainer.started.device == "2 x cpu"
+        assert trainer.layout == single.replica.layout
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        np.testing.assert_array_equal(trainer.contribution, single.initial)
+        trainer.anchor[:] = trainer.contribution
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(Snapshot(round=0, path=str(tmp_path / "0.trainer")))  # nothing to keep, and no harm
+        assert not (await expect(trainer, Snapshotted)).failure
+        await trainer.send(Train(round=1, steps=STEPS, assignment=share(1)))
+        first = await expect(trainer, Contribution)
+        assert (first.number, first.steps, first.tokens) == (1, STEPS, single.told.tokens)
+        assert first.loss == pytest.approx(single.told.loss, abs=1e-5)
+        np.testing.assert_allclose(trainer.contribution, single.first, **CLOSE)
+        assert np.abs(single.first).max() > 1e-3
+        await trainer.send(Evaluate(round=0))
+        assert (await expect(trainer, Evaluated)).value == pytest.approx(single.value, abs=1e-5)
 
-    async def scenario() -> None:
-        async with running(spec()) as trainer:
-            assert trainer.started.device == "2 x cpu"
-            assert trainer.layout == single.replica.layout
-            await trainer.send(WriteInitial())
-            await expect(trainer, Initial)
-            np.testing.assert_array_equal(trainer.contribution, single.initial)
-            trainer.anchor[:] = trainer.contribution
-            await trainer.send(Apply(round=0, fresh=True))
-            await expect(trainer, Applied)
-            await trainer.send(Snapshot(round=0, path=str(tmp_path / "0.trainer")))  # nothing to keep, and no harm
-            assert not (await expect(trainer, Snapshotted)).failure
-            await trainer.send(Train(round=1, steps=STEPS, assignment=share(1)))
-            first = await expect(trainer, Contribution)
-            assert (first.number, first.steps, first.tokens) == (1, STEPS, single.told.tokens)
-            assert first.loss == pytest.approx(single.told.loss, abs=1e-5)
-            np.testing.assert_allclose(trainer.contribution, single.first, **CLOSE)
-            assert np.abs(single.first).max() > 1e-3
-            await trainer.send(Evaluate(round=0))
-            assert (await expect(trainer, Evaluated)).value == pytest.approx(single.value, abs=1e-5)
-
-            await trainer.send(Snapshot(round=1, path=str(path)))
-            assert not (await expect(trainer, Snapshotted)).failure
-            assert_moments_close(tmp_path / "one", path)
-            trainer.anchor[:] = single.anchor
-            await trainer.send(Apply(round=1, taken=1))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=2, steps=10**12, assignment=share(2), contribute=False))
-            await trainer.events.receive()  # a Progress: it is in the middle of it
-            first_group = [psutil.Process(trainer.pid), *others(trainer)]
-            assert reached_from(first_group) <= {"127.0.0.1", "::1"}
-            first_group[1].kill()
-            restored = await expect(trainer, Restored)
-            assert (restored.round, restored.exact, restored.refused) == (1, True, "")
-            restarted = await expect(trainer, Restarted)
-            assert restarted.round == 1
-            assert "another of its processes died" in restarted.cause
-            assert not any(process.is_running() for process in first_group)
-            await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
-            assert (await expect(trainer, Contribution)).number == 2
-            np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
-
-    run(scenario)
+        await trainer.send(Snapshot(round=1, path=str(path)))
+        assert not (await expect(trainer, Snapshotted)).failure
+        assert_moments_close(tmp_path / "one", path)
+        trainer.anchor[:] = single.anchor
+        await trainer.send(Apply(round=1, taken=1))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=2, steps=10**12, assignment=share(2), contribute=False))
+        await trainer.events.receive()  # a Progress: it is in the middle of it
+        first_group = [psutil.Process(trainer.pid), *others(trainer)]
+        assert reached_from(first_group) <= {"127.0.0.1", "::1"}
+        first_group[1].kill()
+        restored = await expect(trainer, Restored)
+        assert (restored.round, restored.exact, restored.refused) == (1, True, "")
+        restarted = await expect(trainer, Restarted)
+        assert restarted.round == 1
+        assert "another of its processes died" in restarted.cause
+        assert not any(process.is_running() for process in first_group)
+        await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
+        assert (await expect(trainer, Contribution)).number == 2
+        np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
 
 
 @pytest.mark.long
-def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_path: Path) -> None:
+async def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_path: Path) -> None:
     """One process' by three, with batches in parts; theirs by one. A buffer that is no longer as built is in it."""
     single = Single()
     single.replica.model.get_buffer("scale").fill_(1.5)
     path, back = tmp_path / "one", tmp_path / "three"
     single.snapshot(path)
     expected = single.second()
-
-    async def scenario() -> None:
-        async with running(spec(processes=3)) as trainer:
-            await trainer.send(Restore(path=str(path), round=1, exact=True))
-            assert not (await expect(trainer, Restored)).refused
-            trainer.anchor[:] = single.anchor
-            await trainer.send(Apply(round=1))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
-            await expect(trainer, Contribution)
-            np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
-            await trainer.send(Snapshot(round=2, path=str(back)))
-            assert not (await expect(trainer, Snapshotted)).failure
-
-    run(scenario)
+    async with running(spec(processes=3)) as trainer:
+        await trainer.send(Restore(path=str(path), round=1, exact=True))
+        assert not (await expect(trainer, Restored)).refused
+        trainer.anchor[:] = single.anchor
+        await trainer.send(Apply(round=1))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
+        await expect(trainer, Contribution)
+        np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
+        await trainer.send(Snapshot(round=2, path=str(back)))
+        assert not (await expect(trainer, Snapshotted)).failure
     anchor = single.anchor - expected
     single.replica.apply(anchor, round=2, taken=2)
     third, _ = single.stretch(3)
@@ -266,7 +250,7 @@ def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_path: Pat
     np.testing.assert_allclose(out, third, **CLOSE)
 
 
-def test_two_processes_contribute_the_gradient_that_one_does() -> None:
+async def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     """The strategy ddp, with each part of a batch in parts again: six of five rows."""
     sync = SyncSettings(gradients=True)
     single = Replica(Uneven(), seed=SEED, inner=INNER, device=torch.device("cpu"), sync=sync)
@@ -278,24 +262,20 @@ def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     expected = np.zeros_like(anchor)
     told = single.step(expected)
     assert isinstance(told, Contribution)
-
-    async def scenario() -> None:
-        async with running(spec(accumulate=3, gradients=True)) as trainer:
-            assert trainer.layout == single.layout
-            trainer.anchor[:] = anchor
-            await trainer.send(Apply(round=0, fresh=True))
-            await expect(trainer, Applied)
-            await trainer.send(order)
-            found = await expect(trainer, Contribution)
-            assert found.tokens == told.tokens
-            np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
-            assert np.abs(expected).max() > INNER.clip_norm / 10
-
-    run(scenario)
+    async with running(spec(accumulate=3, gradients=True)) as trainer:
+        assert trainer.layout == single.layout
+        trainer.anchor[:] = anchor
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(order)
+        found = await expect(trainer, Contribution)
+        assert found.tokens == told.tokens
+        np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
+        assert np.abs(expected).max() > INNER.clip_norm / 10
 
 
 @pytest.mark.long
-def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_one(
+async def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error of the user's code is told, whichever process had it; none of them outlives rank 0."""
@@ -324,12 +304,9 @@ def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_
             assert "SIGKILL" in (await expect(trainer, Restarted)).cause
             assert not stopped.is_running()
 
-    async def all_of_them() -> None:
-        async with trio.open_nursery() as nursery:
-            for part in (raises, stops):
-                nursery.start_soon(part)
-
-    run(all_of_them)
+    async with trio.open_nursery() as nursery:
+        for part in (raises, stops):
+            nursery.start_soon(part)
 
 
 @pytest.mark.long

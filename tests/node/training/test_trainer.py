@@ -195,90 +195,82 @@ def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
     return anchor, out, value
 
 
-def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
+async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
     """Genesis, training, evaluation, kill -9 in mid-stretch, and the same contribution to the bit after it."""
     anchor, contribution, value = expected_contribution(steps=5)
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        assert (trainer.started.metric, trainer.started.device) == ("mean squared error", "cpu")
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        np.testing.assert_array_equal(trainer.contribution, anchor)
+        trainer.anchor[:] = trainer.contribution
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+        first = await expect(trainer, Contribution)
+        assert (first.number, first.round, first.steps, first.tokens) == (1, 1, 5, 160)
+        np.testing.assert_array_equal(trainer.contribution, contribution)
+        await trainer.send(Evaluate(round=0))
+        assert (await expect(trainer, Evaluated)).value == value
 
-    async def scenario() -> None:
-        async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
-            assert (trainer.started.metric, trainer.started.device) == ("mean squared error", "cpu")
-            await trainer.send(WriteInitial())
-            await expect(trainer, Initial)
-            np.testing.assert_array_equal(trainer.contribution, anchor)
-            trainer.anchor[:] = trainer.contribution
-            await trainer.send(Apply(round=0, fresh=True))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
-            first = await expect(trainer, Contribution)
-            assert (first.number, first.round, first.steps, first.tokens) == (1, 1, 5, 160)
-            np.testing.assert_array_equal(trainer.contribution, contribution)
-            await trainer.send(Evaluate(round=0))
-            assert (await expect(trainer, Evaluated)).value == value
+        await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
+        await trainer.events.receive()  # a Progress: it is in the middle of it
+        kill(trainer)
+        restarted = await expect(trainer, Restarted)
+        assert restarted.round == 0
+        assert "SIGKILL" in restarted.cause
+        trainer.contribution[:] = 0
+        await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).number == 2
+        np.testing.assert_array_equal(trainer.contribution, contribution)
 
-            await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
-            await trainer.events.receive()  # a Progress: it is in the middle of it
-            kill(trainer)
-            restarted = await expect(trainer, Restarted)
-            assert restarted.round == 0
-            assert "SIGKILL" in restarted.cause
-            trainer.contribution[:] = 0
-            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
-            assert (await expect(trainer, Contribution)).number == 2
-            np.testing.assert_array_equal(trainer.contribution, contribution)
-
-            await trainer.send(Pause())
-            await trainer.send(Train(round=1, steps=3, assignment=SHARE, contribute=False))
-            await trainer.send(Evaluate(round=0))
-            await expect(trainer, Evaluated)  # and no Trained before it: it is paused
-            await trainer.send(Resume())
-            await expect(trainer, Trained)
-            trainer.anchor[:] += np.float32(1)
-            await trainer.send(Apply(round=1, taken=2))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=2, steps=1, assignment=SHARE))
-            assert (await expect(trainer, Contribution)).tokens == 4 * 32
-
-    run(scenario)
+        await trainer.send(Pause())
+        await trainer.send(Train(round=1, steps=3, assignment=SHARE, contribute=False))
+        await trainer.send(Evaluate(round=0))
+        await expect(trainer, Evaluated)  # and no Trained before it: it is paused
+        await trainer.send(Resume())
+        await expect(trainer, Trained)
+        trainer.anchor[:] += np.float32(1)
+        await trainer.send(Apply(round=1, taken=2))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).tokens == 4 * 32
 
 
-def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
+async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
     """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
     expected = second_contributions(steps=5)
     path = tmp_path / "1.trainer"
     second = Assignment(seed=3, round=2, member=0, members=1)
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        trainer.anchor[:] = trainer.contribution
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+        await expect(trainer, Contribution)
+        await trainer.send(Snapshot(round=1, path=str(path)))
+        written = await expect(trainer, Snapshotted)
+        assert (written.round, written.failure, written.size_bytes) == (1, "", path.stat().st_size)
+        trainer.anchor[:] -= trainer.contribution
+        await trainer.send(Apply(round=1, taken=1))
+        await expect(trainer, Applied)
 
-    async def scenario() -> None:
-        async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
-            await trainer.send(WriteInitial())
-            await expect(trainer, Initial)
-            trainer.anchor[:] = trainer.contribution
-            await trainer.send(Apply(round=0, fresh=True))
-            await expect(trainer, Applied)
-            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+        for damaged, refused in ((False, ""), (True, f"{path} is damaged")):
+            if damaged:
+                path.write_bytes(path.read_bytes()[:-1])
+            await trainer.send(Train(round=2, steps=10**12, assignment=second, contribute=False))
+            await trainer.events.receive()  # a Progress: it is in the middle of it
+            kill(trainer)
+            restored = await expect(trainer, Restored)
+            assert (restored.round, restored.exact) == (1, True)
+            assert restored.refused.startswith(refused)
+            assert bool(restored.refused) == damaged
+            await expect(trainer, Restarted)
+            await trainer.send(Train(round=2, steps=5, assignment=second))
             await expect(trainer, Contribution)
-            await trainer.send(Snapshot(round=1, path=str(path)))
-            written = await expect(trainer, Snapshotted)
-            assert (written.round, written.failure, written.size_bytes) == (1, "", path.stat().st_size)
-            trainer.anchor[:] -= trainer.contribution
-            await trainer.send(Apply(round=1, taken=1))
-            await expect(trainer, Applied)
-
-            for damaged, refused in ((False, ""), (True, f"{path} is damaged")):
-                if damaged:
-                    path.write_bytes(path.read_bytes()[:-1])
-                await trainer.send(Train(round=2, steps=10**12, assignment=second, contribute=False))
-                await trainer.events.receive()  # a Progress: it is in the middle of it
-                kill(trainer)
-                restored = await expect(trainer, Restored)
-                assert (restored.round, restored.exact) == (1, True)
-                assert restored.refused.startswith(refused)
-                assert bool(restored.refused) == damaged
-                await expect(trainer, Restarted)
-                await trainer.send(Train(round=2, steps=5, assignment=second))
-                await expect(trainer, Contribution)
-                np.testing.assert_array_equal(trainer.contribution, expected[damaged])
-
-    run(scenario)
+            np.testing.assert_array_equal(trainer.contribution, expected[damaged])
 
 
 def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -306,7 +298,9 @@ def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
-def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raising_workload_ends_training_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Side by side, since each waits for an import of torch: raising in build(), in loss(), and a batch too small."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty.py").write_text(FAULTY)
@@ -338,13 +332,10 @@ def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monke
             assert failed.summary.startswith("--accumulate 33: the workload's batches have 32 rows")
             assert failed.traceback == ""
 
-    async def all_of_them() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(in_build)
-            nursery.start_soon(in_loss)
-            nursery.start_soon(unsplittable)
-
-    run(all_of_them)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_build)
+        nursery.start_soon(in_loss)
+        nursery.start_soon(unsplittable)
 
 
 def test_trainer_ends_with_its_daemon_even_in_the_middle_of_a_step(tmp_path: Path) -> None:
@@ -368,124 +359,101 @@ def test_trainer_ends_with_its_daemon_even_in_the_middle_of_a_step(tmp_path: Pat
             os.close(watched)
 
 
-def test_cancelled_trainer_is_reaped(fake: TrainerSpec) -> None:
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            pid = trainer.pid
-            assert pid is not None
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    run(scenario)
+async def test_cancelled_trainer_is_reaped(fake: TrainerSpec) -> None:
+    async with running(fake) as trainer:
+        pid = trainer.pid
+        assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_stopped_trainer_is_killed_on_cancel(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_trainer_is_killed_on_cancel(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
-
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            pid = kill(trainer, signal.SIGSTOP)
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    run(scenario)
+    async with running(fake) as trainer:
+        pid = kill(trainer, signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
     monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 0.5)
     monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
+    async with running(fake) as trainer:
+        kill(trainer, signal.SIGSTOP)
+        assert "hung" in (await expect(trainer, Restarted)).cause
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)
 
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            kill(trainer, signal.SIGSTOP)
-            assert "hung" in (await expect(trainer, Restarted)).cause
+
+async def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:
+    async with running(fake) as trainer:
+        numbers = []
+        for _ in range(3):
             await trainer.send(Train(round=1, steps=1, assignment=SHARE))
-            await expect(trainer, Contribution)
-
-    run(scenario)
-
-
-def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            numbers = []
-            for _ in range(3):
-                await trainer.send(Train(round=1, steps=1, assignment=SHARE))
-                numbers.append((await expect(trainer, Contribution)).number)
-                kill(trainer)
-                await expect(trainer, Restarted)
-            assert numbers == [1, 2, 3]
-
-    run(scenario)
+            numbers.append((await expect(trainer, Contribution)).number)
+            kill(trainer)
+            await expect(trainer, Restarted)
+        assert numbers == [1, 2, 3]
 
 
-def test_initial_parameters_that_a_trainer_died_of_are_owed_by_the_next(fake: TrainerSpec, tmp_path: Path) -> None:
+async def test_initial_parameters_that_a_trainer_died_of_are_owed_by_the_next(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
     fuse = tmp_path / "fuse"
     fuse.touch()
-
-    async def scenario() -> None:
-        async with running(replace(fake, options={"fuse": str(fuse)})) as trainer:
-            await trainer.send(WriteInitial())
-            await expect(trainer, Restarted)
-            await expect(trainer, Initial)
-            kill(trainer)
-            await expect(trainer, Restarted)
-            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
-            await expect(trainer, Contribution)  # and nothing before it: they are not owed a second time
-
-    run(scenario)
+    async with running(replace(fake, options={"fuse": str(fuse)})) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Restarted)
+        await expect(trainer, Initial)
+        kill(trainer)
+        await expect(trainer, Restarted)
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)  # and nothing before it: they are not owed a second time
 
 
-def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -> None:
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            kill(trainer)
-            while trainer.pid is not None:
-                await trio.lowlevel.checkpoint()
-            await trainer.send(Apply(round=7))
-            await trainer.send(Train(round=8, steps=1, assignment=SHARE))  # forgotten
-            assert (await expect(trainer, Restarted)).round == 7
-            await trainer.send(Train(round=9, steps=1, assignment=SHARE))
-            assert (await expect(trainer, Contribution)).round == 9
-
-    run(scenario)
+async def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -> None:
+    async with running(fake) as trainer:
+        kill(trainer)
+        while trainer.pid is not None:
+            await trio.lowlevel.checkpoint()
+        await trainer.send(Apply(round=7))
+        await trainer.send(Train(round=8, steps=1, assignment=SHARE))  # forgotten
+        assert (await expect(trainer, Restarted)).round == 7
+        await trainer.send(Train(round=9, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).round == 9
 
 
-def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_passed_over(
+async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_passed_over(
     fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has loaded the anchor before, and is being told of amended settings."""
     applied: list[int] = []
+    async with running(fake) as trainer:
+        await trainer.send(Apply(round=3))
+        await expect(trainer, Applied)
+        stand, send = trainer._stand_on_anchor, Connection.send
 
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            await trainer.send(Apply(round=3))
-            await expect(trainer, Applied)
-            stand, send = trainer._stand_on_anchor, Connection.send
+        async def stand_and_retune(child: Connection[Report]) -> None:
+            await stand(child)
+            if len(applied) == 1:
+                await trainer.send(Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings()))
 
-            async def stand_and_retune(child: Connection[Report]) -> None:
-                await stand(child)
-                if len(applied) == 1:
-                    await trainer.send(Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings()))
+        async def told(child: Connection[Report], command: Command) -> None:
+            await send(child, command)
+            if isinstance(command, Apply):
+                applied.append(command.round)
+            elif isinstance(command, Retune):
+                await trainer.send(Apply(round=4))
 
-            async def told(child: Connection[Report], command: Command) -> None:
-                await send(child, command)
-                if isinstance(command, Apply):
-                    applied.append(command.round)
-                elif isinstance(command, Retune):
-                    await trainer.send(Apply(round=4))
-
-            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
-            monkeypatch.setattr(Connection, "send", told)
-            kill(trainer)
-            assert (await expect(trainer, Restarted)).round == 4
-            assert applied == [3, 4]
-
-    run(scenario)
+        monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
+        monkeypatch.setattr(Connection, "send", told)
+        kill(trainer)
+        assert (await expect(trainer, Restarted)).round == 4
+        assert applied == [3, 4]
 
 
-def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_on_by_those_of_now(
+async def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_on_by_those_of_now(
     fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told by the fake: the learning rate that it had when it applied its anchor, and the one that it has."""
@@ -503,38 +471,35 @@ def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_o
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
 
-    async def scenario() -> None:
-        async with running(replace(fake, inner=InnerSettings(lr=0.1))) as trainer:
-            await trainer.send(rate(0.2))
-            await trainer.send(Apply(round=3))
-            await expect(trainer, Applied)
-            await trainer.send(rate(0.3))
-            assert await rates(trainer) == (0.2, 0.3)
-            await dies(trainer)
-            await expect(trainer, Restarted)
-            assert await rates(trainer) == (0.2, 0.3)
-            await trainer.send(Apply(round=4))
-            await expect(trainer, Applied)
-            await dies(trainer)
-            await trainer.send(rate(0.4))
-            await expect(trainer, Restarted)
-            assert await rates(trainer) == (0.3, 0.4)
+    async with running(replace(fake, inner=InnerSettings(lr=0.1))) as trainer:
+        await trainer.send(rate(0.2))
+        await trainer.send(Apply(round=3))
+        await expect(trainer, Applied)
+        await trainer.send(rate(0.3))
+        assert await rates(trainer) == (0.2, 0.3)
+        await dies(trainer)
+        await expect(trainer, Restarted)
+        assert await rates(trainer) == (0.2, 0.3)
+        await trainer.send(Apply(round=4))
+        await expect(trainer, Applied)
+        await dies(trainer)
+        await trainer.send(rate(0.4))
+        await expect(trainer, Restarted)
+        assert await rates(trainer) == (0.3, 0.4)
 
-            stand = trainer._stand_on_anchor
+        stand = trainer._stand_on_anchor
 
-            async def stand_and_retune(child: Connection[Report]) -> None:
-                await stand(child)
-                await trainer.send(rate(0.5))  # while there is nobody yet to take it
+        async def stand_and_retune(child: Connection[Report]) -> None:
+            await stand(child)
+            await trainer.send(rate(0.5))  # while there is nobody yet to take it
 
-            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
-            await dies(trainer)
-            await expect(trainer, Restarted)
-            assert await rates(trainer) == (0.3, 0.5)
-
-    run(scenario)
+        monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
+        await dies(trainer)
+        await expect(trainer, Restarted)
+        assert await rates(trainer) == (0.3, 0.5)
 
 
-def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
+async def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
     fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told by the fake: whether it is paused. Or it would take the accelerator again that its user wanted free."""
@@ -552,64 +517,51 @@ def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
             await trainer.send(order)
         await expect(trainer, Restarted)
 
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            await trainer.send(Apply(round=0))
-            await expect(trainer, Applied)
-            await trainer.send(Pause())
-            await dies(trainer)
-            assert await is_paused(trainer)
-            await dies(trainer, Resume())
-            assert not await is_paused(trainer)
-            await dies(trainer, Pause())
-            assert await is_paused(trainer)
+    async with running(fake) as trainer:
+        await trainer.send(Apply(round=0))
+        await expect(trainer, Applied)
+        await trainer.send(Pause())
+        await dies(trainer)
+        assert await is_paused(trainer)
+        await dies(trainer, Resume())
+        assert not await is_paused(trainer)
+        await dies(trainer, Pause())
+        assert await is_paused(trainer)
 
-            stand = trainer._stand_on_anchor
+        stand = trainer._stand_on_anchor
 
-            async def stand_and_resume(child: Connection[Report]) -> None:
-                await stand(child)
-                await trainer.send(Resume())  # while there is nobody yet to take it
+        async def stand_and_resume(child: Connection[Report]) -> None:
+            await stand(child)
+            await trainer.send(Resume())  # while there is nobody yet to take it
 
-            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_resume)
-            await dies(trainer)
-            assert not await is_paused(trainer)
-
-    run(scenario)
+        monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_resume)
+        await dies(trainer)
+        assert not await is_paused(trainer)
 
 
-def test_trainer_that_dies_too_often_is_given_up(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trainer_that_dies_too_often_is_given_up(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "RESTART_LIMIT", 2)
-
-    async def scenario() -> None:
-        async with running(fake) as trainer:
-            for _ in range(2):
-                kill(trainer)
-                await expect(trainer, Restarted)
+    async with running(fake) as trainer:
+        for _ in range(2):
             kill(trainer)
-            failed = await expect(trainer, TrainerFailed)
-            assert "died 3 times" in failed.summary
-            assert "SIGKILL" in failed.summary
-
-    run(scenario)
-
-
-def test_trainer_that_never_starts_is_given_up(fake: TrainerSpec) -> None:
-    async def scenario() -> None:
-        with pytest.raises(WorkloadError, match=r"died 4 times.*exited with status 9"):
-            await Trainer(TrainerSpec(workload="fake", options={"die_early": True})).run()
-
-    run(scenario)
+            await expect(trainer, Restarted)
+        kill(trainer)
+        failed = await expect(trainer, TrainerFailed)
+        assert "died 3 times" in failed.summary
+        assert "SIGKILL" in failed.summary
 
 
-def test_model_of_another_shape_after_a_restart_is_refused(fake: TrainerSpec) -> None:
-    async def scenario() -> None:
-        async with running(TrainerSpec(workload="fake", options={"grow": True})) as trainer:
-            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
-            await expect(trainer, Contribution)
-            kill(trainer)
-            assert "another shape" in (await expect(trainer, TrainerFailed)).summary
+async def test_trainer_that_never_starts_is_given_up(fake: TrainerSpec) -> None:
+    with pytest.raises(WorkloadError, match=r"died 4 times.*exited with status 9"):
+        await Trainer(TrainerSpec(workload="fake", options={"die_early": True})).run()
 
-    run(scenario)
+
+async def test_model_of_another_shape_after_a_restart_is_refused(fake: TrainerSpec) -> None:
+    async with running(TrainerSpec(workload="fake", options={"grow": True})) as trainer:
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)
+        kill(trainer)
+        assert "another shape" in (await expect(trainer, TrainerFailed)).summary
 
 
 def test_output_goes_to_the_logger_or_the_file(

@@ -72,7 +72,7 @@ def test_listener_closes_strangers_within_two_seconds(garbage: bytes) -> None:
     run(main, trio.testing.MockClock(autojump_threshold=0.05))
 
 
-def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for() -> None:
+async def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for() -> None:
     class OneTicket:
         def claims(self, ticket: bytes) -> bool:
             return ticket == b"a desk's ticket."
@@ -80,25 +80,22 @@ def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for()
         async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
             raise AssertionError
 
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, answer, _ = await agree(bob)
-            door, expected = bob._listener, Expected(ports=(4001,))
-            door.handlers, door.dial_back_probes = (OneTicket(),), DialBackProbes()
-            door.dial_back_probes.expect(expected)
-            before = door.refusals.counts()
-            for welcome in (answer.lane_id, b"a desk's ticket.", probe_of(expected.secret, 4001), b"", bytes(15)):
-                assert not door._is_noise(welcome)
-            assert door.refusals.counts() == before
-            assert door._is_noise(bytes(16))
-            door.dial_back_probes.forget(expected)
-            assert door._is_noise(probe_of(expected.secret, 4001))
-            assert door.refusals.counts()[Reason.LANE_HELLO.value] == 2
-
-    run(main)
+    async with alice_and_bob() as (_, _, bob):
+        _, answer, _ = await agree(bob)
+        door, expected = bob._listener, Expected(ports=(4001,))
+        door.handlers, door.dial_back_probes = (OneTicket(),), DialBackProbes()
+        door.dial_back_probes.expect(expected)
+        before = door.refusals.counts()
+        for welcome in (answer.lane_id, b"a desk's ticket.", probe_of(expected.secret, 4001), b"", bytes(15)):
+            assert not door._is_noise(welcome)
+        assert door.refusals.counts() == before
+        assert door._is_noise(bytes(16))
+        door.dial_back_probes.forget(expected)
+        assert door._is_noise(probe_of(expected.secret, 4001))
+        assert door.refusals.counts()[Reason.LANE_HELLO.value] == 2
 
 
-def test_listener_makes_no_task_for_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_makes_no_task_for_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there when a connection is taken is looked at then; who has said nothing yet is greeted."""
     greeted: list[tuple[str, int]] = []
     greet = lane_listener.LaneListener._greet
@@ -108,135 +105,111 @@ def test_listener_makes_no_task_for_noise(monkeypatch: pytest.MonkeyPatch) -> No
         await greet(self, stream, address)
 
     monkeypatch.setattr(lane_listener.LaneListener, "_greet", noting)
-
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, answer, address = await agree(bob)
-            callers = [socket.create_connection(address) for _ in range(3)]
-            for caller, said in zip(callers, (bytes(16), b"", answer.lane_id), strict=True):
-                caller.sendall(said)
-            noisy, silent, welcome = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in callers)
-            quiet_names = {one.socket.getsockname() for one in (silent, welcome)}
-            await turned_away(noisy)
-            assert bob._listener.refusals.counts() == {Reason.LANE_HELLO.value: 1}
-            await until(lambda: len(bob._listener._strangers) == 2)
-            assert set(greeted) == quiet_names  # in whichever order their tasks began
-            assert len(greeted) == 2
-            await silent.aclose()
-            await welcome.aclose()
-
-    run(main)
+    async with alice_and_bob() as (_, _, bob):
+        _, answer, address = await agree(bob)
+        callers = [socket.create_connection(address) for _ in range(3)]
+        for caller, said in zip(callers, (bytes(16), b"", answer.lane_id), strict=True):
+            caller.sendall(said)
+        noisy, silent, welcome = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in callers)
+        quiet_names = {one.socket.getsockname() for one in (silent, welcome)}
+        await turned_away(noisy)
+        assert bob._listener.refusals.counts() == {Reason.LANE_HELLO.value: 1}
+        await until(lambda: len(bob._listener._strangers) == 2)
+        assert set(greeted) == quiet_names  # in whichever order their tasks began
+        assert len(greeted) == 2
+        await silent.aclose()
+        await welcome.aclose()
 
 
-def test_listener_takes_so_many_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_takes_so_many_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_listener, "LANE_ADDRESS_CONNECTIONS_PER_S", 0.0)
     monkeypatch.setattr(lane_listener, "LANE_ADDRESS_CONNECTIONS_BURST", 2.0)
     monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 0.0)
-
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, _, address = await agree(bob)
-            streams = [await trio.open_tcp_stream(*address) for _ in range(3)]
-            await turned_away(streams[2])
-            assert len(bob._listener._strangers) == 2
-            assert bob._listener.refusals.counts() == {Reason.LANE_RATE.value: 1}
-            for stream in streams[:2]:
-                await stream.aclose()
-
-    run(main)
+    async with alice_and_bob() as (_, _, bob):
+        _, _, address = await agree(bob)
+        streams = [await trio.open_tcp_stream(*address) for _ in range(3)]
+        await turned_away(streams[2])
+        assert len(bob._listener._strangers) == 2
+        assert bob._listener.refusals.counts() == {Reason.LANE_RATE.value: 1}
+        for stream in streams[:2]:
+            await stream.aclose()
 
 
 def test_listener_has_room_for_all_lanes_of_a_whole_swarm_on_one_machine() -> None:
     assert 63 * LANES_PER_PEER_LIMIT <= LANE_ADDRESS_CONNECTIONS_BURST <= LANE_CONNECTIONS_BURST
 
 
-def test_listener_garbage_does_not_consume_an_id() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            proposal, answer, address = await agree(bob)
-            stranger = await trio.open_tcp_stream(*address)
-            await stranger.send_all(answer.lane_id + bytes(400))
-            await turned_away(stranger)
-            assert bob.connected() == frozenset()
-            keys = proposal.keys(answer)
-            sealer = Sealer(keys.send_key)
-            stream = await trio.open_tcp_stream(*address)
-            await stream.send_all(answer.lane_id + seal_hello(sealer, keys))
-            hello = await receive_exactly(stream, HELLO_WIRE_BYTES)
-            open_hello(Opener(keys.receive_key, peer=BOB), keys, hello)
-            await until(lambda: bob.connected() == {ALICE})
+async def test_listener_garbage_does_not_consume_an_id() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        proposal, answer, address = await agree(bob)
+        stranger = await trio.open_tcp_stream(*address)
+        await stranger.send_all(answer.lane_id + bytes(400))
+        await turned_away(stranger)
+        assert bob.connected() == frozenset()
+        keys = proposal.keys(answer)
+        sealer = Sealer(keys.send_key)
+        stream = await trio.open_tcp_stream(*address)
+        await stream.send_all(answer.lane_id + seal_hello(sealer, keys))
+        hello = await receive_exactly(stream, HELLO_WIRE_BYTES)
+        open_hello(Opener(keys.receive_key, peer=BOB), keys, hello)
+        await until(lambda: bob.connected() == {ALICE})
+        await stream.aclose()
+
+
+async def test_listener_id_opens_one_lane_only() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        proposal, answer, address = await agree(bob)
+        keys = proposal.keys(answer)
+        wire = answer.lane_id + seal_hello(Sealer(keys.send_key), keys)
+        first, second = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
+        await first.send_all(wire)
+        await receive_exactly(first, HELLO_WIRE_BYTES)
+        await second.send_all(wire)  # somebody who listened repeats it
+        await turned_away(second)
+        await until(lambda: len(lanes_of(bob, ALICE)) == 1)
+        await first.aclose()
+
+
+async def test_listener_hello_of_another_agreement_is_refused() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        mine, mine_answer, address = await agree(bob)
+        _, other_answer, _ = await agree(bob, CAROL)
+        keys = mine.keys(mine_answer)
+        stream = await trio.open_tcp_stream(*address)
+        await stream.send_all(other_answer.lane_id + seal_hello(Sealer(keys.send_key), keys))
+        await turned_away(stream)
+        assert bob.connected() == frozenset()
+
+
+async def test_listener_id_takes_few_connections_at_once() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        _, answer, address = await agree(bob)
+        streams = [await trio.open_tcp_stream(*address) for _ in range(lane_listener.CONNECTIONS_PER_ID_LIMIT)]
+        for stream in streams:
+            await stream.send_all(answer.lane_id)
+        pending = bob._listener._pending[answer.lane_id]
+        await until(lambda: pending.connections == lane_listener.CONNECTIONS_PER_ID_LIMIT)
+        late = await trio.open_tcp_stream(*address)
+        await late.send_all(answer.lane_id)
+        assert await turned_away(late) < lane_listener.STRANGER_DEADLINE_S / 2
+        for stream in streams:
             await stream.aclose()
-
-    run(main)
-
-
-def test_listener_id_opens_one_lane_only() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            proposal, answer, address = await agree(bob)
-            keys = proposal.keys(answer)
-            wire = answer.lane_id + seal_hello(Sealer(keys.send_key), keys)
-            first, second = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
-            await first.send_all(wire)
-            await receive_exactly(first, HELLO_WIRE_BYTES)
-            await second.send_all(wire)  # somebody who listened repeats it
-            await turned_away(second)
-            await until(lambda: len(lanes_of(bob, ALICE)) == 1)
-            await first.aclose()
-
-    run(main)
+        await until(lambda: pending.connections == 0)
 
 
-def test_listener_hello_of_another_agreement_is_refused() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            mine, mine_answer, address = await agree(bob)
-            _, other_answer, _ = await agree(bob, CAROL)
-            keys = mine.keys(mine_answer)
-            stream = await trio.open_tcp_stream(*address)
-            await stream.send_all(other_answer.lane_id + seal_hello(Sealer(keys.send_key), keys))
-            await turned_away(stream)
-            assert bob.connected() == frozenset()
-
-    run(main)
-
-
-def test_listener_id_takes_few_connections_at_once() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, answer, address = await agree(bob)
-            streams = [await trio.open_tcp_stream(*address) for _ in range(lane_listener.CONNECTIONS_PER_ID_LIMIT)]
-            for stream in streams:
-                await stream.send_all(answer.lane_id)
-            pending = bob._listener._pending[answer.lane_id]
-            await until(lambda: pending.connections == lane_listener.CONNECTIONS_PER_ID_LIMIT)
-            late = await trio.open_tcp_stream(*address)
-            await late.send_all(answer.lane_id)
-            assert await turned_away(late) < lane_listener.STRANGER_DEADLINE_S / 2
-            for stream in streams:
-                await stream.aclose()
-            await until(lambda: pending.connections == 0)
-
-    run(main)
-
-
-def test_listener_crowd_of_strangers_pushes_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_crowd_of_strangers_pushes_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_listener, "UNAUTHENTICATED_LIMIT", 3)
-
-    async def main() -> None:
-        async with alice_and_bob() as (_, alice, bob):
-            _, _, address = await agree(bob)
-            streams = []
-            for number in range(3):
-                streams.append(await trio.open_tcp_stream(*address))
-                await until(lambda number=number: len(bob._listener._strangers) == number + 1)
-            await alice.ensure(BOB, deadline_s=WAIT_S)  # gets in all the same
-            assert await turned_away(streams[0]) < lane_listener.STRANGER_DEADLINE_S / 2
-            assert len(bob._listener._strangers) <= 3
-            for stream in streams[1:]:
-                await stream.aclose()
-
-    run(main)
+    async with alice_and_bob() as (_, alice, bob):
+        _, _, address = await agree(bob)
+        streams = []
+        for number in range(3):
+            streams.append(await trio.open_tcp_stream(*address))
+            await until(lambda number=number: len(bob._listener._strangers) == number + 1)
+        await alice.ensure(BOB, deadline_s=WAIT_S)  # gets in all the same
+        assert await turned_away(streams[0]) < lane_listener.STRANGER_DEADLINE_S / 2
+        assert len(bob._listener._strangers) <= 3
+        for stream in streams[1:]:
+            await stream.aclose()
 
 
 def test_listener_pending_ids_expire() -> None:
@@ -254,38 +227,32 @@ def test_listener_pending_ids_expire() -> None:
     run(main, trio.testing.MockClock(autojump_threshold=0.05))
 
 
-def test_listener_bounds_what_a_peer_leaves_pending() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            agreed = [(await agree(bob, CAROL))[1].lane_id]  # others are not affected
-            agreed += [(await agree(bob))[1].lane_id for _ in range(lane_listener.PENDING_PER_PEER_LIMIT + 2)]
-            assert list(bob._listener._pending) == [agreed[0], *agreed[3:]], "the oldest gave way"
-            bob.drop(ALICE)
-            assert len(bob._listener._pending) == 1
-
-    run(main)
+async def test_listener_bounds_what_a_peer_leaves_pending() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        agreed = [(await agree(bob, CAROL))[1].lane_id]  # others are not affected
+        agreed += [(await agree(bob))[1].lane_id for _ in range(lane_listener.PENDING_PER_PEER_LIMIT + 2)]
+        assert list(bob._listener._pending) == [agreed[0], *agreed[3:]], "the oldest gave way"
+        bob.drop(ALICE)
+        assert len(bob._listener._pending) == 1
 
 
-def test_strangers_leave_half_of_the_pending_lanes_and_of_all_lanes_to_whom_comes_first(
+async def test_strangers_leave_half_of_the_pending_lanes_and_of_all_lanes_to_whom_comes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            bob.prefer(comes_first=lambda peer: peer == CAROL, is_known=lambda address: False)
-            monkeypatch.setattr(lane_listener, "PENDING_LIMIT", 4)
-            for _ in range(2):
-                await agree(bob)
-            with pytest.raises(NetworkError, match="2 lanes are waiting"):
-                await agree(bob)
-            for _ in range(2):
-                await agree(bob, CAROL)
-            with pytest.raises(NetworkError, match="4 lanes are waiting"):
-                await agree(bob, CAROL)
-            monkeypatch.setattr(pool_module, "LANE_COUNT_LIMIT", 1)  # of which a stranger may have none
-            with pytest.raises(NetworkError, match="0 lanes already"):
-                await agree(bob)
-
-    run(main)
+    async with alice_and_bob() as (_, _, bob):
+        bob.prefer(comes_first=lambda peer: peer == CAROL, is_known=lambda address: False)
+        monkeypatch.setattr(lane_listener, "PENDING_LIMIT", 4)
+        for _ in range(2):
+            await agree(bob)
+        with pytest.raises(NetworkError, match="2 lanes are waiting"):
+            await agree(bob)
+        for _ in range(2):
+            await agree(bob, CAROL)
+        with pytest.raises(NetworkError, match="4 lanes are waiting"):
+            await agree(bob, CAROL)
+        monkeypatch.setattr(pool_module, "LANE_COUNT_LIMIT", 1)  # of which a stranger may have none
+        with pytest.raises(NetworkError, match="0 lanes already"):
+            await agree(bob)
 
 
 def test_lanes_of_members_addresses_are_let_in_whatever_strangers_have_spent() -> None:

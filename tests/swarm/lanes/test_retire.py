@@ -15,7 +15,7 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.pool import RETIRE_DEADLINE_S, LanePool
-from tests.swarm.lane_net import ALICE, BOB, WAIT_S, Net, lanes_of, open_net, run, until
+from tests.swarm.lane_net import ALICE, BOB, WAIT_S, Net, lanes_of, open_net, until
 
 FRAMES = 64
 """More than the buffers of two connections on loopback take, so that both lanes stop in the midst of a frame."""
@@ -78,40 +78,34 @@ async def stuck_lanes() -> AsyncIterator[tuple[Net, LanePool, threading.Event]]:
             reads.set()
 
 
-def test_a_retired_lane_that_is_not_read_is_ended_at_its_deadline_and_not_before(clock: ManualClock) -> None:
-    async def main() -> None:
-        async with stuck_lanes() as (net, alice, _):
-            retired, kept = lanes_of(alice, BOB)
-            alice._retire(retired)
-            assert not retired.usable
-            await until(lambda: clock.deadlines_s[:1] == [RETIRE_DEADLINE_S])
-            clock.go_to(RETIRE_DEADLINE_S - 0.1)
-            assert not retired._died.wait(0.1)
-            assert retired in lanes_of(alice, BOB)
-            clock.go_to(RETIRE_DEADLINE_S)
-            peer, error = await net.sinks[ALICE].next_closed()
-            assert peer == BOB
-            assert isinstance(error, NetworkError)
-            assert f"no orderly close within {RETIRE_DEADLINE_S} s" in str(error)
-            assert retired not in lanes_of(alice, BOB)
-            assert kept in lanes_of(alice, BOB)
-            assert kept.usable
-
-    run(main)
+async def test_a_retired_lane_that_is_not_read_is_ended_at_its_deadline_and_not_before(clock: ManualClock) -> None:
+    async with stuck_lanes() as (net, alice, _):
+        retired, kept = lanes_of(alice, BOB)
+        alice._retire(retired)
+        assert not retired.usable
+        await until(lambda: clock.deadlines_s[:1] == [RETIRE_DEADLINE_S])
+        clock.go_to(RETIRE_DEADLINE_S - 0.1)
+        assert not retired._died.wait(0.1)
+        assert retired in lanes_of(alice, BOB)
+        clock.go_to(RETIRE_DEADLINE_S)
+        peer, error = await net.sinks[ALICE].next_closed()
+        assert peer == BOB
+        assert isinstance(error, NetworkError)
+        assert f"no orderly close within {RETIRE_DEADLINE_S} s" in str(error)
+        assert retired not in lanes_of(alice, BOB)
+        assert kept in lanes_of(alice, BOB)
+        assert kept.usable
 
 
-def test_a_retired_lane_that_is_read_before_its_deadline_ends_in_order(clock: ManualClock) -> None:
-    async def main() -> None:
-        async with stuck_lanes() as (net, alice, reads):
-            retired, kept = lanes_of(alice, BOB)
-            alice._retire(retired)
-            await until(lambda: clock.deadlines_s[:1] == [RETIRE_DEADLINE_S])
-            clock.go_to(RETIRE_DEADLINE_S - 0.1)
-            reads.set()
-            assert await net.sinks[ALICE].next_closed() == (BOB, None)
-            assert retired not in lanes_of(alice, BOB)
-            assert kept in lanes_of(alice, BOB)
-            for _ in range(FRAMES):  # nothing of what it had was lost
-                await net.sinks[BOB].next_frame()
-
-    run(main)
+async def test_a_retired_lane_that_is_read_before_its_deadline_ends_in_order(clock: ManualClock) -> None:
+    async with stuck_lanes() as (net, alice, reads):
+        retired, kept = lanes_of(alice, BOB)
+        alice._retire(retired)
+        await until(lambda: clock.deadlines_s[:1] == [RETIRE_DEADLINE_S])
+        clock.go_to(RETIRE_DEADLINE_S - 0.1)
+        reads.set()
+        assert await net.sinks[ALICE].next_closed() == (BOB, None)
+        assert retired not in lanes_of(alice, BOB)
+        assert kept in lanes_of(alice, BOB)
+        for _ in range(FRAMES):  # nothing of what it had was lost
+            await net.sinks[BOB].next_frame()

@@ -84,18 +84,15 @@ async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, E
         nursery.cancel_scope.cancel()
 
 
-def test_relayed_connection_becomes_a_straight_one_and_the_relay_passes_on_no_more() -> None:
-    async def main() -> None:
-        async with relayed_pair() as (lower, higher, relay):
-            await until(lambda: lower.sees(higher) and higher.sees(lower))
-            await until(lambda: relay.host.relay.circuits == 0)
-            passed = relay.host.relay.bytes_passed
-            assert await lower.hears(higher)
-            assert await higher.hears(lower)
-            assert relay.host.relay.bytes_passed == passed
-            assert lower.host.connected() == {higher.node.peer, relay.peer}
-
-    run(main)
+async def test_relayed_connection_becomes_a_straight_one_and_the_relay_passes_on_no_more() -> None:
+    async with relayed_pair() as (lower, higher, relay):
+        await until(lambda: lower.sees(higher) and higher.sees(lower))
+        await until(lambda: relay.host.relay.circuits == 0)
+        passed = relay.host.relay.bytes_passed
+        assert await lower.hears(higher)
+        assert await higher.hears(lower)
+        assert relay.host.relay.bytes_passed == passed
+        assert lower.host.connected() == {higher.node.peer, relay.peer}
 
 
 def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,60 +114,51 @@ def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytes
     run(main)
 
 
-def test_nobody_is_dialled_where_the_relay_did_not_see_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with bystander() as (port, heard), relayed_pair(straighten=False) as (lower, higher, _):
+async def test_nobody_is_dialled_where_the_relay_did_not_see_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bystander() as (port, heard), relayed_pair(straighten=False) as (lower, higher, _):
 
-            async def lie(peer: PeerId, asked: Straighten) -> Straight:
-                return Straight(address=f"127.0.0.1:{port}")
+        async def lie(peer: PeerId, asked: Straighten) -> Straight:
+            return Straight(address=f"127.0.0.1:{port}")
 
-            monkeypatch.setattr(higher.direct_upgrade, "_answer", lie)
-            assert not await lower.direct_upgrade.begin(higher.node.peer)
-            assert lower.puncher.reach.rests(higher.node.peer)
-            assert heard == []
-            assert not lower.sees(higher)
-
-    run(main)
+        monkeypatch.setattr(higher.direct_upgrade, "_answer", lie)
+        assert not await lower.direct_upgrade.begin(higher.node.peer)
+        assert lower.puncher.reach.rests(higher.node.peer)
+        assert heard == []
+        assert not lower.sees(higher)
 
 
-def test_higher_peer_that_begins_is_at_fault() -> None:
-    async def main() -> None:
-        async with relayed_pair(straighten=False) as (lower, higher, relay):
-            asked = canonical(Straighten(relay=relay.peer, address="127.0.0.1:1"))
-            with pytest.raises(NetworkError):
-                await higher.host.request(lower.node.peer, DIRECT_UPGRADE_PROTOCOL, asked, deadline_s=WAIT_S)
-            assert lower.host.remote_errors == 1
-
-    run(main)
+async def test_higher_peer_that_begins_is_at_fault() -> None:
+    async with relayed_pair(straighten=False) as (lower, higher, relay):
+        asked = canonical(Straighten(relay=relay.peer, address="127.0.0.1:1"))
+        with pytest.raises(NetworkError):
+            await higher.host.request(lower.node.peer, DIRECT_UPGRADE_PROTOCOL, asked, deadline_s=WAIT_S)
+        assert lower.host.remote_errors == 1
 
 
 @pytest.mark.parametrize("dialled", [True, False], ids=["dials", "is dialled"])
-def test_whoever_else_is_at_the_other_end_gets_no_connection(dialled: bool) -> None:
-    async def main() -> None:
-        async with relayed_pair(straighten=False) as (lower, higher, _):
-            ends: list[trio.SocketStream] = []
-            other = Host(identity=Identity.generate(), listen=LOOPBACK)
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            async with listener, trio.open_nursery() as nursery:
+async def test_whoever_else_is_at_the_other_end_gets_no_connection(dialled: bool) -> None:
+    async with relayed_pair(straighten=False) as (lower, higher, _):
+        ends: list[trio.SocketStream] = []
+        other = Host(identity=Identity.generate(), listen=LOOPBACK)
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener, trio.open_nursery() as nursery:
 
-                async def accept() -> None:
-                    ends.append(await listener.accept())
+            async def accept() -> None:
+                ends.append(await listener.accept())
 
-                await nursery.start(other.run)
-                nursery.start_soon(accept)
-                mine = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
-                await until(lambda: bool(ends))
+            await nursery.start(other.run)
+            nursery.start_soon(accept)
+            mine = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
+            await until(lambda: bool(ends))
 
-                async def pretend() -> None:
-                    with contextlib.suppress(NetworkError):
-                        await other.take_over(ends[0], lower.node.peer, dialled=not dialled)
+            async def pretend() -> None:
+                with contextlib.suppress(NetworkError):
+                    await other.take_over(ends[0], lower.node.peer, dialled=not dialled)
 
-                nursery.start_soon(pretend)
-                with pytest.raises(NetworkError):
-                    await lower.host.take_over(mine, higher.node.peer, dialled=dialled)
-                nursery.cancel_scope.cancel()
-            assert other.peer_id not in lower.host.connected()
-            assert mine.socket.fileno() == -1
-            assert not lower.sees(higher)
-
-    run(main)
+            nursery.start_soon(pretend)
+            with pytest.raises(NetworkError):
+                await lower.host.take_over(mine, higher.node.peer, dialled=dialled)
+            nursery.cancel_scope.cancel()
+        assert other.peer_id not in lower.host.connected()
+        assert mine.socket.fileno() == -1
+        assert not lower.sees(higher)

@@ -90,23 +90,20 @@ async def bystander(host: str = "127.0.0.1") -> AsyncIterator[tuple[int, list[by
 
 
 @pytest.mark.parametrize("dialler", [0, 1], ids=["lower", "higher"])
-def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dialler: int) -> None:
-    async def main() -> None:
-        async with nodes(seen_at=HERE) as (alice, bob, relay):
-            pair = in_order(alice, bob)
-            one, other = pair[dialler], pair[1 - dialler]
-            await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
-            await until(lambda: ways(one, other) == ways(other, one) == [False])
-            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
-            await until(lambda: dialled(pair[0], pair[1]) == [True])  # the lane that was replaced is closed by then
-            await until(lambda: dialled(pair[1], pair[0]) == [False])
-            passed = relay.relayed_lanes.bytes_passed
-            for sender, receiver in ((one, other), (other, one)):
-                sender.lanes.post(receiver.peer, note(SECRET), SECRET)
-                assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
-            assert relay.relayed_lanes.bytes_passed == passed < len(SECRET)
-
-    run(main)
+async def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dialler: int) -> None:
+    async with nodes(seen_at=HERE) as (alice, bob, relay):
+        pair = in_order(alice, bob)
+        one, other = pair[dialler], pair[1 - dialler]
+        await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
+        await until(lambda: ways(one, other) == ways(other, one) == [False])
+        await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
+        await until(lambda: dialled(pair[0], pair[1]) == [True])  # the lane that was replaced is closed by then
+        await until(lambda: dialled(pair[1], pair[0]) == [False])
+        passed = relay.relayed_lanes.bytes_passed
+        for sender, receiver in ((one, other), (other, one)):
+            sender.lanes.post(receiver.peer, note(SECRET), SECRET)
+            assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
+        assert relay.relayed_lanes.bytes_passed == passed < len(SECRET)
 
 
 def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,117 +153,101 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("lost", [1, HOLE_OFFERS])
-def test_offer_that_a_lost_connection_swallows_is_made_once_more_and_held_against_nobody(lost: int) -> None:
-    async def main() -> None:
-        async with nodes(seen_at=HERE) as (alice, bob, _):
-            lower, higher = in_order(alice, bob)
-            request, offers = lower.lanes._dialler._request, 0
+async def test_offer_that_a_lost_connection_swallows_is_made_once_more_and_held_against_nobody(lost: int) -> None:
+    async with nodes(seen_at=HERE) as (alice, bob, _):
+        lower, higher = in_order(alice, bob)
+        request, offers = lower.lanes._dialler._request, 0
 
-            async def losing(peer: PeerId, data: bytes) -> bytes:
-                nonlocal offers
-                asked = decode_request(data, peer=peer)
-                if isinstance(asked, LaneOffer) and asked.punch is not None:
-                    offers += 1
-                    if offers <= lost:
-                        raise NetworkError(f"{peer} does not answer")
-                return await request(peer, data)
+        async def losing(peer: PeerId, data: bytes) -> bytes:
+            nonlocal offers
+            asked = decode_request(data, peer=peer)
+            if isinstance(asked, LaneOffer) and asked.punch is not None:
+                offers += 1
+                if offers <= lost:
+                    raise NetworkError(f"{peer} does not answer")
+            return await request(peer, data)
 
-            lower.lanes._dialler._request = losing
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            await until(lambda: offers == HOLE_OFFERS and (lost == HOLE_OFFERS or ways(alice, bob) == [False]))
-            assert ways(alice, bob) == [lost == HOLE_OFFERS]
-            assert puncher(lower).reach.onlooker(higher.peer) is not None, "it is not left at that"
-
-    run(main)
+        lower.lanes._dialler._request = losing
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        await until(lambda: offers == HOLE_OFFERS and (lost == HOLE_OFFERS or ways(alice, bob) == [False]))
+        assert ways(alice, bob) == [lost == HOLE_OFFERS]
+        assert puncher(lower).reach.onlooker(higher.peer) is not None, "it is not left at that"
 
 
-def test_port_takes_nobody_from_elsewhere() -> None:
-    async def main() -> None:
-        async with bystander() as (third, _):
-            port = PunchPort()
-            await port.call((f"127.0.0.1:{third}",), b"a call")
-            port.target, port.delay_s = ("127.0.0.1", 1), 30.0
-            came: list[trio.SocketStream] = []
-            async with trio.open_nursery() as nursery:
+async def test_port_takes_nobody_from_elsewhere() -> None:
+    async with bystander() as (third, _):
+        port = PunchPort()
+        await port.call((f"127.0.0.1:{third}",), b"a call")
+        port.target, port.delay_s = ("127.0.0.1", 1), 30.0
+        came: list[trio.SocketStream] = []
+        async with trio.open_nursery() as nursery:
 
-                async def meet() -> None:
-                    came.append(await port.meet())
+            async def meet() -> None:
+                came.append(await port.meet())
 
-                nursery.start_soon(meet)
-                stranger = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.2")
-                assert await stranger.receive_some(1) == b""
-                assert came == []
-                right = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.1")
-            assert came[0].socket.getpeername() == right.socket.getsockname()
-            port.close()
-            for stream in (stranger, right, *came):
-                await stream.aclose()
-
-    run(main)
+            nursery.start_soon(meet)
+            stranger = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.2")
+            assert await stranger.receive_some(1) == b""
+            assert came == []
+            right = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.1")
+        assert came[0].socket.getpeername() == right.socket.getsockname()
+        port.close()
+        for stream in (stranger, right, *came):
+            await stream.aclose()
 
 
-def test_relay_alone_sends_nobody_anywhere() -> None:
+async def test_relay_alone_sends_nobody_anywhere() -> None:
     """A host that other members do not see this node at is neither named nor dialled."""
-
-    async def main() -> None:
-        async with nodes(seen_at=("192.0.2.7",)) as (alice, bob, relay):
-            lower, higher = in_order(alice, bob)
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            await until(lambda: puncher(lower).reach.rests(higher.peer))
-            assert ways(alice, bob) == [True]
-            with pytest.raises(NetworkError, match="others do not"):
-                async with puncher(lower).port(relay.peer):
-                    pass
-
-    run(main)
+    async with nodes(seen_at=("192.0.2.7",)) as (alice, bob, relay):
+        lower, higher = in_order(alice, bob)
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        await until(lambda: puncher(lower).reach.rests(higher.peer))
+        assert ways(alice, bob) == [True]
+        with pytest.raises(NetworkError, match="others do not"):
+            async with puncher(lower).port(relay.peer):
+                pass
 
 
-def test_peer_that_names_a_third_partys_address_sends_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with bystander() as (port, heard), nodes(seen_at=HERE) as (alice, bob, relay):
-            lower, higher = in_order(alice, bob)
-            victim = f"127.0.0.1:{port}"
-            async with puncher(lower).port(relay.peer) as mine:
-                with pytest.raises(NetworkError, match="not seen there"):
-                    await puncher(lower).aim(mine, relay.peer, higher.peer, victim)
-                with pytest.raises(NetworkError, match="not seen there"):  # another's address is not its own either
-                    await puncher(lower).aim(mine, relay.peer, higher.peer, mine.address)
-                mine.address = "192.0.2.7:4002"
-                with pytest.raises(NetworkError, match="another machine's here"):
-                    await puncher(lower).aim(mine, relay.peer, higher.peer, "10.0.0.1:22")
-                with pytest.raises(NetworkError, match="no address"):
-                    await puncher(lower).aim(mine, relay.peer, higher.peer, "victim.example.org:80")
-            # The same from who begins.
-            offer = encode_handshake(offered(lower, higher, LanePunch(relay=relay.peer, address=victim)))
-            with pytest.raises(NetworkError):
-                await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
-            assert heard == []
-
-    run(main)
+async def test_peer_that_names_a_third_partys_address_sends_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bystander() as (port, heard), nodes(seen_at=HERE) as (alice, bob, relay):
+        lower, higher = in_order(alice, bob)
+        victim = f"127.0.0.1:{port}"
+        async with puncher(lower).port(relay.peer) as mine:
+            with pytest.raises(NetworkError, match="not seen there"):
+                await puncher(lower).aim(mine, relay.peer, higher.peer, victim)
+            with pytest.raises(NetworkError, match="not seen there"):  # another's address is not its own either
+                await puncher(lower).aim(mine, relay.peer, higher.peer, mine.address)
+            mine.address = "192.0.2.7:4002"
+            with pytest.raises(NetworkError, match="another machine's here"):
+                await puncher(lower).aim(mine, relay.peer, higher.peer, "10.0.0.1:22")
+            with pytest.raises(NetworkError, match="no address"):
+                await puncher(lower).aim(mine, relay.peer, higher.peer, "victim.example.org:80")
+        # The same from who begins.
+        offer = encode_handshake(offered(lower, higher, LanePunch(relay=relay.peer, address=victim)))
+        with pytest.raises(NetworkError):
+            await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+        assert heard == []
 
 
 def offered(one: Node, other: Node, punch: LanePunch) -> Any:
     return LaneProposal(me=one.peer, peer=other.peer, swarm_id=b"swarm", punch=punch).offer
 
 
-def test_only_the_lower_begins_and_nobody_too_often() -> None:
-    async def main() -> None:
-        async with nodes(seen_at=HERE) as (alice, bob, relay):
-            lower, higher = in_order(alice, bob)
-            seen = LanePunch(relay=relay.peer, address="127.0.0.1:9")
-            offer = encode_handshake(offered(higher, lower, seen))
-            with pytest.raises(NetworkError):
-                await higher.host.request(lower.peer, LANE, offer, deadline_s=WAIT_S)
-            assert lower.host.remote_errors == 1
-            for _ in range(int(PUNCHES_BURST)):
-                assert puncher(higher).reach.may_punch(lower.peer)
-            assert puncher(lower).reach.may_punch(higher.peer)
-            with pytest.raises(NetworkError, match="too often"):
-                async with puncher(higher).answering(lower.peer, relay.peer, seen.address):
-                    pass
-            assert puncher(higher).reach.onlooker(lower.peer) is None
-
-    run(main)
+async def test_only_the_lower_begins_and_nobody_too_often() -> None:
+    async with nodes(seen_at=HERE) as (alice, bob, relay):
+        lower, higher = in_order(alice, bob)
+        seen = LanePunch(relay=relay.peer, address="127.0.0.1:9")
+        offer = encode_handshake(offered(higher, lower, seen))
+        with pytest.raises(NetworkError):
+            await higher.host.request(lower.peer, LANE, offer, deadline_s=WAIT_S)
+        assert lower.host.remote_errors == 1
+        for _ in range(int(PUNCHES_BURST)):
+            assert puncher(higher).reach.may_punch(lower.peer)
+        assert puncher(lower).reach.may_punch(higher.peer)
+        with pytest.raises(NetworkError, match="too often"):
+            async with puncher(higher).answering(lower.peer, relay.peer, seen.address):
+                pass
+        assert puncher(higher).reach.onlooker(lower.peer) is None
 
 
 # -- where no third is left ----------------------------------------------------------------------------------
@@ -294,34 +275,28 @@ def change_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dialler", [0, 1], ids=["lower", "higher"])
-def test_two_without_a_third_make_holes_for_a_lane_by_themselves(dialler: int) -> None:
-    async def main() -> None:
-        async with two_alone() as (*pair, parted):
-            one, other = pair[dialler], pair[1 - dialler]
-            await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
-            await until(lambda: ways(one, other) == ways(other, one) == [False])
-            assert (dialled(pair[0], pair[1]), dialled(pair[1], pair[0])) == ([True], [False])
-            for sender, receiver in ((one, other), (other, one)):
-                sender.lanes.post(receiver.peer, note(SECRET), SECRET)
-                assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
-            assert parted == []
-
-    run(main)
+async def test_two_without_a_third_make_holes_for_a_lane_by_themselves(dialler: int) -> None:
+    async with two_alone() as (*pair, parted):
+        one, other = pair[dialler], pair[1 - dialler]
+        await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
+        await until(lambda: ways(one, other) == ways(other, one) == [False])
+        assert (dialled(pair[0], pair[1]), dialled(pair[1], pair[0])) == ([True], [False])
+        for sender, receiver in ((one, other), (other, one)):
+            sender.lanes.post(receiver.peer, note(SECRET), SECRET)
+            assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
+        assert parted == []
 
 
-def test_both_want_a_lane_at_once_and_again_after_it_is_lost() -> None:
-    async def main() -> None:
-        async with two_alone() as (lower, higher, parted):
-            for _ in range(3):
-                async with trio.open_nursery() as nursery:
-                    for one, other in ((lower, higher), (higher, lower)):
-                        nursery.start_soon(partial(one.lanes.ensure, other.peer, deadline_s=WAIT_S))
-                await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
-                higher.lanes.drop(lower.peer)
-                await until(lambda: ways(lower, higher) == ways(higher, lower) == [])
-            assert parted == []
-
-    run(main)
+async def test_both_want_a_lane_at_once_and_again_after_it_is_lost() -> None:
+    async with two_alone() as (lower, higher, parted):
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for one, other in ((lower, higher), (higher, lower)):
+                    nursery.start_soon(partial(one.lanes.ensure, other.peer, deadline_s=WAIT_S))
+            await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
+            higher.lanes.drop(lower.peer)
+            await until(lambda: ways(lower, higher) == ways(higher, lower) == [])
+        assert parted == []
 
 
 def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,113 +326,95 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
     run(main)
 
 
-def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be dialled, and was not there for a moment."""
-
-    async def main() -> None:
-        async with two_alone() as (lower, higher, parted):
-            monkeypatch.setattr(higher.lanes._dialler.reach.facts, "is_reached", lambda: True)
-            for _ in range(ALONE_ATTEMPTS):
-                with pytest.raises(NetworkError):
-                    await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
-            assert (parted, blocked(lower, higher)) == ([], 0)
-
-    run(main)
+    async with two_alone() as (lower, higher, parted):
+        monkeypatch.setattr(higher.lanes._dialler.reach.facts, "is_reached", lambda: True)
+        for _ in range(ALONE_ATTEMPTS):
+            with pytest.raises(NetworkError):
+                await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+        assert (parted, blocked(lower, higher)) == ([], 0)
 
 
-def test_who_offers_a_hole_without_a_third_sends_nobody_to_another_host() -> None:
-    async def main() -> None:
-        async with bystander("127.0.0.2") as (port, heard), two_alone() as (lower, higher, _):
-            aimed: list[tuple[str, int]] = []
-            async with puncher(higher).answering(lower.peer, higher.peer, f"127.0.0.2:{port}") as mine:
-                aimed.append(mine.target)
-            assert aimed == [("127.0.0.1", port)]
-            assert heard == []
-
-    run(main)
+async def test_who_offers_a_hole_without_a_third_sends_nobody_to_another_host() -> None:
+    async with bystander("127.0.0.2") as (port, heard), two_alone() as (lower, higher, _):
+        aimed: list[tuple[str, int]] = []
+        async with puncher(higher).answering(lower.peer, higher.peer, f"127.0.0.2:{port}") as mine:
+            aimed.append(mine.target)
+        assert aimed == [("127.0.0.1", port)]
+        assert heard == []
 
 
-def test_holes_without_a_third_are_for_two_who_have_none_and_not_made_too_often(
+async def test_holes_without_a_third_are_for_two_who_have_none_and_not_made_too_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        dials: list[str] = []
+    dials: list[str] = []
 
-        async def never(self: PunchPort, host: str, port: int) -> trio.SocketStream:
-            dials.append(host)
-            raise OSError("not here")
+    async def never(self: PunchPort, host: str, port: int) -> trio.SocketStream:
+        dials.append(host)
+        raise OSError("not here")
 
-        async with nodes(seen_at=HERE) as (alice, bob, _):
-            lower, higher = in_order(alice, bob)
-            offer = encode_handshake(offered(lower, higher, LanePunch(relay=higher.peer, address="127.0.0.1:9")))
-            with monkeypatch.context() as spied:
-                spied.setattr(PunchPort, "_dial", never)
-                with pytest.raises(NetworkError):  # a third is linked
-                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
-                assert dials == []
-                reach = higher.lanes._dialler.reach.facts
-                spied.setattr(reach, "relays", lambda peer: ())
-                spied.setattr(reach, "is_reached", lambda: True)
-                with pytest.raises(NetworkError):  # it can be dialled
-                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
-                assert dials == []
-                spied.setattr(reach, "is_reached", lambda: False)
-                for _ in range(int(ALONE_PUNCHES_BURST)):
-                    assert puncher(higher).reach.may_punch(lower.peer, alone=True)
-                with pytest.raises(NetworkError):
-                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
-                with pytest.raises(NetworkError, match="too often"):
-                    async with puncher(higher).answering(lower.peer, higher.peer, "127.0.0.1:9"):
-                        pass
-                assert dials == []
-
-    run(main)
+    async with nodes(seen_at=HERE) as (alice, bob, _):
+        lower, higher = in_order(alice, bob)
+        offer = encode_handshake(offered(lower, higher, LanePunch(relay=higher.peer, address="127.0.0.1:9")))
+        with monkeypatch.context() as spied:
+            spied.setattr(PunchPort, "_dial", never)
+            with pytest.raises(NetworkError):  # a third is linked
+                await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+            assert dials == []
+            reach = higher.lanes._dialler.reach.facts
+            spied.setattr(reach, "relays", lambda peer: ())
+            spied.setattr(reach, "is_reached", lambda: True)
+            with pytest.raises(NetworkError):  # it can be dialled
+                await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+            assert dials == []
+            spied.setattr(reach, "is_reached", lambda: False)
+            for _ in range(int(ALONE_PUNCHES_BURST)):
+                assert puncher(higher).reach.may_punch(lower.peer, alone=True)
+            with pytest.raises(NetworkError):
+                await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="too often"):
+                async with puncher(higher).answering(lower.peer, higher.peer, "127.0.0.1:9"):
+                    pass
+            assert dials == []
 
 
-def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
-    async def main() -> None:
-        async with nodes() as (alice, bob, relay):
-            port = PunchPort()
-            address = await sight(alice.host, relay.peer, relay.lanes.addresses, port)
-            assert address == f"127.0.0.1:{port._port}"
-            port.close()
-            await ask_seen(bob.host, relay.peer, alice.peer, address)
-            for peer, asked in ((bob.peer, address), (alice.peer, "127.0.0.1:1")):
-                with pytest.raises(NetworkError, match="not seen there"):
-                    await ask_seen(bob.host, relay.peer, peer, asked)
-            for _ in range(int(PEER_OBSERVED_BURST) - 1):
-                relay.observed_addresses._by_peer.take(alice.peer, trio.current_time())
-            with pytest.raises(NetworkError, match="too many calls"):
-                await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
-            relay.observed_addresses._seen[alice.peer][0] = (address, trio.current_time())
+async def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
+    async with nodes() as (alice, bob, relay):
+        port = PunchPort()
+        address = await sight(alice.host, relay.peer, relay.lanes.addresses, port)
+        assert address == f"127.0.0.1:{port._port}"
+        port.close()
+        await ask_seen(bob.host, relay.peer, alice.peer, address)
+        for peer, asked in ((bob.peer, address), (alice.peer, "127.0.0.1:1")):
             with pytest.raises(NetworkError, match="not seen there"):
-                await ask_seen(bob.host, relay.peer, alice.peer, address)
-            relay.observed_addresses.admits = lambda peer: peer != bob.peer
-            with pytest.raises(NetworkError, match="members only"):
-                await ask_seen(bob.host, relay.peer, alice.peer, address)
-            relay.observed_addresses.admits = None
-            with pytest.raises(NetworkError, match="where it relays"):
-                await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
-            await until(lambda: relay.observed_addresses._calls == {})
+                await ask_seen(bob.host, relay.peer, peer, asked)
+        for _ in range(int(PEER_OBSERVED_BURST) - 1):
+            relay.observed_addresses._by_peer.take(alice.peer, trio.current_time())
+        with pytest.raises(NetworkError, match="too many calls"):
+            await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
+        relay.observed_addresses._seen[alice.peer][0] = (address, trio.current_time())
+        with pytest.raises(NetworkError, match="not seen there"):
+            await ask_seen(bob.host, relay.peer, alice.peer, address)
+        relay.observed_addresses.admits = lambda peer: peer != bob.peer
+        with pytest.raises(NetworkError, match="members only"):
+            await ask_seen(bob.host, relay.peer, alice.peer, address)
+        relay.observed_addresses.admits = None
+        with pytest.raises(NetworkError, match="where it relays"):
+            await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
+        await until(lambda: relay.observed_addresses._calls == {})
 
-    run(main)
 
-
-def test_ticket_of_a_call_is_good_for_a_moment() -> None:
-    async def main() -> None:
-        async with nodes() as (alice, _, relay):
-            relay.observed_addresses._call_deadline_s = 0.3
-            stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
-            await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
-            ticket = observed_addresses._check(
-                await stream.receive(deadline_s=WAIT_S), observed_addresses.SightingTicket, relay.peer
-            )
-            assert relay.observed_addresses.claims(ticket.ticket)
-            with pytest.raises(NetworkError, match="no call came"):
-                observed_addresses._check(
-                    await stream.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer
-                )
-            assert not relay.observed_addresses.claims(ticket.ticket)
-            await stream.abort()
-
-    run(main)
+async def test_ticket_of_a_call_is_good_for_a_moment() -> None:
+    async with nodes() as (alice, _, relay):
+        relay.observed_addresses._call_deadline_s = 0.3
+        stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
+        await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
+        ticket = observed_addresses._check(
+            await stream.receive(deadline_s=WAIT_S), observed_addresses.SightingTicket, relay.peer
+        )
+        assert relay.observed_addresses.claims(ticket.ticket)
+        with pytest.raises(NetworkError, match="no call came"):
+            observed_addresses._check(await stream.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer)
+        assert not relay.observed_addresses.claims(ticket.ticket)
+        await stream.abort()

@@ -13,6 +13,8 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm.reaching import reach as reach_module
 from shoal.swarm.reaching.reach import ALONE_ATTEMPTS, ASK_S, PUNCHES_BURST, REST_S, Everywhere, Reach, Step
 
+pytestmark = pytest.mark.virtual_time
+
 LOWER, HIGHER, THIRD = (PeerId(f"12D3KooW{name}") for name in ("a", "b", "c"))
 
 
@@ -63,28 +65,22 @@ def test_peer_that_was_asked_has_little_time_where_there_is_another_way() -> Non
     assert Reach(LOWER, Facts(reached=True)).ask_s(HIGHER) == math.inf
 
 
-def test_hole_that_failed_is_left_alone_for_a_while_with_that_peer() -> None:
-    async def main() -> None:
-        reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
-        assert reach.onlooker(HIGHER) == THIRD
-        reach.failed(HIGHER)
-        await trio.sleep(REST_S - 1)
-        assert [reach.onlooker(HIGHER), reach.onlooker(THIRD)] == [None, THIRD]
-        await trio.sleep(1)
-        assert reach.onlooker(HIGHER) == THIRD
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_hole_that_failed_is_left_alone_for_a_while_with_that_peer() -> None:
+    reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
+    assert reach.onlooker(HIGHER) == THIRD
+    reach.failed(HIGHER)
+    await trio.sleep(REST_S - 1)
+    assert [reach.onlooker(HIGHER), reach.onlooker(THIRD)] == [None, THIRD]
+    await trio.sleep(1)
+    assert reach.onlooker(HIGHER) == THIRD
 
 
-def test_holes_with_one_peer_are_bounded_and_take_little_from_others() -> None:
-    async def main() -> None:
-        reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
-        tried = [reach.may_punch(HIGHER) for _ in range(100)]
-        assert tried == [True] * int(PUNCHES_BURST) + [False] * (100 - int(PUNCHES_BURST))
-        assert reach.onlooker(HIGHER) is None
-        assert reach.onlooker(THIRD) == THIRD
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_holes_with_one_peer_are_bounded_and_take_little_from_others() -> None:
+    reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
+    tried = [reach.may_punch(HIGHER) for _ in range(100)]
+    assert tried == [True] * int(PUNCHES_BURST) + [False] * (100 - int(PUNCHES_BURST))
+    assert reach.onlooker(HIGHER) is None
+    assert reach.onlooker(THIRD) == THIRD
 
 
 def test_two_are_parted_after_some_holes_in_a_row_that_failed_and_no_more_once_one_is_found() -> None:

@@ -137,180 +137,149 @@ async def until(true: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def test_frames_pass_through_a_third_that_sees_ciphertext_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        passed: list[bytes] = []
-        receive = trio.SocketStream.receive_some
+async def test_frames_pass_through_a_third_that_sees_ciphertext_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[bytes] = []
+    receive = trio.SocketStream.receive_some
 
-        async def spy(self: trio.SocketStream, limit: int | None = None) -> bytes:
-            data = bytes(await receive(self, limit))
-            if limit == 256 << 10:  # as only passages ask for
-                passed.append(data)
-            return data
+    async def spy(self: trio.SocketStream, limit: int | None = None) -> bytes:
+        data = bytes(await receive(self, limit))
+        if limit == 256 << 10:  # as only passages ask for
+            passed.append(data)
+        return data
 
-        monkeypatch.setattr(trio.SocketStream, "receive_some", spy)
-        async with nodes() as (alice, bob, relay):
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            assert relay.relayed_lanes.relayed_lanes == 1
-            alice.lanes.post(bob.peer, note(SECRET), SECRET)
-            assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
-            bob.lanes.post(alice.peer, note(b"back"), b"back")
-            assert await alice.sink.next_frame() == (bob.peer, note(b"back"), b"back")
-            everything = b"".join(passed)
-            assert len(everything) > len(SECRET)
-            assert SECRET[:30] not in everything
-            assert relay.relayed_lanes.bytes_passed >= len(SECRET)
-            alice.lanes.drop(bob.peer)
-            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
-            assert (await bob.sink.next_closed())[0] == alice.peer
-
-    run(main)
+    monkeypatch.setattr(trio.SocketStream, "receive_some", spy)
+    async with nodes() as (alice, bob, relay):
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        assert relay.relayed_lanes.relayed_lanes == 1
+        alice.lanes.post(bob.peer, note(SECRET), SECRET)
+        assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
+        bob.lanes.post(alice.peer, note(b"back"), b"back")
+        assert await alice.sink.next_frame() == (bob.peer, note(b"back"), b"back")
+        everything = b"".join(passed)
+        assert len(everything) > len(SECRET)
+        assert SECRET[:30] not in everything
+        assert relay.relayed_lanes.bytes_passed >= len(SECRET)
+        alice.lanes.drop(bob.peer)
+        await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
+        assert (await bob.sink.next_closed())[0] == alice.peer
 
 
-def test_another_lane_comes_up_through_the_next_relay_when_one_refuses_or_dies() -> None:
-    async def main() -> None:
-        async with nodes(relays=2) as (alice, bob, first, second):
-            first.relayed_lanes.admits = None
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            assert (first.relayed_lanes.relayed_lanes, second.relayed_lanes.relayed_lanes) == (0, 1)
-            await second.host.disconnect(alice.peer)
-            second.relayed_lanes.admits, first.relayed_lanes.admits = None, lambda peer: True
-            alice.lanes.drop(bob.peer)
-            await bob.sink.next_closed()
-            await bob.lanes.ensure(alice.peer, deadline_s=WAIT_S)
-            assert first.relayed_lanes.relayed_lanes == 1
-
-    run(main)
+async def test_another_lane_comes_up_through_the_next_relay_when_one_refuses_or_dies() -> None:
+    async with nodes(relays=2) as (alice, bob, first, second):
+        first.relayed_lanes.admits = None
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        assert (first.relayed_lanes.relayed_lanes, second.relayed_lanes.relayed_lanes) == (0, 1)
+        await second.host.disconnect(alice.peer)
+        second.relayed_lanes.admits, first.relayed_lanes.admits = None, lambda peer: True
+        alice.lanes.drop(bob.peer)
+        await bob.sink.next_closed()
+        await bob.lanes.ensure(alice.peer, deadline_s=WAIT_S)
+        assert first.relayed_lanes.relayed_lanes == 1
 
 
-def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives() -> None:
-    async def main() -> None:
-        async with nodes(limits=RelayedLaneLimits(per_peer=2, meet_s=0.5)) as (alice, bob, relay):
-            with pytest.raises(NetworkError, match="no passage"):
-                await ask_relayed_lane(alice.host, relay.peer, alice.peer)
-            relay.relayed_lanes.admits = lambda peer: peer != bob.peer
-            with pytest.raises(NetworkError, match="no passage"):
-                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            relay.relayed_lanes.admits = lambda peer: True
-            tickets = [await ask_relayed_lane(alice.host, relay.peer, bob.peer) for _ in range(2)]
-            assert len({ticket for one in tickets for ticket in (one.near, one.far)}) == 4
-            with pytest.raises(NetworkError, match="as many"):
-                await ask_relayed_lane(bob.host, relay.peer, alice.peer)
-            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)  # nobody came
+async def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives() -> None:
+    async with nodes(limits=RelayedLaneLimits(per_peer=2, meet_s=0.5)) as (alice, bob, relay):
+        with pytest.raises(NetworkError, match="no passage"):
+            await ask_relayed_lane(alice.host, relay.peer, alice.peer)
+        relay.relayed_lanes.admits = lambda peer: peer != bob.peer
+        with pytest.raises(NetworkError, match="no passage"):
+            await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        relay.relayed_lanes.admits = lambda peer: True
+        tickets = [await ask_relayed_lane(alice.host, relay.peer, bob.peer) for _ in range(2)]
+        assert len({ticket for one in tickets for ticket in (one.near, one.far)}) == 4
+        with pytest.raises(NetworkError, match="as many"):
             await ask_relayed_lane(bob.host, relay.peer, alice.peer)
-            with pytest.raises(NetworkError):
-                await alice.host.request(relay.peer, RELAYED_LANE_PROTOCOL, b"\xc1", deadline_s=2.0)
-
-    run(main)
-
-
-def test_passages_of_all_together_are_bounded() -> None:
-    async def main() -> None:
-        async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
-            for _ in range(2):
-                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            with pytest.raises(NetworkError, match="as many"):
-                await ask_relayed_lane(bob.host, relay.peer, alice.peer)
-            assert relay.relayed_lanes.relayed_lanes == 2
-
-    run(main)
+        await until(lambda: relay.relayed_lanes.relayed_lanes == 0)  # nobody came
+        await ask_relayed_lane(bob.host, relay.peer, alice.peer)
+        with pytest.raises(NetworkError):
+            await alice.host.request(relay.peer, RELAYED_LANE_PROTOCOL, b"\xc1", deadline_s=2.0)
 
 
-def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most() -> None:
-    async def main() -> None:
-        async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
-            relay.relayed_lanes.comes_first = lambda peer: peer == bob.peer
+async def test_passages_of_all_together_are_bounded() -> None:
+    async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+        for _ in range(2):
             await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            with pytest.raises(NetworkError, match="as many"):
-                await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            relay.relayed_lanes.comes_first = lambda peer: peer in (alice.peer, bob.peer)
+        with pytest.raises(NetworkError, match="as many"):
+            await ask_relayed_lane(bob.host, relay.peer, alice.peer)
+        assert relay.relayed_lanes.relayed_lanes == 2
+
+
+async def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most() -> None:
+    async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+        relay.relayed_lanes.comes_first = lambda peer: peer == bob.peer
+        await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        with pytest.raises(NetworkError, match="as many"):
             await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-
-    run(main)
-
-
-def test_passage_without_a_byte_ends() -> None:
-    async def main() -> None:
-        async with (
-            nodes(limits=RelayedLaneLimits(idle_s=0.3)) as (alice, bob, relay),
-            contextlib.AsyncExitStack() as calls,
-        ):
-            relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            host, port = relay.lanes.addresses[0].split(":")
-            ends = []
-            for ticket in (relayed_lane.near, relayed_lane.far):
-                ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
-                await stream.send_all(ticket)
-            for stream in ends:
-                assert await stream.receive_some(1) == b""
-            await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
-
-    run(main)
+        relay.relayed_lanes.comes_first = lambda peer: peer in (alice.peer, bob.peer)
+        await ask_relayed_lane(alice.host, relay.peer, bob.peer)
 
 
-def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
-    async def main() -> None:
-        async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
-            relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-            host, port = relay.lanes.addresses[0].split(":")
-
-            async def call(ticket: bytes) -> trio.SocketStream:
-                stream = await calls.enter_async_context(await trio.open_tcp_stream(host, int(port)))
-                await stream.send_all(ticket)
-                return stream
-
-            near = await call(relayed_lane.near)
-            again = await call(relayed_lane.near)
-            assert await again.receive_some(1) == b"", "the place is taken"
-            guess = await call(b"\x01" + os.urandom(15) + bytes(200))
-            with contextlib.suppress(trio.BrokenResourceError):
-                assert await guess.receive_some(1) == b""
-            far = await call(relayed_lane.far)
-            await near.send_all(b"hello")
-            assert await far.receive_some(5) == b"hello"
-            await far.aclose()
-            assert await near.receive_some(1) == b""
-            late = await call(relayed_lane.near)
-            assert await late.receive_some(1) == b""
-
-    run(main)
+async def test_passage_without_a_byte_ends() -> None:
+    async with (
+        nodes(limits=RelayedLaneLimits(idle_s=0.3)) as (alice, bob, relay),
+        contextlib.AsyncExitStack() as calls,
+    ):
+        relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        host, port = relay.lanes.addresses[0].split(":")
+        ends = []
+        for ticket in (relayed_lane.near, relayed_lane.far):
+            ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
+            await stream.send_all(ticket)
+        for stream in ends:
+            assert await stream.receive_some(1) == b""
+        await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
 
 
-def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it() -> None:
-    async def main() -> None:
-        limits = RelayedLaneLimits(bytes_per_lane=100_000)
-        async with nodes(limits=limits, upload=RateLimit(64 << 20)) as (alice, bob, relay):
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            with contextlib.suppress(NetworkError):
-                for _ in range(8):
-                    alice.lanes.post(bob.peer, note(SECRET), SECRET)
-            _, error = await bob.sink.next_closed()
-            assert error is not None
-            assert relay.relayed_lanes.bytes_passed <= limits.bytes_per_lane + (256 << 10)
+async def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
+    async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
+        relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        host, port = relay.lanes.addresses[0].split(":")
 
-    run(main)
+        async def call(ticket: bytes) -> trio.SocketStream:
+            stream = await calls.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+            await stream.send_all(ticket)
+            return stream
+
+        near = await call(relayed_lane.near)
+        again = await call(relayed_lane.near)
+        assert await again.receive_some(1) == b"", "the place is taken"
+        guess = await call(b"\x01" + os.urandom(15) + bytes(200))
+        with contextlib.suppress(trio.BrokenResourceError):
+            assert await guess.receive_some(1) == b""
+        far = await call(relayed_lane.far)
+        await near.send_all(b"hello")
+        assert await far.receive_some(5) == b"hello"
+        await far.aclose()
+        assert await near.receive_some(1) == b""
+        late = await call(relayed_lane.near)
+        assert await late.receive_some(1) == b""
 
 
-def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with nodes() as (alice, bob, relay):
-            monkeypatch.setattr(Facts, "is_reached", lambda self: True)
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            assert relay.relayed_lanes.relayed_lanes == 1
+async def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it() -> None:
+    limits = RelayedLaneLimits(bytes_per_lane=100_000)
+    async with nodes(limits=limits, upload=RateLimit(64 << 20)) as (alice, bob, relay):
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        with contextlib.suppress(NetworkError):
+            for _ in range(8):
+                alice.lanes.post(bob.peer, note(SECRET), SECRET)
+        _, error = await bob.sink.next_closed()
+        assert error is not None
+        assert relay.relayed_lanes.bytes_passed <= limits.bytes_per_lane + (256 << 10)
 
+
+async def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach_module, "ASK_S", 0.2)
-    run(main)
+    async with nodes() as (alice, bob, relay):
+        monkeypatch.setattr(Facts, "is_reached", lambda self: True)
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        assert relay.relayed_lanes.relayed_lanes == 1
 
 
-def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
+async def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
     """Else who asks for a lane could send its peer to any address."""
-
-    async def main() -> None:
-        async with nodes() as (alice, bob, relay):
-            alone = Reach(bob.peer, Facts(bob, ()))
-            bob.lanes.use(alone, dial_back_probes=bob.host.dial_back_probes, handlers=(bob.relayed_lanes,))
-            with pytest.raises(NetworkError):
-                await alice.lanes.ensure(bob.peer, deadline_s=3.0)
-            assert relay.relayed_lanes.relayed_lanes <= 1
-
-    run(main)
+    async with nodes() as (alice, bob, relay):
+        alone = Reach(bob.peer, Facts(bob, ()))
+        bob.lanes.use(alone, dial_back_probes=bob.host.dial_back_probes, handlers=(bob.relayed_lanes,))
+        with pytest.raises(NetworkError):
+            await alice.lanes.ensure(bob.peer, deadline_s=3.0)
+        assert relay.relayed_lanes.relayed_lanes <= 1
