@@ -193,7 +193,7 @@ class PeerRounds(Reducing, Surroundings):
         """Who is believed alive."""
         return self._peer.watch.alive()
 
-    def suspected(self) -> frozenset[PeerId]:  # type: ignore[override]
+    def suspected(self) -> frozenset[PeerId]:
         """Who of them may be gone."""
         return self._peer.watch.suspected()
 
