@@ -29,7 +29,7 @@ class OfHeader(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """What is certified of the state."""
+        """Certified digest of the state."""
         ...
 
 
@@ -86,7 +86,7 @@ class AskHolders:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds a state, with its header; and who said that it does not."""
+    """Peers that hold a state, with its header; and those that said that they do not."""
 
     found: Mapping[PeerId, OfHeader]
     others: Sequence[PeerId]

@@ -1,4 +1,4 @@
-"""What a member is told: what peers say, what its trainer, its reductions and its user do, what became of its state."""
+"""Inputs of a member: what peers say, what its trainer, reductions and user do, what became of its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OfPlan(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """What they are of."""
+        """Plan that they are of."""
         ...
 
 
@@ -156,7 +156,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the disk has of chain and state is taken up: this node begins.
+    """Start of this node: the chain and the state on its disk were loaded.
 
     orders: of its user, which stand from before. losses: held-out ones measured in earlier lives, by round; what a
     rollback abandoned may be among them.

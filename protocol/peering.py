@@ -1,4 +1,4 @@
-"""What two peers say outside a round: hello, signs of life, and requests for certificates and state."""
+"""Messages between two peers outside a round: hello, signs of life, requests for certificates and state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class AskNewest(Message, frozen=True, kw_only=True):
-    """What is the newest record of the key that signed this one? Asked by who is not let through to say hello."""
+    """Request for the newest record of the key that signed this one, by who is not let through to say hello."""
 
     record: RecordBytes
 
