@@ -49,7 +49,7 @@ class Copying:
 
     @property
     def under_way(self) -> bool:
-        """Whether finals are on their way."""
+        """True if finals are on their way."""
         return self._copy is not None
 
     def look(

@@ -375,7 +375,7 @@ class ReductionDriver:
             self.rates = (upload or self.rates[0], download or self.rates[1])
 
     def stalled(self) -> Stall | None:
-        """Who stalls, if that changed, or has lasted for another STALL_S since it was told."""
+        """Stall of the reduction, if it changed, or has lasted for another STALL_S since it was told."""
         reduction, now = self._reduction, time.monotonic()
         if reduction is None:
             return None
@@ -398,7 +398,7 @@ class ReductionDriver:
             self._jobs.send_nowait(partial(self._fetch, value, peers))
 
     def _brings(self, plan: bytes, since: float) -> bool:
-        """Whether the reduction under way will have the finals of `plan`, which are needed for a vote, by itself.
+        """True if the reduction under way will have the finals of `plan`, which a vote needs, by itself.
 
         Once a value is proposed nothing is repaired any more. Who owes a final and died when others had it never sends
         it; and if they are no quorum without this node, nobody goes on until it has it from them.
