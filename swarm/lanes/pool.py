@@ -244,12 +244,12 @@ class LanePool:
         return self._table.sent_bytes(peer)
 
     def moved(self, peer: PeerId) -> Moved:
-        """What has moved between this node and `peer`, over all remembered lanes. From any thread."""
+        """Traffic between this node and `peer`, over all remembered lanes. From any thread."""
         return self._table.moved(peer)
 
     @property
     def refusals(self) -> Refusals:
-        """What was turned away at the lanes' port."""
+        """Counts of what was turned away at the lanes' port."""
         return self._listener.refusals
 
     @property
@@ -409,7 +409,7 @@ class LanePool:
             self._jobs.send_nowait(partial(self._dialler.punch, peer, lanes))
 
     async def _answer_hole(self, peer: PeerId, offer: LaneOffer, punch: LanePunch) -> bytes:
-        """What this node answers to an offer to make holes, which it makes when that is sent."""
+        """Answer an offer to punch a hole; this node punches when the answer is sent."""
         puncher = self._dialler.puncher
         if puncher is None:
             raise NetworkError("this node makes no holes")

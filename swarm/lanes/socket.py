@@ -186,7 +186,7 @@ class Moved:
 
 
 def moved(connection: socket.socket) -> Moved | None:
-    """What has moved over an open TCP connection; None where the system does not tell."""
+    """Traffic over an open TCP connection, as the kernel counted it; None where the system does not tell."""
     if _TCP_INFO is None:
         return None
     try:

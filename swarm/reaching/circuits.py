@@ -157,7 +157,7 @@ class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
 
 
 def is_relayed(muxer: Muxer) -> bool:
-    """Whether a connection goes through a relay."""
+    """True if a connection goes through a relay."""
     return bool(muxer.secured_conn.get_connection_type() == ConnectionType.RELAYED)
 
 

@@ -34,7 +34,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def is_private(host: str) -> bool:
-    """Whether an IP address means one machine on one network only; names are not."""
+    """True if an IP address means one machine on one network only; names are not."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

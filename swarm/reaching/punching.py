@@ -265,7 +265,7 @@ class Puncher:
     async def answer(
         self, peer: PeerId, relay: PeerId, address: str, make: Callable[[str], Answer], take: Take
     ) -> Answer:
-        """What `make` answers, given where this node's port is seen, to a peer that begins; then the hole is made.
+        """Return what `make` answers, given this port's observed address, to a peer that begins; then punch the hole.
 
         Raises RemoteError if that was not the peer's to begin, NetworkError if nothing comes of it.
         """
