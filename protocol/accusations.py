@@ -40,7 +40,7 @@ def relays_of(plan: Plan) -> dict[Pair, PeerId]:
 
 
 class RelayChoice:
-    """Which third was tried for which pair in this round."""
+    """Relays that were tried in this round, by pair."""
 
     def __init__(self) -> None:
         self._tried: dict[Pair, set[PeerId]] = {}
@@ -93,7 +93,7 @@ RELAYS_NEEDED = 2
 
 Word = TypeVar("Word")
 Dispute = tuple[PeerId, PeerId]
-"""Who accuses whom."""
+"""Accuser and accused."""
 
 
 def make_room(table: dict[bytes, dict[PeerId, Word]], plan: bytes, sender: PeerId) -> None:

@@ -790,4 +790,4 @@ STEPS: Mapping[type[Message], Step] = {
     Leave: lambda agreement, sender, message: agreement._receive_leave(sender, message),
     Certificate: lambda agreement, sender, message: agreement._receive_certificate(sender, message),
 }
-"""What each message leads to while nothing is decided: a certificate from whomever, all else from members."""
+"""Handler of each message while nothing is decided: a certificate from whomever, all else from members."""

@@ -51,7 +51,7 @@ CONSENT_DOMAIN = b"shoal/amend-consent"
 AMENDMENT_DOMAIN = b"shoal/amendment"
 
 AMENDABLE: Mapping[str, tuple[str, ...]] = amendable_keys(Manifest)
-"""What can be amended, by section. Everything else shapes the state, or says whose swarm this is."""
+"""Settings that can be amended, by section. Everything else shapes the state, or says whose swarm this is."""
 
 Setting = bool | int | float | str
 SOURCE = "the amended settings"

@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 class StateSearch:
-    """Which state is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
+    """Search for a state: which is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
 
     replayed_rounds: for how many rounds the finals are fewer bytes than a state; 0 as long as that is not known.
     """
@@ -110,7 +110,7 @@ class StateSearch:
         return (yield FetchState(value, chain.digest(value.round), header, holders, base, peers))
 
     def _choose(self, chain: Chain, peers: tuple[PeerId, ...], *, above: int) -> Steps:
-        """Which state of a round later than `above` to fetch: its value, and the header by who is known to hold it.
+        """Choose a state of a round later than `above` to fetch: its value, and the header by who is known to hold it.
 
         One that came in part already, if it is still held somewhere; else the newest that most of those hold who hold
         any. There are no headers if nobody holds one.

@@ -17,7 +17,7 @@ BAN_S: Final = 600.0  # that who served something wrong is not asked; doubled ea
 BAN_LIMIT_S: Final = 24 * 3600.0
 REST_S: Final = 1.0
 REST_LIMIT_S: Final = 64.0
-"""How long the claims of a peer are left alone that showed nothing: doubled each time."""
+"""Longest time for which the claims of a peer are left alone that showed nothing: doubled each time."""
 SCORE_LIMIT: Final = 256
 """Donors that are remembered; the ones that were heard of longest ago are forgotten."""
 

@@ -45,7 +45,7 @@ class AskChain:
     until_one: bool = False
 
     def wait_s(self, peer: PeerId, *, grew: bool) -> float:
-        """For how long the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
+        """Seconds for which the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
         if self.until_one:
             return 0.0
         return ANSWER_TIMEOUT_S if peer in self.members or grew else EMPTY_TIMEOUT_S

@@ -12,7 +12,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
 
 Order = Target | Wanted
-"""What a user wants that no round does by itself, and that stands until it is done."""
+"""Order of a user that no round carries out by itself, and that stands until it is done."""
 
 
 class OfPlan(Protocol):
@@ -29,7 +29,7 @@ class OfState(Protocol):
 
     @property
     def term(self) -> Term:
-        """In which term the round was that led to it."""
+        """Term of the round that led to it."""
         ...
 
     @property

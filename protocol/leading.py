@@ -51,7 +51,7 @@ from shoal.protocol.terms import make_rollback
 from shoal.protocol.timeouts import Since, reduce_deadline_s
 
 RELAY_SETTLE_S = 3.0
-"""How long a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
+"""Time that a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
 failure detector to suspect who is silent altogether."""
 
 
@@ -129,10 +129,10 @@ class Disputes:
 
 
 REPLAN_SETTLE_S = 0.2
-"""How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
-other deaths, the word of the accused."""
+"""Time that the lead waits after a death, or the second word against somebody, for what was already on its way:
+reports, other deaths, the word of the accused."""
 HELD_TIMEOUT_S = 4.0
-"""Who does not say within this time what it holds is evicted too."""
+"""Time for a participant to say what it holds; who takes longer is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,

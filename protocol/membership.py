@@ -184,7 +184,7 @@ NONCE_BITS = 62
 
 _ALIVE, _SUSPECT, _DEAD = State
 _HEARD, _ACCUSED = Event.HEARD, Event.ACCUSED
-"""What is asked for with every message: a member of an enumeration takes CPython a hundred nanoseconds to look up."""
+"""Members that are needed with every message; looking one up in its enumeration takes CPython a hundred nanoseconds."""
 
 
 def probe_interval_s(peers: int) -> float:
@@ -606,4 +606,4 @@ RECEIVERS: Mapping[type, Callable[[MembershipMachine, PeerId, Any, float], list[
     Nack: lambda machine, peer, nack, now: machine.on_nack(peer, nack.target, nack.nonce, now),
     Suspicion: lambda machine, peer, said, now: machine.on_suspicion(said.peer, said.incarnation, now),
 }
-"""What a machine does when a peer itself says one of these, at a time."""
+"""Handler of a machine for each of the messages that a peer itself says, at a time."""

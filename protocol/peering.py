@@ -139,7 +139,7 @@ class Suspicion(Message, frozen=True, kw_only=True):
 
 
 SignOfLife = Ping | Ack | PingRequest | Nack | Reach | Suspicion
-"""Who says nothing else counts as silent."""
+"""Messages that show that a peer lives; who says nothing else counts as silent."""
 
 
 class GetManifest(Message, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ SwarmMessage = (
     | Certificate
     | Rebase
 )
-"""What is said to everyone, and holds whoever passes it on."""
+"""Messages that are said to everyone, and hold whoever passes them on."""
 
 LinkMessage = (
     SwarmMessage | SignOfLife | Announce | Revocations | Offer | Decline | Withdraw | Taken | AskStanding | Standing

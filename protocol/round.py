@@ -573,14 +573,14 @@ PHASES: Sequence[tuple[Phase, Callable[[RoundFacts], bool]]] = (
     (Phase.PLAN, RoundFacts.is_announced),
     (Phase.TRAIN, lambda _: True),
 )
-"""What is known in each phase; the first of them that holds is the one in which the round is."""
+"""Condition of each phase; the first of them that holds is the one in which the round is."""
 
 
 # -- what each message leads to --------------------------------------------------------------------------------
 
 
 class Senders(enum.Enum):
-    """From whom a message is heard."""
+    """Senders from whom a message is heard."""
 
     ALL = "all"
     PARTICIPANTS = "participants"
@@ -593,7 +593,7 @@ Take = Callable[[RoundMachine, PeerId, Any, float], list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """From whom a type of message is heard, and what takes it; what is due then is for `RoundMachine.tick`."""
+    """Senders of whom a type of message is heard, and what takes it; what is due then is for `RoundMachine.tick`."""
 
     senders: Senders
     take: Take
@@ -636,4 +636,4 @@ RULES: Mapping[type[Message], Rule] = {
     Consent: _noted(RoundFacts.take_consent, Senders.MEMBERS),
     AmendConsent: _noted(RoundFacts.take_amend_consent, Senders.MEMBERS),
 }
-"""What is heard of a round until it is decided. The steps are those of `agreement.STEPS`."""
+"""Messages that are heard of a round until it is decided. The steps are those of `agreement.STEPS`."""

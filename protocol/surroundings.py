@@ -57,12 +57,12 @@ class Surroundings(Protocol):
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as that is not known."""
         ...
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         ...
 
     @property

@@ -56,7 +56,7 @@ RELAYED = "through a relay"
 Result = TypeVar("Result")
 Handler = Callable[[MessageStream], Awaitable[None]]
 Framing = Callable[[RawStream], RawStream]
-"""What stands between a protocol that is not Shoal's and a `MessageStream`."""
+"""Layer between a protocol that is not Shoal's and a `MessageStream`."""
 
 
 class NotReached(NetworkError):
@@ -103,15 +103,15 @@ class Host:
         self._network = transport.Network(identity=identity, connection_limit=connection_limit, memory=self._memory)
         self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer belongs here; strangers are given less."""
+        """True for a peer that belongs here; strangers are given less."""
         self.is_expected: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer that does not yet may do so, and is known: it is read like one that does."""
+        """True for a peer that does not belong here yet but may, and is known: it is read like one that does."""
         self.is_known: Callable[[str], bool] = lambda address: False
-        """Whether an IP address is one of a member: it is let in before others when many come."""
+        """True for an IP address of a member: it is let in before others when many come."""
         self.is_refused: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer was told that it does not belong here: the next stream that it opens ends its connection."""
+        """True for a peer that was told not to belong here: the next stream that it opens ends its connection."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer has its place before strangers, admitted or not yet."""
+        """True for a peer that has its place before strangers, admitted or not yet."""
         self._network.gives_way = self._gives_way
         self._door = Door(
             self.refusals,

@@ -40,7 +40,7 @@ class MessageRelay:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self.belongs: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer is one of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
+        """True for a peer of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
         self._lacks: dict[PeerId, frozenset[PeerId]] = {}
         self._paths: Rates[tuple[PeerId, PeerId]] = Rates(PATH_BYTES_PER_S, PATH_BURST_BYTES, limit=PATH_LIMIT)
         self._total = TokenBucket(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
@@ -77,7 +77,7 @@ class MessageRelay:
         return other in self._lacks.get(one, ()) or one in self._lacks.get(other, ())
 
     def targets(self, signer: PeerId, linked: Collection[PeerId], size_bytes: int, now: float) -> tuple[PeerId, ...]:
-        """To whom a message that came from its signer itself is to be passed on, as far as there is allowance for it.
+        """Peers to pass a message on to that came from its signer itself, as far as there is allowance for it.
 
         The bytes are counted as sent.
         """

@@ -203,7 +203,7 @@ class Network(Swarm):  # type: ignore[misc]
         self.circuits: Circuits | None = None
         self.peer_limits: PeerLimits | None = None
         self.gives_way: Callable[[PeerId], PeerId | None] = lambda peer: None
-        """Whose connection ends for a new one of this peer, where there are too many; NetworkError if none may."""
+        """Picks whose connection ends for a new one of this peer, if there are too many; NetworkError if none may."""
 
     # -- connections ---------------------------------------------------------------------------------------------
 

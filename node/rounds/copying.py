@@ -45,7 +45,7 @@ class Copying:
         self._copy: _Copy | None = None
         self._not_before = float("-inf")
         self.complete_at: Sequence[PeerId] = ()
-        """Who else holds all finals of the plan that the reduction under way goes by."""
+        """Other participants that hold all finals of the plan that the reduction under way goes by."""
 
     @property
     def under_way(self) -> bool:

@@ -294,4 +294,4 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.WorkOut: Engine._work_out,
     effects.Write: Engine._write,
 }
-"""What carries out each effect of a member; what waits is awaited."""
+"""Handler that carries out each effect of a member; what waits is awaited."""

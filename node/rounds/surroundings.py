@@ -48,12 +48,12 @@ class NodeSurroundings:
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state."""
+        """Number of rounds whose finals are fewer bytes than a state."""
         return self._p.state_store.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         return self._p.state_store.donors
 
     @property

@@ -97,7 +97,7 @@ class FrameTakers:
     def __init__(self) -> None:
         self._takers: dict[FrameKind, FrameTaker] = {}
         self.is_leaving: Callable[[PeerId], bool] = lambda peer: False
-        """Whether the end of a lane to a peer was to be expected."""
+        """True for a peer to which the end of a lane was to be expected."""
 
     def register(self, kinds: Iterable[FrameKind], taker: FrameTaker) -> None:
         """Give frames of these kinds to `taker`."""

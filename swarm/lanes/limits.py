@@ -37,7 +37,7 @@ class RateLimit:
                 f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
             )
         self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
-        """How much to take at a time."""
+        """Bytes to take at a time."""
         self._clock = clock
         self._lock = threading.Lock()
         saved = bytes_per_s * RATE_SAVED_S

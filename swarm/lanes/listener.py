@@ -109,9 +109,9 @@ class LaneListener:
             is_known=lambda address: self.is_known(address),
         )
         self.is_known: Callable[[str], bool] = lambda address: False
-        """Whether an IP address is a member's: what comes from there comes before other connections."""
+        """True for an IP address of a member: what comes from there comes before other connections."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer may have all that there is; others leave half of it."""
+        """True for a peer that may have all that there is; others leave half of it."""
         self.dial_back_probes: DialBackProbes | None = None
         self.handlers: Sequence[ConnectionHandler] = ()
 

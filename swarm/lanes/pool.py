@@ -69,7 +69,7 @@ JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONED_DIAL_DEADLINE_S = 15.0
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
-"""What a retired lane has in hand may take long on a slow link, and nobody waits for it; a stall ends it before."""
+"""Time for a retired lane to send what it has in hand: long on a slow link; nobody waits, and a stall ends it."""
 LOOK_PERIOD_S = 0.25
 WIDEN_DEADLINE_S = 15.0
 WIDEN_RETRY_S = 15.0

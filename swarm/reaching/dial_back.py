@@ -1,4 +1,4 @@
-"""Which of a node's ports are reached from outside: it asks members to knock there, each from its own side.
+"""Dial-back: a node asks members to knock at its ports from outside, to learn which are reached.
 
     A ── AskDialBack(secret, ports) ──► C        over a connection without relays
     A ◄═ knocks at A's address, as C sees it ═ C     one per port, from C's side, under that secret

@@ -1,4 +1,4 @@
-"""Which IP addresses mean something to whom: private ones only to those on the same network; and this machine's own."""
+"""Networks of IP addresses: private ones mean something only to those on the same network; and this machine's own."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class RelayedLaneServer:
     def __init__(self, host: Host, *, limits: RelayedLaneLimits | None = None, upload: RateLimit | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer may have all that there is; where either end does not come first, half of it is left."""
+        """True for a peer that may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
         self._limits = limits or RelayedLaneLimits()
         self._upload = upload

@@ -152,7 +152,7 @@ class FirstSight:
         self._seen: OrderedDict[tuple[bytes, str], tuple[int, float]] = OrderedDict()
 
     def ends_at(self, point: MeetingPoint, now: float) -> float | None:
-        """Until when a point (opened, hence authentic) is valid; None if it is not, or its signer said a later one."""
+        """Time until which an opened point is valid; None if it is not, or its signer said a later one."""
         who = (point.swarm, point.peer)
         sequence, ends_at = self._seen.get(who, (-1, 0.0))
         if point.sequence < sequence:
