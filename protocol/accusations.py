@@ -1,4 +1,4 @@
-"""What participants say against each other while they reduce, and what may be believed of it.
+"""Accusations that participants make against each other while they reduce, and which of them are believed.
 
 A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
 owner's final is late, but the owner may itself be waiting for somebody. So direct accusations are settled before any
@@ -40,7 +40,7 @@ def relays_of(plan: Plan) -> dict[Pair, PeerId]:
 
 
 class RelayChoice:
-    """Which third was tried for which pair in this round."""
+    """Relays that were tried in this round, by pair."""
 
     def __init__(self) -> None:
         self._tried: dict[Pair, set[PeerId]] = {}
@@ -93,7 +93,7 @@ RELAYS_NEEDED = 2
 
 Word = TypeVar("Word")
 Dispute = tuple[PeerId, PeerId]
-"""Who accuses whom."""
+"""Accuser and accused."""
 
 
 def make_room(table: dict[bytes, dict[PeerId, Word]], plan: bytes, sender: PeerId) -> None:
@@ -161,7 +161,7 @@ class Accusations:
         return found
 
     def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:
-        """Who of the living accuses whom, directly or, if there is no direct word at all, of late finals.
+        """Pairs of living peers, accuser first, by direct accusations; by late finals if there is no direct one.
 
         None where two live, and none while there is somebody whom `believed` names: one thing after the other.
         """
@@ -199,7 +199,7 @@ class Accusations:
     # -- what relays say ---------------------------------------------------------------------------------------
 
     def spoken_of(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> bool:
-        """Whether the relay of this pair has come to a conclusion about it."""
+        """True if the relay of this pair has come to a conclusion about it."""
         return self._blamed(plan, dispute, alive) is not None
 
     def asked(self, plan: Plan, alive: Collection[PeerId], relay: PeerId) -> set[frozenset[int]]:
@@ -228,8 +228,11 @@ class Accusations:
         return found
 
     def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
-        """Who goes where there is no path left to try: the accused if others accuse it too, or more relays speak
-        against it than against the accuser; else who has nobody's word but its own."""
+        """Return which of a pair is evicted when there is no path left to try.
+
+        It is the accused if others accuse it too, or if more relays speak against it than against the accuser; else the
+        accuser, whom nobody supports.
+        """
         accuser, accused = dispute
         said = self._heard(plan, alive)
         if len(_voices(plan, accused, {a for a, m in said.items() if accused in (*m.peers, *m.late)})) > 1:
@@ -239,7 +242,7 @@ class Accusations:
         return accused if other > one else accuser
 
     def _blamed(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId | None:
-        """Whom of the two their relay speaks against; None while it has said nothing that tells.
+        """Return which of the two their relay speaks against; None while it has said nothing that tells.
 
         A relay to which neither comes through is none; and if both miss what it says it passed, it is not to be
         believed itself.
@@ -274,13 +277,13 @@ class Accusations:
 
 
 def _accusers(accused: PeerId, said: Mapping[PeerId, Stalled]) -> set[PeerId]:
-    """Who accuses it, directly or, if there is no direct word at all, of late finals."""
+    """Peers that accuse this one directly or, if nobody accuses anybody directly, of late finals."""
     direct = any(message.peers for message in said.values())
     return {a for a, m in said.items() if a != accused and accused in (m.peers if direct else m.late)}
 
 
 def _relays_needed(living: Collection[PeerId]) -> int:
-    """Where three live there is one relay for each pair."""
+    """Number of relays that must agree: one where three live, for then each pair has only one."""
     return 1 if len(living) == 3 else RELAYS_NEEDED
 
 
@@ -290,7 +293,7 @@ def _waiting(said: Mapping[PeerId, Stalled]) -> frozenset[PeerId]:
 
 
 def _at_fault(way: RelayedWay | None, sender: PeerId, receiver: PeerId) -> set[PeerId]:
-    """Whom a relay names by what it says of one way. What is not taken is in the way of what would come."""
+    """End that a relay blames by its report of one way, if any: who takes too little, else who sends too little."""
     if way is None or (way.came and way.taken):
         return set()
     return {sender} if way.taken else {receiver}
@@ -301,13 +304,13 @@ def _accused_by(accuser: PeerId, accusers: Mapping[PeerId, Collection[PeerId]]) 
 
 
 def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[PeerId]:
-    """Who speaks in `accusers`: of those whose way to the accused leads through a third, that third."""
+    """Independent voices among `accusers`: a relay counts in place of those who reach the accused through it."""
     relays = relays_of(plan)
     return {relays.get(pair_of(accuser, accused), accuser) for accuser in accusers if accuser != accused}
 
 
 def _are_two(plan: Plan, accused: PeerId, accusers: set[PeerId], said: Mapping[PeerId, Stalled]) -> bool:
-    """Whether these are two voices, and not one liar and one broken link."""
+    """True if these are two voices, and not one liar and one broken link."""
     word = said.get(accused)
     cut = accusers.intersection(() if word is None else (*word.peers, *word.late))
     return any(len(_voices(plan, accused, some)) >= 2 for some in (accusers - cut, cut))

@@ -59,7 +59,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_circuit(text: str) -> bool:
-    """Whether a text means an address through a relay, well-formed or not."""
+    """True if a text means an address through a relay, well-formed or not."""
     return "/p2p-circuit" in text
 
 

@@ -268,7 +268,7 @@ class Agreement:
 
     @property
     def leading(self) -> bool:
-        """Whether this node is the lead of the view it is in."""
+        """True if this node is the lead of the view it is in."""
         return self.member and self.standing is Standing.OPEN and self.lead(self.view) == self._me
 
     def lead(self, view: int) -> PeerId:
@@ -277,32 +277,32 @@ class Agreement:
 
     @property
     def free_to_plan(self) -> bool:
-        """Whether this node may form a value of its own in the current view."""
+        """True if this node may form a value of its own in the current view."""
         return self.leading and self.view not in self._proposed and (self.view == 0 or self.view in self._freed)
 
     @property
     def moves(self) -> Moves | msgspec.UnsetType:
-        """What shows that the view was entered which this node leads; nothing in the first one."""
+        """Proof that the view was entered which this node leads; UNSET in the first one, which needs none."""
         return self._freed.get(self.view, msgspec.UNSET)
 
     @property
     def proposed(self) -> bool:
-        """Whether a proposal of the current view is known here."""
+        """True if a proposal of the current view is known here."""
         return self.view in self._proposals
 
     @property
     def refuses(self) -> bool:
-        """Whether a proposal of this view or a later one is refused here, and the next view is wanted instead."""
+        """True if a proposal of this view or a later one is refused here, and the next view is wanted instead."""
         return max(self._refused, default=-1) >= self.view
 
     @property
     def abstains(self) -> bool:
-        """Whether this member signs nothing, for what it signed in this round may be lost."""
+        """True if this member signs nothing, for what it signed in this round may be lost."""
         return self.standing is Standing.ABSTAINING
 
     @property
     def something_binds(self) -> bool:
-        """Whether a value was proposed or signed for in this round, by anybody, as far as is known here; or may be."""
+        """True if anybody proposed or signed for a value in this round, as far as is known here, or may have."""
         return bool(self._values or self._prepares or self._votes) or self.abstains
 
     def promised(self) -> dict[PeerId, int]:
@@ -314,7 +314,7 @@ class Agreement:
         return {peer: view for view, peer in sorted(signed + moved)}
 
     def is_quorum(self, peers: Iterable[PeerId]) -> bool:
-        """Whether these could decide the round, as far as the leaves heard here go."""
+        """True if these peers could decide the round, as far as the leaves heard here go."""
         return is_quorum(self.previous, peers, self.leaves, faults=self.faults)
 
     def current(self) -> list[Message]:
@@ -555,11 +555,11 @@ class Agreement:
         return self._decide(certificate)
 
     def _may_go_back(self, value: Value) -> bool:
-        """Whether a rollback is to what was certified, and a quorum consented. Other values need neither."""
+        """Check that a rollback is to what was certified, and a quorum consented. Other values need neither."""
         return is_consented(value, self.previous) and (not value.rollback or self._leads_back(value))
 
     def _may_be(self, value: Value) -> bool:
-        """Whether `value` can be decided in this round, as far as it tells itself."""
+        """True if `value` can be decided in this round, as far as can be told from the value alone."""
         try:
             self._check_proposed(self._me, value)
         except RemoteError:
@@ -594,7 +594,7 @@ class Agreement:
         ]
 
     def _lacking(self, view: int, value: Value) -> list[AgreementEffect] | None:
-        """What is to be done before this member can sign for `value`; None if it can."""
+        """Return what is to be done before this member can sign for `value`; None if it can."""
         report = None
         if unproven(value, self._proven):
             return [NeedEvidence(value)]
@@ -771,7 +771,7 @@ def _nothing_known(about: object) -> bool:
 
 
 def _matches(report: Report, value: Value) -> bool:
-    """Whether who reported this computed the result that `value` names."""
+    """True if the sender of this report computed the result that `value` names."""
     result = (report.plan, report.digest, report.bitmaps, report.tokens)
     return result == (value.plan, value.digest, value.bitmaps, value.tokens)
 
@@ -790,4 +790,4 @@ STEPS: Mapping[type[Message], Step] = {
     Leave: lambda agreement, sender, message: agreement._receive_leave(sender, message),
     Certificate: lambda agreement, sender, message: agreement._receive_certificate(sender, message),
 }
-"""What each message leads to while nothing is decided: a certificate from whomever, all else from members."""
+"""Handler of each message while nothing is decided: a certificate from whomever, all else from members."""

@@ -51,7 +51,7 @@ CONSENT_DOMAIN = b"shoal/amend-consent"
 AMENDMENT_DOMAIN = b"shoal/amendment"
 
 AMENDABLE: Mapping[str, tuple[str, ...]] = amendable_keys(Manifest)
-"""What can be amended, by section. Everything else shapes the state, or says whose swarm this is."""
+"""Settings that can be amended, by section. Everything else shapes the state, or says whose swarm this is."""
 
 Setting = bool | int | float | str
 SOURCE = "the amended settings"
@@ -92,11 +92,11 @@ class History:
         self._settings = [InForce(manifest, genesis.hash)]
 
     def of(self, round: int) -> InForce:
-        """What is in force in `round`."""
+        """Settings in force in `round`."""
         return self._settings[max(0, bisect_right(self._from, round) - 1)]
 
     def snapshot(self) -> History:
-        """What is known now."""
+        """Copy of what is known now, which later entries do not change."""
         same = copy.copy(self)
         same._from, same._settings = list(self._from), list(self._settings)
         return same
@@ -152,12 +152,12 @@ def _changed(manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(amendment: Amendment) -> dict[str, Setting]:
-    """What it changes, by section.key."""
+    """Settings that an amendment changes, with their new values, by section.key."""
     return {change.key: change.value for change in amendment.changes}
 
 
 def settings_text(amendment: Amendment) -> str:
-    """What it changes, for a person."""
+    """Settings that an amendment changes, as a line for a person."""
     return ", ".join(f"{change.key} = {json.dumps(change.value)}" for change in amendment.changes)
 
 
@@ -171,7 +171,7 @@ def amended_settings(manifest: Manifest, amended: Manifest | None) -> dict[str, 
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:
-    """What a user wrote, each SECTION.KEY=VALUE with the value as in a manifest; quotes around a word may lack.
+    """Parse settings of a user, each SECTION.KEY=VALUE with the value as in a manifest; quotes may lack.
 
     Raises ConfigError.
     """
@@ -190,7 +190,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
 
 
 def stands_on(amendment: Amendment, in_force: InForce) -> bool:
-    """Whether it amends the settings in force, in its one form, to others that a manifest may have."""
+    """True if it amends the settings in force, in its one form, to others that a manifest may have."""
     try:
         made = make_amendment(in_force, settings_of(amendment))
     except ConfigError:
@@ -199,7 +199,7 @@ def stands_on(amendment: Amendment, in_force: InForce) -> bool:
 
 
 def is_done(amendment: Amendment, in_force: InForce) -> bool:
-    """Whether the settings in force are those to which it changes them."""
+    """True if the settings in force are those to which it changes them."""
     tables = msgspec.to_builtins(in_force.manifest)
     keys = ((*change.key.partition("."), change.value) for change in amendment.changes)
     return all(tables[section].get(name) == value for section, _, name, value in keys)
@@ -215,7 +215,7 @@ def sign_amendment(authority: Identity, swarm: bytes, amendment: Amendment) -> b
 
 @lru_cache(maxsize=64)
 def is_the_authoritys(amendment: Amendment, signature: bytes, authority: PeerId, swarm: bytes) -> bool:
-    """Whether `signature` is that word."""
+    """Check that `signature` is the authority's word that members may consent to `amendment` by themselves."""
     return len(signature) == SIGNATURE_BYTES and verify(
         authority, AMENDMENT_DOMAIN, canonical([swarm, amendment.hash]), signature
     )
@@ -237,7 +237,7 @@ def make_amend_consent(
 
 
 def verify_amend_consent(peer: PeerId, base: bytes, amendment: Amendment, signature: bytes) -> bool:
-    """Whether `signature` is the consent of `peer` to `amendment` in the round after the value `base`."""
+    """Check that `signature` is `peer`'s consent to `amendment` in the round after the value of hash `base`."""
     return verify(peer, CONSENT_DOMAIN, _consent_preimage(base, amendment), signature)
 
 
@@ -257,7 +257,7 @@ def with_amendment(value: Value, consents: Collection[tuple[PeerId, AmendConsent
 
 
 def may_amend(value: Value, previous: Value, in_force: InForce | None) -> bool:
-    """Whether an amendment in `value` is one of a quorum, to what is in force in its round. Other values need none."""
+    """Check that an amendment in `value` is a quorum's, to what is in force in its round. Other values need none."""
     return not value.amended or _is_wanted(value, value.hash, previous, in_force)
 
 

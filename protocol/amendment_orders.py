@@ -33,7 +33,7 @@ from shoal.protocol.round import RoundMachine
 
 
 class Amending:
-    """What a member does about amendments, in whose hands it is. follows: the authority, too."""
+    """Amendments as one member handles them, in whose hands it is. follows: it consents to the authority's, too."""
 
     def __init__(self, me: PeerId, here: Here, *, follows: bool) -> None:
         self._me = me
@@ -96,7 +96,7 @@ class Amending:
         return in_force is not None and stands_on(wanted.amendment, in_force)
 
     def advise(self, machine: RoundMachine, now: float) -> Sequence[Effect]:
-        """What this node has to say about amendments in this round."""
+        """Consent to the amendment that this node's user or, if it follows it, the authority wants in this round."""
         if not machine.agreement.member:
             return ()
         wanted = self._asked
@@ -107,7 +107,7 @@ class Amending:
         return machine.amend(wanted.amendment, asked=wanted is self._asked, authority=wanted.authority, now=now)
 
     def _heard(self, machine: RoundMachine) -> Wanted | None:
-        """What the authority wants, as far as members said so."""
+        """Amendment that the authority signed, as members' consents show; of several the one of the least hash."""
         in_force = self._in_force
         if in_force is None:
             return None

@@ -39,7 +39,7 @@ def named(value: Value) -> tuple[Ban, ...]:
 
 
 def may_ban(value: Value, banned: Collection[PeerId]) -> bool:
-    """Whether the bans of `value` have their one form, and no member of it is banned, by it or before."""
+    """Check that the bans of `value` have their one form, and no member of it is banned, by it or before."""
     bans = named(value)
     peers = [ban.peer for ban in bans]
     return (
@@ -97,7 +97,7 @@ class Sentence:
     until: int
 
     def holds(self, round: int) -> bool:
-        """Whether it keeps its peer out of `round`."""
+        """True if it keeps its peer out of `round`."""
         return self.until == FOR_EVER or round <= self.until
 
 
@@ -124,10 +124,10 @@ class Register:
             self._sentences[ban.peer] = Sentence((value.term, value.round), ban.evidence, until)
 
     def banned(self, round: int) -> dict[PeerId, Sentence]:
-        """Who takes no part in `round`."""
+        """Peers that may take no part in `round`, each with its ban."""
         return {peer: one for peer, one in self._sentences.items() if one.holds(round)}
 
     def covers(self, peer: PeerId, done: Moment) -> bool:
-        """Whether what `peer` did in that round is no ground for another ban."""
+        """True if what `peer` did in that round is no ground for another ban."""
         sentence = self._sentences.get(peer)
         return sentence is not None and done <= sentence.decided

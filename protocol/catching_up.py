@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 class StateSearch:
-    """Which state is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
+    """Search for a state: which is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
 
     replayed_rounds: for how many rounds the finals are fewer bytes than a state; 0 as long as that is not known.
     """
@@ -92,7 +92,7 @@ class StateSearch:
         return (yield Replay(whole, chain, asked))
 
     def _replay_pays(self, round: int, chain: Chain) -> Steps:
-        """Whether the finals that lack on the way from `round` to the head are fewer bytes than the state there."""
+        """True if the finals that lack on the way from `round` to the head are fewer bytes than the state there."""
         goal, limit = chain.standing.round, self._replayed_rounds()
         if not limit or round >= goal:
             return False
@@ -110,7 +110,7 @@ class StateSearch:
         return (yield FetchState(value, chain.digest(value.round), header, holders, base, peers))
 
     def _choose(self, chain: Chain, peers: tuple[PeerId, ...], *, above: int) -> Steps:
-        """Which state of a round later than `above` to fetch: its value, and the header by who is known to hold it.
+        """Choose a state of a round later than `above` to fetch: its value, and the header by who is known to hold it.
 
         One that came in part already, if it is still held somewhere; else the newest that most of those hold who hold
         any. There are no headers if nobody holds one.
@@ -137,7 +137,7 @@ class StateSearch:
         return [round for round in rounds if chain.value(round).digest in digests]
 
     def _holders(self, chain: Chain, round: int, peers: Sequence[PeerId]) -> Steps:
-        """Who holds the state of `round`, and who does not, of those who say so soon enough."""
+        """Return who holds the state of `round`, best donors first, and who does not, of those who answer in time."""
         value = chain.value(round)
         ranked = self._scores.ranked(peers, self.clock.now)[:ASKED_LIMIT]
         held: Holders = yield AskHolders(value, chain.digest(round), tuple(ranked))
@@ -147,7 +147,7 @@ class StateSearch:
 
 
 class Here(Protocol):
-    """What is looked at before it is decided; a part of `Surroundings`."""
+    """Facts that are looked at before it is decided; a part of `Surroundings`."""
 
     @property
     def chain(self) -> Chain: ...
@@ -164,9 +164,9 @@ class Here(Protocol):
 
 
 class CatchingUp:
-    """What is due of looking for entries and states, and what is held of what comes. `scores` are of all who are asked.
+    """A member's search for entries and states: which errand is due, and what is held of what comes.
 
-    Times are those of the member, in whose hands it is.
+    `scores` are of all who are asked. Times are those of the member, in whose hands it is.
     """
 
     def __init__(self, me: PeerId, here: Here, scores: DonorScores) -> None:
@@ -196,7 +196,7 @@ class CatchingUp:
     # -- what is due -----------------------------------------------------------------------------------------
 
     def due(self, now: float, *, in_round: bool) -> Errand | None:
-        """What is to be begun now. in_round: the member takes part in the round after its head."""
+        """Return the errand to begin now, if any. in_round: the member takes part in the round after its head."""
         if in_round:
             peer = self._claims.next(self._here.chain.head, now)
             return None if peer is None else self._errand(self._look_into(peer))
@@ -233,7 +233,7 @@ class CatchingUp:
         return held is None or state.round > held.round or not on_branch(chain, held)
 
     def adopted(self, sought: StateSought, now: float) -> None:
-        """What it brought is held: more may have been certified meanwhile."""
+        """Note that the state it brought is held, so that a newer one is looked for at once."""
         self._took_s, self._retry_at = sought.seconds, now
 
     # -- errands ---------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class CatchingUp:
         return AskChain(peers=tuple(order), members=frozenset(members))
 
     def _can_be_awaited(self) -> bool:
-        """Whether this node, no member, was overtaken though it needs far less than a lead would wait for it."""
+        """True if this node, no member, was overtaken though it needs far less than a lead would wait for it."""
         head = self._here.chain.head
         grace_s = self._here.rules(head.next_round).settings.grace_s
         return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members
@@ -320,12 +320,12 @@ class CatchingUp:
 
 
 def is_state_of(value: Value, state: OfState) -> bool:
-    """Whether a state is the one that `value` led to."""
+    """True if a state is the one that `value` led to."""
     return (state.term, state.round) == (value.term, value.round)
 
 
 def on_branch(chain: Chain, state: OfState) -> bool:
-    """Whether the state at the head of a chain is this one, or descends from it."""
+    """True if the state at the head of a chain is this one, or descends from it."""
     if state.round > chain.standing.round:
         return False
     return state.round == 0 or state.term == chain.value(state.round).term

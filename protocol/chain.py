@@ -69,7 +69,7 @@ class Chain:
 
     @property
     def height(self) -> int:
-        """How many entries there are; the round of the head as long as no term has ended."""
+        """Number of entries; the round of the head as long as no term has ended."""
         return len(self._entries)
 
     @property
@@ -79,11 +79,11 @@ class Chain:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """What a newcomer's chain has to contain, to be the one that is here; None before anything is certified."""
+        """Checkpoint at the head, which a newcomer's chain has to contain; None before anything is certified."""
         return Checkpoint.of(self.head) if self._entries else None
 
     def allows(self, checkpoint: Checkpoint) -> bool:
-        """Whether this chain contains a checkpoint, or the authority went on from before it with a later rebase."""
+        """True if this chain contains a checkpoint, or the authority went on from before it with a later rebase."""
         return checkpoint.value in self._heights or self.head.term.rebases > checkpoint.term.rebases
 
     # -- growing ---------------------------------------------------------------------------------------------
@@ -132,11 +132,11 @@ class Chain:
         return Fork.of(mine, certificate)
 
     def can_go_back_to(self, target: Target) -> bool:
-        """Whether a rollback can go back there: to a state before the newest, on the branch."""
+        """True if a rollback can go back there: to a state before the newest, on the branch."""
         return target.round < self.standing.round and self.value(target.round).hash == target.certificate
 
     def leads_back(self, value: Value) -> bool:
-        """Whether a rollback goes back to what was certified on the branch."""
+        """True if a rollback goes back to what was certified on the branch."""
         assert value.rollback
         round, certificate = value.rollback.target.round, value.rollback.target.certificate
         if round >= len(self._branch):
@@ -200,7 +200,7 @@ class Chain:
 
     @property
     def banned(self) -> dict[PeerId, Sentence]:
-        """Who can take no part in the round that comes after the head, nor be a member after it."""
+        """Peers that can take no part in the round after the head, nor be members after it, each with its ban."""
         return self.bans.banned(self.head.next_round)
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Chain:
         return self._entries[height - 1].value if height else self._genesis
 
     def on_branch(self, value: Value) -> bool:
-        """Whether the state that `value` led to is one that the head's descends from."""
+        """True if the state that `value` led to is one that the head's descends from."""
         return value.round < len(self._branch) and self._branch[value.round].hash == value.hash
 
     def value(self, round: int) -> Value:
@@ -253,7 +253,7 @@ class Chain:
         return self.back_to(self._at(height))
 
     def knows(self, base: bytes) -> bool:
-        """Whether the value of that hash is in the chain."""
+        """True if the value of that hash is in the chain."""
         return base in self._heights
 
     def after_base(self, base: bytes) -> Entry | None:
@@ -262,7 +262,7 @@ class Chain:
         return self._entries[height] if height < self.height else None
 
     def decided(self, position: Position) -> Entry | None:
-        """What somebody who is still at `position` has to hear first: its decision, or the rebase that abandoned it."""
+        """Entry that a peer still at `position` has to hear first: its decision, or the rebase that abandoned it."""
         height = self._decisions.get(position)
         return self.rebase_of(position[0].rebases + 1) if height is None else self._entries[height - 1]
 
@@ -281,7 +281,7 @@ class Chain:
         return tuple(self._entries[height : height + limit])
 
     def was_member(self, peer: PeerId) -> bool:
-        """Whether a peer was a member after any of the decisions."""
+        """True if a peer was a member after any of the decisions."""
         return peer in self._members_ever
 
     def recent_members(self, rounds: int) -> frozenset[PeerId]:

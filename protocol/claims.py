@@ -25,7 +25,7 @@ OUTSIDERS_LIMIT = 4
 
 
 class Claims:
-    """What peers claim, and which of them are being asked. `scores` remembers whose claims showed nothing."""
+    """Claims of peers, and which of them are being asked. `scores` remembers whose claims showed nothing."""
 
     def __init__(self, scores: DonorScores) -> None:
         self._scores = scores
@@ -40,13 +40,13 @@ class Claims:
             del self._claims[oldest]
 
     def claimants(self, head: Value) -> list[PeerId]:
-        """Who claims more than what is certified here, by `head`."""
+        """Peers that claim more than what is certified here, by `head`."""
         due = next_position(head)
         self._claims = {peer: position for peer, position in self._claims.items() if position > due}
         return list(self._claims)
 
     def next(self, head: Value, now: float) -> PeerId | None:
-        """Whose claim to look into now, members before others; it counts as being asked. None for nobody's."""
+        """Pick the peer whose claim to look into now, members first; it counts as being asked. None if nobody's."""
         if any(now - since < HEDGE_S for since in self._asked_at.values()):
             return None
         outsiders = sum(peer not in head.members for peer in self._asked_at)

@@ -1,4 +1,4 @@
-"""What is remembered of the peers that are asked for something: who was fast, who lied, whose claims came to nothing.
+"""Scores of the peers that are asked for something: who was fast, who lied, whose claims came to nothing.
 
 It has no clock: times are in seconds of any monotonic one, rates in bytes/s.
 """
@@ -17,7 +17,7 @@ BAN_S: Final = 600.0  # that who served something wrong is not asked; doubled ea
 BAN_LIMIT_S: Final = 24 * 3600.0
 REST_S: Final = 1.0
 REST_LIMIT_S: Final = 64.0
-"""How long the claims of a peer are left alone that showed nothing: doubled each time."""
+"""Longest time for which the claims of a peer are left alone that showed nothing: doubled each time."""
 SCORE_LIMIT: Final = 256
 """Donors that are remembered; the ones that were heard of longest ago are forgotten."""
 
@@ -32,8 +32,10 @@ class _Score:
 
 
 class DonorScores:
-    """What is remembered of donors from one transfer to the next: how fast they were, whether they lied, and whether
-    what they claimed or were asked for came to nothing."""
+    """Scores of donors, kept from one transfer to the next.
+
+    They tell how fast a donor was, whether it lied, and whether what it claimed or was asked for came to nothing.
+    """
 
     def __init__(self) -> None:
         self._scores: dict[PeerId, _Score] = {}
@@ -63,7 +65,7 @@ class DonorScores:
         score.disappointments, score.rests_until = 0, float("-inf")
 
     def resting(self, peer: PeerId, now: float) -> bool:
-        """Whether it is to be left alone for now, or asked after all others."""
+        """True if it is to be left alone for now, or asked after all others."""
         score = self._scores.get(peer)
         return score is not None and now < max(score.rests_until, score.banned_until)
 
@@ -77,7 +79,7 @@ class DonorScores:
         return None if score is None else score.rate
 
     def banned(self, peer: PeerId, now: float) -> bool:
-        """Whether nothing is to be asked of it now."""
+        """True if nothing is to be asked of it now."""
         score = self._scores.get(peer)
         return score is not None and now < score.banned_until
 

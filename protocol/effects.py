@@ -1,4 +1,4 @@
-"""What a round machine asks of the member around it, and what a member asks of its node.
+"""Effects: what a round machine asks of the member around it, and what a member asks of its node.
 
 What a round machine asks of the disk, and of the network, is in agreement.py. A member asks for one thing after the
 other, each of which is done, whatever it takes, before the next; what comes of it is told to the member.
@@ -192,7 +192,7 @@ class WatchReduction:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Who stalls, and whose finals are late, if that is news; what this node can say of ways, as a relay of a plan."""
+    """Stalled peers, and those whose finals are late, if that is news; report of ways, as a relay of a plan."""
 
     stalled: tuple[frozenset[PeerId], frozenset[PeerId]] | None
     relayed: tuple[bytes, tuple[RelayedWay, ...]]
@@ -318,7 +318,7 @@ class ForgetEarlier:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What a peer said is amiss, and was not taken."""
+    """Fault in what a peer said, which was not taken."""
 
     peer: PeerId
     text: str

@@ -29,7 +29,7 @@ class OfHeader(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """What is certified of the state."""
+        """Certified digest of the state."""
         ...
 
 
@@ -45,7 +45,7 @@ class AskChain:
     until_one: bool = False
 
     def wait_s(self, peer: PeerId, *, grew: bool) -> float:
-        """For how long the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
+        """Seconds for which the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
         if self.until_one:
             return 0.0
         return ANSWER_TIMEOUT_S if peer in self.members or grew else EMPTY_TIMEOUT_S
@@ -86,7 +86,7 @@ class AskHolders:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds a state, with its header; and who said that it does not."""
+    """Peers that hold a state, with its header; and those that said that they do not."""
 
     found: Mapping[PeerId, OfHeader]
     others: Sequence[PeerId]

@@ -1,4 +1,4 @@
-"""What one node knows of a round under way, and what follows from it, for the round machine and its lead's part."""
+"""Facts that one node knows of a round under way, and what follows, for the round machine and its lead's part."""
 
 from __future__ import annotations
 
@@ -68,11 +68,14 @@ class Gathering:
         return iter(self._readies)
 
     def get(self, peer: PeerId) -> Ready | None:
-        """What `peer` announced."""
+        """Announcement of `peer`, if it made one."""
         return self._readies.get(peer)
 
     def squares(self, plan: Plan) -> dict[PeerId, tuple[float, ...]]:
-        """What those told of their contributions whom `plan` counts, without who is proven to lie."""
+        """Sums of squares per chunk that the contributors in `plan` with a weight announced, by peer.
+
+        Without those of peers that are proven to lie.
+        """
         readies = ((p, self._readies.get(p.peer)) for p in plan.participants if p.weight and p.peer not in self.shunned)
         return {
             p.peer: r.squares
@@ -104,12 +107,12 @@ class Gathering:
         self._readies.pop(peer, None)
 
     def withdrew(self, peer: PeerId) -> bool:
-        """Whether it announced that it has no contribution (any more)."""
+        """True if it announced that it has no contribution (any more)."""
         ready = self._readies.get(peer)
         return ready is not None and ready.role == OBSERVER
 
     def restarted(self, participant: Participant) -> bool:
-        """Whether it announced itself in another life than the one that is planned."""
+        """True if it announced itself in another life than the one that is planned."""
         ready = self._readies.get(participant.peer)
         return ready is not None and ready.life != participant.life
 
@@ -133,7 +136,7 @@ class Gathering:
         return {p for p, r in self._readies.items() if p in self._members and p in alive and r.state != self._state}
 
     def nobody_trains(self, alive: Collection[PeerId]) -> bool:
-        """Whether no living member, or late one, is making a contribution or has made one."""
+        """True if no living member, or late one, is making a contribution or has made one."""
         busy = (p for p, r in self._readies.items() if r.role in (CONTRIBUTOR, TRAINING) and p in alive)
         return not any(p in self.returners for p in busy)
 
@@ -180,42 +183,42 @@ class RoundFacts:
 
     @property
     def leaves(self) -> Collection[PeerId]:
-        """Who promised to take no further part."""
+        """Peers that promised to take no further part."""
         return self.agreement.leaves
 
     @property
     def reports(self) -> dict[bytes, dict[PeerId, Report]]:
-        """Who said that it holds the finals of which plan, by its hash; each is signed."""
+        """Reports of peers that hold all finals of a plan, by the plan's hash and the peer; each is signed."""
         return self.agreement.reports
 
     def is_decided(self) -> bool:
-        """Whether the certificate is here."""
+        """True if the certificate is here."""
         return self.agreement.certificate is not None
 
     def is_reduced(self) -> bool:
-        """Whether this node takes part in the plan that it follows, and reported what came of it."""
+        """True if this node takes part in the plan that it follows, and reported what came of it."""
         return self.is_planned() and self.my_report() is not None
 
     def is_planned(self) -> bool:
-        """Whether this node takes part in the plan that it follows."""
+        """True if this node takes part in the plan that it follows."""
         return self.plan is not None and self.me in self.plan.remaining()
 
     def is_announced(self) -> bool:
-        """Whether this node announced its contribution, or that it makes none."""
+        """True if this node announced its contribution, or that it makes none."""
         mine = self.gathering.get(self.me)
         return mine is not None and mine.role != TRAINING
 
     def is_quorum(self, peers: Collection[PeerId]) -> bool:
-        """Whether these could certify the round."""
+        """True if these peers could certify the round."""
         return self.agreement.is_quorum(peers)
 
     def has_quorum(self) -> bool:
-        """Whether the living members that may sign could certify this round."""
+        """True if the living members that may sign could certify this round."""
         mute = {self.me} if self.agreement.abstains else ()
         return self.is_quorum(self.alive.difference(self.leaves, mute))
 
     def others(self) -> frozenset[PeerId]:
-        """Who else lives, is not on the way out, and may take part."""
+        """Other peers that live, are not on the way out, and may take part."""
         return self.alive.difference(self.leaves, self.banned, {self.me})
 
     def holders(self) -> set[PeerId]:
@@ -263,7 +266,7 @@ class RoundFacts:
         return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
     def take_ready(self, sender: PeerId, ready: Ready) -> None:
-        """What `sender` announces. Raises RemoteError if it breaks the protocol."""
+        """Take the announcement of `sender`. Raises RemoteError if it breaks the protocol."""
         self.gathering.receive(sender, ready)
 
     def take_stalled(self, sender: PeerId, message: Stalled) -> None:
@@ -285,7 +288,7 @@ class RoundFacts:
             self.agreement.take_report(sender, report)
 
     def take_change(self, sender: PeerId, change: ViewChange) -> None:
-        """What a member that moved on tells of finals: its own, and of whom a proposal left out. Raises RemoteError."""
+        """Take the reports in a member's view change: its own, and those a proposal left out. Raises RemoteError."""
         if change.report is None:
             return
         self.take_report(sender, change.report)
@@ -347,7 +350,7 @@ class RoundFacts:
         return found if self.previous.round else found | (self.gathering.astray(self.alive) - frozenset(self.leaves))
 
     def waits_for_newcomers(self, now: float) -> bool:
-        """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""
+        """True if this lead, which has all its trainers, holds its plan back for newcomers about to have the state."""
         known = (self.previous.members, self.leaves, self.banned, self.candidates(), self.left_out())
         outsiders = self.alive.difference(*known)
         return self.newcomers.hold_back(self.previous, outsiders, now, timeout_s=self.settings.grace_s)
@@ -375,7 +378,7 @@ class RoundFacts:
         self.consents[sender] = consent
 
     def agreed_target(self) -> Target | None:
-        """Where a quorum would go back to, if there is such a round."""
+        """Round and certificate that a quorum would go back to, if there is such a round."""
         for target in {consent.target for consent in self.consents.values()}:
             if self.is_quorum([peer for peer, consent in self.consents.items() if consent.target == target]):
                 return target
@@ -392,11 +395,11 @@ class RoundFacts:
         self.amend_consents[sender] = consent
 
     def may_amend(self, amendment: Amendment) -> bool:
-        """Whether the round could decide on it."""
+        """True if the round could decide on it."""
         return self.in_force is not None and stands_on(amendment, self.in_force)
 
     def agreed_amendment(self) -> Amendment | None:
-        """What a quorum would amend, if there is such a thing."""
+        """Amendment to which a quorum consented, if there is one."""
         for amendment in {consent.amendment for consent in self.amend_consents.values()}:
             if self.is_quorum([peer for peer, c in self.amend_consents.items() if c.amendment == amendment]):
                 return amendment

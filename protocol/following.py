@@ -40,7 +40,7 @@ APART_S = 2.0
 
 
 class LeadWatch:
-    """What a member thinks of the lead of its view."""
+    """One member's watch over the lead of its view: whether to wait for it, or to want the next view."""
 
     def __init__(self, facts: RoundFacts) -> None:
         self._facts = facts
@@ -54,7 +54,7 @@ class LeadWatch:
 
     @property
     def stage_since(self) -> float:
-        """When the stage of the view began."""
+        """Time at which the stage of the view began."""
         return self._timeouts.since
 
     def look(self) -> None:
@@ -70,7 +70,7 @@ class LeadWatch:
         self._heard_at = now
 
     def note_stage(self, now: float) -> None:
-        """Where the round stands for this member."""
+        """Note the stage that the round has come to for this member."""
         self._timeouts.note(self._facts.agreement.view, self._stage(), self._facts.plan, now)
 
     def wanted_view(self, now: float) -> int | None:
@@ -109,14 +109,14 @@ class LeadWatch:
         return timeouts.TRAIN if facts.gathering.half_ready_at is None else timeouts.PLAN
 
     def _is_accused(self, leader: PeerId) -> bool:
-        """Whether enough accuse it. What was said about a plan of an earlier view is no word against this lead."""
+        """True if enough accuse it. What was said about a plan of an earlier view is no word against this lead."""
         facts, plan = self._facts, self._facts.plan
         if plan is None or plan.view != facts.agreement.view:
             return False
         return leader in facts.accusations.believed(plan, facts.alive, facts.suspected) - {facts.me}
 
     def _is_silent(self, leader: PeerId, now: float) -> bool:
-        """Whether the lead should have proposed, or planned, and either has had its time or cannot be reached."""
+        """True if the lead should have proposed, or planned, and either has had its time or cannot be reached."""
         facts, stage = self._facts, self._stage()
         view, plan = facts.agreement.view, facts.plan
         waits = stage == timeouts.PROPOSE and plan is not None and plan.view == view

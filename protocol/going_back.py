@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class GoingBack:
-    """What a member does about rollbacks, in whose hands it is; times are the member's."""
+    """Rollbacks as one member handles them, in whose hands it is; times are the member's."""
 
     def __init__(self, me: PeerId, here: Here, catching_up: CatchingUp, policy: RollbackPolicy) -> None:
         self._me = me
@@ -120,7 +120,7 @@ class GoingBack:
         self._begun = True
 
     def advise(self, machine: RoundMachine, now: float) -> Sequence[Effect]:
-        """What this node has to say about going back in this round."""
+        """Consent to the rollback that this node wants in this round, once its state is held, and show it to others."""
         wanted = self._wanted(machine)
         if wanted is None or wanted not in self._held:
             return ()
@@ -128,7 +128,7 @@ class GoingBack:
         return [*self._show(machine, wanted, now), *machine.consent(wanted, asked=asked, now=now)]
 
     def due(self, machine: RoundMachine, now: float) -> Errand | None:
-        """What is to be sought now: the state that a vote takes, else the one that a consent takes."""
+        """Return the errand for the state to seek now: the one that a vote takes, else the one for a consent."""
         if self._getting is not None or now < self._not_before:
             return None
         wanted, sought = self._wanted(machine), self._needed
@@ -194,7 +194,7 @@ class GoingBack:
         return () if machine is None else self._show(machine, event.target, now)
 
     def _may_be(self, target: Target, digest: bytes) -> bool:
-        """Whether a state of this digest is that of `target`: the certified one, or an S(0) that nobody certified."""
+        """True if a state of this digest is that of `target`: the certified one, or an S(0) that nobody certified."""
         certified = self._chain.digest(target.round)
         return digest == certified or (target.round == 0 and certified == NO_HASH)
 

@@ -1,4 +1,4 @@
-"""What a member is told: what peers say, what its trainer, its reductions and its user do, what became of its state."""
+"""Inputs of a member: what peers say, what its trainer, reductions and user do, what became of its state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
 
 Order = Target | Wanted
-"""What a user wants that no round does by itself, and that stands until it is done."""
+"""Order of a user that no round carries out by itself, and that stands until it is done."""
 
 
 class OfPlan(Protocol):
@@ -20,7 +20,7 @@ class OfPlan(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """What they are of."""
+        """Plan that they are of."""
         ...
 
 
@@ -29,7 +29,7 @@ class OfState(Protocol):
 
     @property
     def term(self) -> Term:
-        """In which term the round was that led to it."""
+        """Term of the round that led to it."""
         ...
 
     @property
@@ -156,7 +156,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the disk has of chain and state is taken up: this node begins.
+    """Start of this node: the chain and the state on its disk were loaded.
 
     orders: of its user, which stand from before. losses: held-out ones measured in earlier lives, by round; what a
     rollback abandoned may be among them.

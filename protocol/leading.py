@@ -51,7 +51,7 @@ from shoal.protocol.terms import make_rollback
 from shoal.protocol.timeouts import Since, reduce_deadline_s
 
 RELAY_SETTLE_S = 3.0
-"""How long a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
+"""Time that a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
 failure detector to suspect who is silent altogether."""
 
 
@@ -64,7 +64,7 @@ class Ruling:
 
 
 class Disputes:
-    """What one lead made of the lone accusations of a round."""
+    """One lead's handling of the lone accusations of a round."""
 
     def __init__(self, facts: RoundFacts) -> None:
         self.relay_choice = RelayChoice()
@@ -79,7 +79,7 @@ class Disputes:
         self.relay_choice.note(plan)
 
     def rule(self, plan: Plan, now: float, *, overdue: bool) -> Ruling | None:
-        """What is due now. overdue: the reduction has had its time, and nothing is waited for any more."""
+        """Return the ruling that is due, if any. overdue: the reduction has had its time; nothing is waited for."""
         facts = self._facts
         disputes = facts.accusations.disputes(plan, facts.alive)
         self._since = {dispute: self._since.get(dispute, now) for dispute in disputes}
@@ -103,12 +103,15 @@ class Disputes:
         return spoken or now - self._since[dispute] >= RELAY_SETTLE_S
 
     def _is_spent(self, dispute: Dispute, without: Collection[Pair]) -> bool:
-        """Whether nothing more is tried about it."""
+        """True if nothing more is tried about it."""
         return pair_of(*dispute) in without or self._heeded.get(dispute[0], 0) >= THIRDS_LIMIT
 
     def _losers(self, plan: Plan, spent: Collection[Dispute], disputes: Collection[Dispute]) -> frozenset[PeerId]:
-        """Who goes, so that nothing is left of those that are spent: who is in several of all, since a liar is in all
-        of its own; else as relays say. Never this node, which gives up the lead instead."""
+        """Choose peers to evict so that none of the disputes that are `spent` is left.
+
+        Of each it takes the one that is in more of all disputes, since a liar is in all of its own; else as relays say.
+        Never this node, which gives up the lead instead.
+        """
         facts, losers = self._facts, set[PeerId]()
         left = sorted(spent, key=lambda one: (self._since[one], one))
         while left:
@@ -126,10 +129,10 @@ class Disputes:
 
 
 REPLAN_SETTLE_S = 0.2
-"""How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
-other deaths, the word of the accused."""
+"""Time that the lead waits after a death, or the second word against somebody, for what was already on its way:
+reports, other deaths, the word of the accused."""
 HELD_TIMEOUT_S = 4.0
-"""Who does not say within this time what it holds is evicted too."""
+"""Time for a participant to say what it holds; who takes longer is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
@@ -139,7 +142,7 @@ Order = Plan | Value | Eviction
 
 
 class Lead:
-    """What the lead of a round has to do next. Asked of every node: of one that does not lead, nothing."""
+    """The lead's part of a round: what it has to do next. Asked of every node: of one that does not lead, nothing."""
 
     def __init__(self, facts: RoundFacts, deal: Deal) -> None:
         self._facts = facts
@@ -157,7 +160,7 @@ class Lead:
         self._disputes.adopted(plan)
 
     def next_order(self, now: float, *, view_since: float) -> Order | None:
-        """What is due now, if anything; `view_since` is when the stage of the view began."""
+        """Return the order that is due now, if any; `view_since` is when the stage of the view began."""
         facts = self._facts
         if not facts.agreement.free_to_plan or not facts.has_quorum():
             self.eviction = None
@@ -224,11 +227,11 @@ class Lead:
     # -- repairing --------------------------------------------------------------------------------------------
 
     def _overdue(self, plan: Plan, now: float) -> bool:
-        """Whether the reduction took too long altogether."""
+        """True if the reduction took too long altogether."""
         return now - self._facts.planned_at >= reduce_deadline_s(self._facts.settings, plan)
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
-        """Whether somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
+        """True if somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
         since = [self._facts.dead_since.get(p, self._blamed.get(p, self._facts.planned_at)) for p in lost]
         if plan.view < self._facts.agreement.view:
             since.append(view_since)

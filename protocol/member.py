@@ -134,7 +134,7 @@ ANSWERED_LIMIT_PEERS = 1024
 
 
 class Standing(enum.Enum):
-    """Where a member stands."""
+    """Stage of a member's life: outside the rounds, in one, lingering until others know the last one, or gone."""
 
     OUTSIDE = "outside"
     IN_ROUND = "in round"
@@ -222,7 +222,7 @@ class Member:
 
     @property
     def standing(self) -> Standing:
-        """Where this member stands."""
+        """Stage of life that this member is in."""
         if self._departure.left:
             return Standing.GONE
         if self._linger_until is not None:
@@ -231,7 +231,7 @@ class Member:
 
     @property
     def phase(self) -> str:
-        """What it does, for its user."""
+        """One or two words for the user on what it does."""
         if self.leaving:
             return "leaving"
         if self.machine is None:
@@ -244,37 +244,37 @@ class Member:
 
     @property
     def stands_still(self) -> bool:
-        """Whether something forbids it to sign, as far as was looked."""
+        """True if something forbids it to sign, as far as was looked."""
         return self._still is not None
 
     @property
     def abstains(self) -> str | None:
-        """Why it signs nothing in the round under way, and what helps; None if it may sign."""
+        """Reason why it signs nothing in the round under way, and what helps; None if it may sign."""
         machine = self.machine
         return abstaining(machine.round) if machine is not None and machine.agreement.abstains else None
 
     @property
     def finished(self) -> bool:
-        """Whether the rounds asked for are done: the node stops by itself."""
+        """True if the rounds asked for are done: the node stops by itself."""
         return self._departure.finished
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True if leaving was asked for."""
         return self._departure.asked
 
     @property
     def needed(self) -> bool:
-        """Whether it is to leave, and stays for the sake of others who want what it has."""
+        """True if it is to leave, and stays for the sake of others who want what it has."""
         return self._departure.needed
 
     def overdue(self, now: float) -> bool:
-        """Whether it was to leave so long ago that it waits for nothing more."""
+        """True if it was asked to leave so long ago that it waits for nothing more."""
         return self._departure.overdue(now)
 
     @property
     def early(self) -> int:
-        """How many messages wait for their round."""
+        """Number of messages that wait for their round."""
         return len(self._early)
 
     def missing(self) -> tuple[PeerId, ...]:
@@ -356,7 +356,7 @@ class Member:
                 yield Send(peer, entry)
 
     def _is_another_genesis(self, peer: PeerId, ready: Ready) -> bool:
-        """Whether the first founder drew another S(0) than this machine, while its word still decides.
+        """True if the first founder drew another S(0) than this machine, while its word still decides.
 
         The same seed may give other last bits on another CPU.
         """
@@ -364,7 +364,7 @@ class Member:
         return differs and self._genesis_is_open()
 
     def _genesis_is_open(self) -> bool:
-        """Whether the first founder's word decides which S(0) it is.
+        """True if the first founder's word decides which S(0) it is.
 
         Once something is bound here, others may have decided on a state that follows from the one here.
         """
@@ -538,7 +538,7 @@ class Member:
             yield from self._abandon_round()
 
     def _may_not_sign(self) -> bool:
-        """Whether this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
+        """True if this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
         self._still = self._here.stands_still(self._head)
         return self._still is not None
 
@@ -697,17 +697,19 @@ class Member:
         return absent_ready(role, self._head, self._here.digest)
 
     def _recent_members(self) -> frozenset[PeerId]:
-        """Who may come back as a contributor: the members of the last rounds."""
+        """Members of the last rounds, who may come back as contributors."""
         rules = self._here.rules(self._head.next_round)
         return self._here.chain.recent_members(rules.staleness_rounds)
 
     def _is_announced(self) -> bool:
-        """Whether a contribution to the round under way was announced, in this life or an earlier one."""
+        """True if a contribution to the round under way was announced, in this life or an earlier one."""
         return "ready" in self._kinds()
 
     def _is_bound(self) -> bool:
-        """Whether this node proposed or voted for a value of the round under way, or may have: it may have what was
-        contributed."""
+        """True if this node proposed or voted for a value of the round under way, or may have.
+
+        It may then have what was contributed.
+        """
         return not self._kinds().isdisjoint(BINDING)
 
     def _kinds(self) -> set[str]:
@@ -715,7 +717,7 @@ class Member:
         return {record.kind for record in self._here.bound_in(next_position(self._head))}
 
     def _is_alone(self) -> bool:
-        """Whether nobody else can have heard what this node announced."""
+        """True if nobody else can have heard what this node announced."""
         return self._head.members == (self._me,)
 
     def _mark_announced(self) -> Steps:

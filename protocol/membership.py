@@ -1,4 +1,4 @@
-"""Who is alive: a failure detector in the manner of SWIM, as a machine without clock or sockets.
+"""Failure detector in the manner of SWIM: a machine without clock or sockets that decides who is alive.
 
 Each node watches every peer it has heard from, on its own. A peer that was silent for a probe interval is pinged; if
 no answer comes, it is pinged again and three others are asked to ping it; if that fails too it is suspected, and
@@ -63,7 +63,7 @@ from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Sus
 
 
 class State(enum.Enum):
-    """What we hold a peer for. Members are hashed by identity: the table is asked with every message."""
+    """State in which we hold a peer to be. Members are hashed by identity: the table is asked with every message."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -73,7 +73,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What can happen to a peer; see the table above. Hashed as states are."""
+    """Event that can happen to a peer; see the table above. Hashed as states are."""
 
     HEARD = "heard"
     VOUCHED = "vouched"
@@ -184,7 +184,7 @@ NONCE_BITS = 62
 
 _ALIVE, _SUSPECT, _DEAD = State
 _HEARD, _ACCUSED = Event.HEARD, Event.ACCUSED
-"""What is asked for with every message: a member of an enumeration takes CPython a hundred nanoseconds to look up."""
+"""Members that are needed with every message; looking one up in its enumeration takes CPython a hundred nanoseconds."""
 
 
 def probe_interval_s(peers: int) -> float:
@@ -217,7 +217,7 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Watched:
-    """What we know of one peer. heard_at: of it or about it. said_at: by itself, to us.
+    """Knowledge of one peer. heard_at: of it or about it. said_at: by itself, to us.
 
     cut: it cannot be reached over a link since it last said something.
     """
@@ -270,7 +270,7 @@ class MembershipMachine:
     _refuted_at: float = -math.inf
 
     def state_of(self, peer: PeerId) -> State | None:
-        """What we hold `peer` for; None if we never heard from it."""
+        """State in which we hold `peer` to be; None if we never heard from it."""
         watched = self._peers.get(peer)
         return watched.state if watched else None
 
@@ -480,7 +480,7 @@ class MembershipMachine:
         return [Say(via, PingRequest(target=peer, nonce=nonce)) for via in vias]
 
     def _look(self, now: float) -> tuple[list[tuple[PeerId, _Watched]], list[tuple[float, PeerId, _Watched]]]:
-        """Who may have let a deadline pass; and whom to ping now, and since when, the longest overdue first."""
+        """List the peers that may have let a deadline pass, and those to ping now, the longest overdue first."""
         peers = self._peers
         interval = among_first = PROBE_INTERVAL_S
         first: Collection[PeerId] = ()
@@ -606,4 +606,4 @@ RECEIVERS: Mapping[type, Callable[[MembershipMachine, PeerId, Any, float], list[
     Nack: lambda machine, peer, nack, now: machine.on_nack(peer, nack.target, nack.nonce, now),
     Suspicion: lambda machine, peer, said, now: machine.on_suspicion(said.peer, said.incarnation, now),
 }
-"""What a machine does when a peer itself says one of these, at a time."""
+"""Handler of a machine for each of the messages that a peer itself says, at a time."""

@@ -79,7 +79,7 @@ class OfferCatchUp:
     # -- who lacks something -----------------------------------------------------------------------------------
 
     def begin_turn(self, reachable: Collection[PeerId]) -> list[PeerId]:
-        """Whom to ask in this turn: those with gaps, but for one place at least, and those asked longest ago."""
+        """Pick peers to ask in this turn: those with gaps, but for one place at least, and those asked longest ago."""
         self._news = 0
         newcomers = sorted(set(reachable) - self._asked.keys())
         self._asked = OrderedDict.fromkeys((*newcomers, *(peer for peer in self._asked if peer in reachable)))

@@ -1,4 +1,4 @@
-"""What two peers say outside a round: hello, signs of life, and requests for certificates and state."""
+"""Messages between two peers outside a round: hello, signs of life, requests for certificates and state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class AskNewest(Message, frozen=True, kw_only=True):
-    """What is the newest record of the key that signed this one? Asked by who is not let through to say hello."""
+    """Request for the newest record of the key that signed this one, by who is not let through to say hello."""
 
     record: RecordBytes
 
@@ -139,7 +139,7 @@ class Suspicion(Message, frozen=True, kw_only=True):
 
 
 SignOfLife = Ping | Ack | PingRequest | Nack | Reach | Suspicion
-"""Who says nothing else counts as silent."""
+"""Messages that show that a peer lives; who says nothing else counts as silent."""
 
 
 class GetManifest(Message, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ SwarmMessage = (
     | Certificate
     | Rebase
 )
-"""What is said to everyone, and holds whoever passes it on."""
+"""Messages that are said to everyone, and hold whoever passes them on."""
 
 LinkMessage = (
     SwarmMessage | SignOfLife | Announce | Revocations | Offer | Decline | Withdraw | Taken | AskStanding | Standing

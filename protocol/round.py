@@ -92,7 +92,7 @@ RESEND_S = 3.0
 
 
 class Phase(enum.Enum):
-    """Where the round stands for this node."""
+    """Phase of a round for this node."""
 
     TRAIN = "train"
     PLAN = "plan"
@@ -211,7 +211,10 @@ class RoundMachine:
         return [Broadcast(message), *self.tick(now)]
 
     def relayed(self, plan: bytes, ways: Collection[RelayedWay]) -> list[Effect]:
-        """What this node, as a relay of `plan`, can say of ways: told once one end accuses the other, and kept up."""
+        """Tell what this node, as a relay of `plan`, can say of `ways`.
+
+        A way is told of once one end accuses the other, and kept up to date from then on.
+        """
         facts, said = self._facts, () if self._relayed is None else self._relayed.ways
         if self.plan is None or self.plan.hash != plan:
             return []
@@ -239,7 +242,7 @@ class RoundMachine:
         return [Broadcast(held), *self.tick(now)]
 
     def peers_alive(self, alive: Iterable[PeerId], now: float, *, suspected: Iterable[PeerId] = ()) -> list[Effect]:
-        """Who is believed alive, and whom of them the failure detector suspects."""
+        """Take note of who is believed alive, and whom of them the failure detector suspects."""
         before, facts = self._facts.alive, self._facts
         facts.suspected = frozenset(suspected)
         facts.alive = frozenset(alive) | {self.me}
@@ -289,7 +292,7 @@ class RoundMachine:
 
     @property
     def phase(self) -> Phase:
-        """Where the round stands for this node."""
+        """Phase that the round is in for this node."""
         return next(phase for phase, holds in PHASES if holds(self._facts))
 
     def weigh(self, plan: Plan) -> None:
@@ -298,7 +301,7 @@ class RoundMachine:
             self.agreement.doubt(plan.hash)
 
     def complete_at(self) -> tuple[PeerId, ...]:
-        """Who else says that it has all finals of the plan that this node is reducing by."""
+        """Other participants that say they have all finals of the plan that this node is reducing by."""
         if self.plan is None or self.phase is not Phase.REDUCE:
             return ()
         return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
@@ -309,32 +312,32 @@ class RoundMachine:
         return tuple(p for p in self.previous.members if p not in here)
 
     def has_quorum(self) -> bool:
-        """Whether the living members could certify this round."""
+        """True if the living members could certify this round."""
         return self._facts.has_quorum()
 
     def leave_needs_promise(self) -> bool:
-        """Whether this node must promise its leave, or may simply go."""
+        """True if this node must promise its leave; False if it may simply go."""
         return leave_needs_promise(self.previous, self.me, self._facts.alive, self.agreement.leaves)
 
     def holds_alone(self) -> bool:
-        """Whether there are others, and none of them has the state from which this round begins."""
+        """True if there are others, and none of them has the state from which this round begins."""
         return bool(self._facts.others()) and not self._facts.holders()
 
     def hands_over(self) -> bool:
-        """Whether this node alone can certify this round, so that others become members who have its state."""
+        """True if this node alone can certify this round, so that others become members who have its state."""
         apart = self._facts.others().isdisjoint(self.previous.members)
         return apart and self.agreement.member and self.has_quorum() and bool(self._facts.holders())
 
     def nobody_trains(self) -> bool:
-        """Whether no living member is making a contribution or has made one."""
+        """True if no living member is making a contribution or has made one."""
         return self._gathering.nobody_trains(self._facts.alive)
 
     def consents(self) -> dict[PeerId, Consent]:
-        """Who of the members would go back in this round, and where to."""
+        """Consents of members that would go back in this round, each with the round to go back to."""
         return dict(self._facts.consents)
 
     def amend_consents(self) -> dict[PeerId, AmendConsent]:
-        """Who of the members would amend the settings in this round, and how."""
+        """Consents of members that would amend the settings in this round, each with its amendment."""
         return dict(self._facts.amend_consents)
 
     def current(self) -> list[Message]:
@@ -380,7 +383,7 @@ class RoundMachine:
         return [*rule.take(self, sender, message, now), *self.tick(now)]
 
     def _is_heard(self, sender: PeerId, senders: Senders) -> bool:
-        """Whether `sender` is one of these: who takes no part has nothing to say, and nothing of it is kept."""
+        """True if `sender` is one of these; nothing is kept of a peer that takes no part."""
         announced = senders is Senders.PARTICIPANTS and sender in self._gathering
         return senders is Senders.ALL or announced or sender in self.previous.members
 
@@ -412,7 +415,7 @@ class RoundMachine:
             self._origins[plan.hash] = _fixed(plan)
 
     def _knows_origin(self, plan: Plan) -> bool:
-        """Whether this node has seen the plan that began the reduction, by whose hash it signs what it sums.
+        """True if this node has seen the plan that began the reduction, by whose hash it signs what it sums.
 
         Who signed by that of a plan with other weights, or in an earlier life, would be convicted of a lie.
         """
@@ -443,7 +446,7 @@ class RoundMachine:
         return effects
 
     def _is_news(self, sender: PeerId, message: Evict) -> bool:
-        """Whether this was not asked before: what was answered is said again by itself.
+        """True if this was not asked before; an answer is repeated without being asked again.
 
         Raises RemoteError for more questions in one view than there can be somebody else to evict in each.
         """
@@ -455,7 +458,7 @@ class RoundMachine:
         return question not in asked
 
     def _is_of_earlier_life(self, plan: Plan) -> bool:
-        """Whether `plan` counts on this node as it was before a restart: it may have signed under it what it forgot."""
+        """True if `plan` counts on this node as it was before a restart: it may have signed under it what it forgot."""
         place = plan.number(self.me)
         return place is not None and self.me not in plan.evicted and plan.participants[place].life != self.life
 
@@ -463,7 +466,7 @@ class RoundMachine:
         return 0 <= view - self.agreement.view <= VIEWS_AHEAD_LIMIT
 
     def _supersedes(self, plan: Plan) -> bool:
-        """Whether `plan` comes after the one known here. A planner that died may have forgotten its attempts."""
+        """True if `plan` comes after the one known here. A planner that died may have forgotten its attempts."""
         if self.plan is None or plan.view != self.plan.view:
             return self.plan is None or plan.view > self.plan.view
         forgot = self._planner_died or any(
@@ -516,7 +519,7 @@ class RoundMachine:
         return effects
 
     def _is_waited_for(self) -> bool:
-        """Whether all have reported to this lead, which is still reducing: its plan, again, tells that it lives."""
+        """True if all have reported to this lead, which is still reducing: its plan, again, tells that it lives."""
         plan, facts = self.plan, self._facts
         if plan is None or (plan.planner, plan.view) != (self.me, self.agreement.view) or facts.my_report() is not None:
             return False
@@ -557,7 +560,7 @@ def _ends(way: RelayedWay) -> frozenset[int]:
 
 
 def _fixed(plan: Plan) -> tuple[object, ...]:
-    """What all revisions of a plan have in common."""
+    """Fields that all revisions of a plan have in common."""
     return plan.participants, plan.clips, plan.aggregate, plan.codec, plan.numel, plan.chunk_values
 
 
@@ -570,14 +573,14 @@ PHASES: Sequence[tuple[Phase, Callable[[RoundFacts], bool]]] = (
     (Phase.PLAN, RoundFacts.is_announced),
     (Phase.TRAIN, lambda _: True),
 )
-"""What is known in each phase; the first of them that holds is the one in which the round is."""
+"""Condition of each phase; the first of them that holds is the one in which the round is."""
 
 
 # -- what each message leads to --------------------------------------------------------------------------------
 
 
 class Senders(enum.Enum):
-    """From whom a message is heard."""
+    """Senders from whom a message is heard."""
 
     ALL = "all"
     PARTICIPANTS = "participants"
@@ -590,7 +593,7 @@ Take = Callable[[RoundMachine, PeerId, Any, float], list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """From whom a type of message is heard, and what takes it; what is due then is for `RoundMachine.tick`."""
+    """Senders of whom a type of message is heard, and what takes it; what is due then is for `RoundMachine.tick`."""
 
     senders: Senders
     take: Take
@@ -633,4 +636,4 @@ RULES: Mapping[type[Message], Rule] = {
     Consent: _noted(RoundFacts.take_consent, Senders.MEMBERS),
     AmendConsent: _noted(RoundFacts.take_amend_consent, Senders.MEMBERS),
 }
-"""What is heard of a round until it is decided. The steps are those of `agreement.STEPS`."""
+"""Messages that are heard of a round until it is decided. The steps are those of `agreement.STEPS`."""

@@ -1,4 +1,4 @@
-"""What a member looks at before it decides, as whoever drives it answers."""
+"""Surroundings of a member: what it looks at before it decides, as whoever drives it answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.protocol.terms import RollbackPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds in a round: the settings of its machine, and how many rounds a member may have been away."""
+    """Rules of a round: the settings of its machine, and how many rounds a member may have been away."""
 
     settings: RoundSettings
     staleness_rounds: int
@@ -25,7 +25,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """What this node's user lets others decide.
+    """Choices of this node's user about what others may decide.
 
     rollback: when it follows a user of another node who wants to go back. amendments: whether it follows the authority.
     """
@@ -38,7 +38,7 @@ USUAL: Final = Policies()
 
 
 class Surroundings(Protocol):
-    """What a member looks at before it decides. Nothing of it waits, and asking changes nothing."""
+    """Facts that a member looks at before it decides. Nothing of it waits, and asking changes nothing."""
 
     @property
     def chain(self) -> Chain:
@@ -47,7 +47,7 @@ class Surroundings(Protocol):
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         ...
 
     @property
@@ -57,12 +57,12 @@ class Surroundings(Protocol):
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as that is not known."""
         ...
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         ...
 
     @property
@@ -72,42 +72,42 @@ class Surroundings(Protocol):
 
     @property
     def made(self) -> bool:
-        """Whether this node's contribution to the round under way is made."""
+        """True if this node's contribution to the round under way is made."""
         ...
 
     @property
     def paused(self) -> bool:
-        """Whether the user has the accelerator."""
+        """True if the user has the accelerator."""
         ...
 
     @property
     def resting(self) -> bool:
-        """Whether the trainer has done what it was told."""
+        """True if the trainer has done what it was told."""
         ...
 
     @property
     def waits_alone(self) -> bool:
-        """Whether an anchor gives the trainer one contribution only, so that without a quorum it waits."""
+        """True if an anchor gives the trainer one contribution only, so that without a quorum it waits."""
         ...
 
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
-        """What is on disk of what this node bound itself to in a round."""
+        """Records on disk of what this node bound itself to in a round."""
         ...
 
     def alive(self) -> frozenset[PeerId]:
-        """Who is believed alive."""
+        """Peers that are believed alive."""
         ...
 
     def suspected(self) -> frozenset[PeerId]:
-        """Who of them may be gone."""
+        """Peers believed alive that may be gone."""
         ...
 
     def linked(self) -> Collection[PeerId]:
-        """Who can be told something."""
+        """Peers that can be told something."""
         ...
 
     def may_join(self, peer: PeerId) -> bool:
-        """Whether the swarm lets a peer in."""
+        """True if the swarm lets a peer in."""
         ...
 
     def stands_still(self, head: Value) -> str | None:
@@ -115,7 +115,7 @@ class Surroundings(Protocol):
         ...
 
     def rules(self, round: int) -> Rules:
-        """What holds in the round after the head, which is `round`."""
+        """Rules of the round after the head, which is `round`."""
         ...
 
     def new_life(self) -> bytes:

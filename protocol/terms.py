@@ -36,7 +36,7 @@ from shoal.protocol.messages import (
 )
 
 RollbackPolicy = Literal["never", "spike", "always"]
-"""When a member consents to a rollback that another member's user ordered; see going_back.py."""
+"""Policy on when a member consents to a rollback that another member's user ordered; see going_back.py."""
 
 
 def make_consent(identity: Identity, previous: Value, target: Target, *, asked: bool) -> Consent:

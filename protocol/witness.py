@@ -62,7 +62,7 @@ _Votes = dict[tuple[str, PeerId, int], dict[bytes, bytes]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Round:
-    """What was said in the round after `base`."""
+    """Statements that were heard in the round after `base`, by kind."""
 
     base: Value
     settings: RoundSettings
@@ -77,7 +77,7 @@ class _Round:
 
 
 class Witness:
-    """What one node heard, round by round."""
+    """Memory of what one node heard, round by round."""
 
     def __init__(self) -> None:
         self._rounds: dict[bytes, _Round] = {}
@@ -164,7 +164,7 @@ class Witness:
         return self._broken_leave(about, peer)
 
     def _broken_leave(self, about: _Round, peer: PeerId) -> list[Evidence]:
-        """What somebody that left signed all the same."""
+        """Evidence that a peer signed all the same after it promised to leave: at most one."""
         leave = about.leaves.get(peer)
         if leave is None:
             return []
@@ -192,7 +192,7 @@ class Witness:
         return [*self._hidden(about, move.peer), *self._broken_leave(about, move.peer)]
 
     def _hidden(self, about: _Round, peer: PeerId) -> list[Evidence]:
-        """What a member voted for, and told nothing of when it moved on."""
+        """Evidence that a member voted for a value, and told nothing of it when it moved on: at most one."""
         moves = sorted((view, move) for (mover, view), move in about.moves.items() if mover == peer)
         cast = sorted(
             (view, said) for (step, voter, view), said in about.votes.items() if (step, voter) == ("vote", peer)
@@ -253,7 +253,7 @@ class Witness:
         return None if about is None else about.base
 
     def commitment(self, base: bytes, peer: PeerId, root: bytes) -> Commitment | None:
-        """What `peer` signed about the contribution with this root."""
+        """Commitment that `peer` signed about the contribution with this root, if one was heard."""
         about = self._rounds.get(base)
         known = {} if about is None else about.commitments.get(peer, {})
         return next((one for one in known.values() if one.root == root), None)
@@ -265,7 +265,7 @@ class Witness:
         return [one for known in by_peer for one in known.values()]
 
     def disputes(self, plan: Plan) -> bool:
-        """Whether a plan clips somebody otherwise than what was heard of the norms leads to."""
+        """True if a plan clips somebody otherwise than what was heard of the norms leads to."""
         about = self._rounds.get(plan.base)
         if about is None:
             return False
@@ -278,7 +278,7 @@ class Witness:
         return False
 
     def hear_commitments(self, base: bytes, others: Iterable[Commitment]) -> list[Evidence]:
-        """What others' commitments in a round, as somebody else heard them, prove together with what was heard here."""
+        """Take commitments that another node heard in a round; return what they prove with those heard here."""
         about = self._rounds.get(base)
         return [] if about is None else [e for one in others for e in self._hear_commitment(about, one)]
 
@@ -314,7 +314,7 @@ class Witness:
     def compare(
         self, plan: Plan, mine: Iterable[ChunkStatement], others: Iterable[ChunkStatement]
     ) -> list[DoubleResult]:
-        """What two sets of statements about one lineage prove against the owners of chunks on which they differ."""
+        """Return evidence against owners of chunks on which two sets of statements about one reduction differ."""
         about, origin = self._rounds.get(plan.base), self.origin(plan)
         if about is None or origin is None:
             return []

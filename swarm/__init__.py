@@ -1,1 +1,1 @@
-"""Who is there, and what moves between them: libp2p host, lanes, discovery, members, transfer."""
+"""Network of a swarm: libp2p host, lanes, discovery, members, transfer."""

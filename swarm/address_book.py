@@ -47,7 +47,7 @@ class AddressBook:
     def __init__(self, peers: Iterable[KnownPeer] = ()) -> None:
         self._peers = {PeerId(known.peer): known for known in reversed(tuple(peers))}
         self.first: Callable[[], Collection[PeerId]] = tuple
-        """Whom no stranger pushes out, however often it was not reached."""
+        """Peers that no stranger pushes out, however often they were not reached."""
 
     @classmethod
     def parse(cls, data: bytes) -> AddressBook:

@@ -1,4 +1,4 @@
-"""Where addresses that others name may lead a node's dials: nobody shall send a swarm against a third party.
+"""Limits on dialling addresses that others name: nobody shall send a swarm against a third party.
 
 A record is signed by its peer, which may put any address into it, and only a handshake shows who is there. So:
 
@@ -32,7 +32,7 @@ _ANY_NAME = ("a name that others gave", 0)
 
 
 class DialTargets:
-    """What one node has dialled in vain. Use from trio's thread."""
+    """Dial targets of one node, and how often each was dialled in vain. Use from trio's thread."""
 
     def __init__(self) -> None:
         self._targets: Rates[tuple[str, int]] = Rates(TARGET_PER_S, TARGET_BURST)
@@ -45,7 +45,7 @@ class DialTargets:
             self._named.add(_direct(address).host)
 
     def may_dial(self, address: Address | CircuitAddress) -> bool:
-        """Whether to dial here once more; if so it is counted."""
+        """Return True if this address may be dialled once more, and count the dial."""
         now, host = trio.current_time(), _direct(address).host
         return self._targets.take(self._target(address), now) and (is_private(host) or self._hosts.take(host, now))
 

@@ -1,4 +1,4 @@
-"""Whom a node dials by itself: everybody it knows of and has no link with.
+"""Dialling: a node dials by itself everybody it knows of and has no link with.
 
 Of two that know each other the lower PeerId dials at once, the other only after DIAL_DEFERRAL_S. Who was not reached is
 dialled again after a pause that doubles; who refuses this node, or has no place left for it, after the longest. Anybody
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Dial:
-    """When a peer that is not linked may be dialled, and with what pause after that."""
+    """Time from which a peer that is not linked may be dialled, and the pause after that."""
 
     at: float
     backoff_s: float = DIAL_BACKOFF_S
@@ -81,7 +81,7 @@ class Dialling:
         return {*(record.peer for record in self._book.records()), *self._found}
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer says it is, and where discovery saw it."""
+        """Addresses of a peer: those that its record names, then those where discovery saw it."""
         record = self._book.get(peer)
         known = () if record is None else record.control_addresses
         return tuple(dict.fromkeys((*known, *self._found.get(peer, ()))))

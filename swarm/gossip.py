@@ -63,7 +63,7 @@ class GossipMessage:
 
 
 class _Outbox(RpcQueue):  # type: ignore[misc]
-    """What waits to be sent to one peer. libp2p's own holds 32 messages, so that a burst loses the rest in silence."""
+    """Queue of messages to one peer. libp2p's own holds 32, so that a burst loses the rest in silence."""
 
     def __init__(self) -> None:
         super().__init__(max_size=OUTBOX_LIMIT_ITEMS)
@@ -124,7 +124,7 @@ class _Router(GossipSub):  # type: ignore[misc]
         await trio.lowlevel.checkpoint()
 
     def mesh_heartbeat(self) -> tuple[Changes, Changes]:
-        """Whom to ask to be a neighbour, and whom to tell that it is none any more; both are so already."""
+        """Return whom to graft and whom to prune, with the topics of each; the mesh here has changed already."""
         asked = [(peer, topic) for topic in self.mesh for peer in self._lacking(topic)]
         for peer, topic in asked:
             self.mesh[topic].add(peer)
@@ -135,7 +135,7 @@ class _Router(GossipSub):  # type: ignore[misc]
         return graft, prune
 
     def _lacking(self, topic: str) -> list[ID]:
-        """Who comes first and is to become a neighbour, as long as there are not `degree` of them."""
+        """Peers that come first and are to become neighbours, as long as there are not `degree` of them."""
         subscribed = self.pubsub.peer_topics.get(topic, ())
         first = [peer for peer in subscribed if self._is_first(peer) and self._is_gossipsub_peer(peer)]
         more = [peer for peer in first if peer not in self.mesh[topic] and not self._check_back_off(peer, topic)]
@@ -144,7 +144,7 @@ class _Router(GossipSub):  # type: ignore[misc]
         return found
 
     def _select_peers_for_pruning(self, topic: str, num_to_prune: int) -> list[ID]:
-        """Who gives way where there are too many: at random, but nobody who comes first before all others have."""
+        """Neighbours to give way where there are too many: at random, and who comes first after all others."""
         others = [peer for peer in self.mesh[topic] if not self._is_first(peer)]
         gone: list[ID] = self.select_from_minus(num_to_prune, others, ())
         first = [peer for peer in self.mesh[topic] if self._is_first(peer)]
@@ -257,7 +257,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
             await self.router.handle_rpc(control, peer_id)
 
     def _may_have(self, peer_id: ID, number: bytes) -> bool:
-        """Whether a message that a peer wants is there, and within what it may be sent anew."""
+        """True if a message that a peer wants is there, and within what it may be sent anew."""
         message = self.router.mcache.get(number)
         return message is not None and self._peer_limits.may_want(PeerId(str(peer_id)), message.ByteSize())
 
@@ -358,7 +358,7 @@ class Gossip:
         self._traffic.bytes_sent += len(data)
 
     async def subscribe(self, topic: str) -> Mailbox[GossipMessage]:
-        """What others publish on `topic` from now on; the oldest is dropped when nobody reads. Close it to end."""
+        """Return a mailbox of what others publish on `topic` from now on; the oldest is dropped when nobody reads."""
         mailbox: Mailbox[GossipMessage] = Mailbox(SUBSCRIPTION_LIMIT_ITEMS)
         self._mailboxes.setdefault(topic, []).append(mailbox)
         self._pubsub.adopt(topic)

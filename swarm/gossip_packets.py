@@ -1,4 +1,4 @@
-"""What of a packet of gossip reaches libp2p's pubsub, which believes and keeps whatever it is given.
+"""Filter of gossip packets: what of one reaches libp2p's pubsub, which believes and keeps whatever it is given.
 
     a packet          at most PACKET_LIMIT_BYTES, of which ENTRIES_LIMIT fields, and CONTROL_LIMIT_BYTES beside messages
     a message         in one topic, which is ours; of a short origin and number; copied, so that the packet goes
@@ -76,7 +76,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def entries(packet: Any) -> int:
-    """How many there are beside messages: subscriptions, and control entries with the numbers in them."""
+    """Number of entries beside messages: subscriptions, and control entries with the numbers in them."""
     control = packet.control
     numbers = sum(len(one.messageIDs) for kind in (control.ihave, control.iwant) for one in kind)
     kinds = (control.graft, control.prune, control.ihave, control.iwant, control.idontwant)

@@ -56,7 +56,7 @@ RELAYED = "through a relay"
 Result = TypeVar("Result")
 Handler = Callable[[MessageStream], Awaitable[None]]
 Framing = Callable[[RawStream], RawStream]
-"""What stands between a protocol that is not Shoal's and a `MessageStream`."""
+"""Layer between a protocol that is not Shoal's and a `MessageStream`."""
 
 
 class NotReached(NetworkError):
@@ -68,7 +68,7 @@ class NotReached(NetworkError):
         self.silent = silent
 
     def proves_end(self, host: str | None) -> bool:
-        """Whether the peer, last connected from `host`, listens there no more; without that, nor anywhere else."""
+        """True if the peer, last connected from `host`, listens there no more; without that, nor anywhere else."""
         return host in self.refused or (bool(self.refused) and not self.silent)
 
 
@@ -103,15 +103,15 @@ class Host:
         self._network = transport.Network(identity=identity, connection_limit=connection_limit, memory=self._memory)
         self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer belongs here; strangers are given less."""
+        """True for a peer that belongs here; strangers are given less."""
         self.is_expected: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer that does not yet may do so, and is known: it is read like one that does."""
+        """True for a peer that does not belong here yet but may, and is known: it is read like one that does."""
         self.is_known: Callable[[str], bool] = lambda address: False
-        """Whether an IP address is one of a member: it is let in before others when many come."""
+        """True for an IP address of a member: it is let in before others when many come."""
         self.is_refused: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer was told that it does not belong here: the next stream that it opens ends its connection."""
+        """True for a peer that was told not to belong here: the next stream that it opens ends its connection."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer has its place before strangers, admitted or not yet."""
+        """True for a peer that has its place before strangers, admitted or not yet."""
         self._network.gives_way = self._gives_way
         self._door = Door(
             self.refusals,
@@ -275,7 +275,7 @@ class Host:
         await self._network.take_over(stream, peer, dialled=dialled)
 
     def _may_dial(self, address: Address | CircuitAddress) -> bool:
-        """Whether that costs no third party more than it may."""
+        """Return True if dialling this address costs no third party more than it may; the dial is counted."""
         first = address.relay.peer if isinstance(address, CircuitAddress) else address.peer
         if first == self.peer_id:
             return False
@@ -291,7 +291,7 @@ class Host:
         return sorted((since, peer) for since, peer in self._network.came() if not self.is_admitted(peer))
 
     def _gives_way(self, newcomer: PeerId) -> PeerId | None:
-        """Whose connection ends for a new one where there are too many: the oldest of who is not admitted.
+        """Return whose connection ends for a new one where there are too many: the oldest of who is not admitted.
 
         Raises NetworkError if nobody's does, unless the newcomer comes first: of those there are few.
         """
@@ -310,12 +310,12 @@ class Host:
         return self._network.host_of(peer)
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Whether a peer is connected, and not through a relay."""
+        """True if a peer is connected, and not through a relay."""
         return self._network.is_direct(peer)
 
     @property
     def protocols(self) -> frozenset[str]:
-        """What peers can open streams of."""
+        """Names of the protocols that peers can open streams of."""
         return frozenset(map(str, self._libp2p.multiselect.get_protocols()))
 
     def tell_addresses(self) -> None:
@@ -398,7 +398,7 @@ class Host:
         await self._gossip.publish(topic, data)
 
     async def subscribe(self, topic: str) -> Mailbox[GossipMessage]:
-        """What others publish on `topic`, from now on; bounded, the oldest is dropped when nobody reads."""
+        """Return a mailbox of what others publish on `topic` from now on; the oldest is dropped when nobody reads."""
         return await self._gossip.subscribe(topic)
 
     def gossip_peers(self, topic: str) -> frozenset[PeerId]:
@@ -442,7 +442,7 @@ class Host:
 
 
 async def as_a_stranger(work: Callable[[Host], Awaitable[Result]]) -> Result:
-    """What `work` comes to with a host of its own, which listens nowhere, under a key made for that.
+    """Do `work` with a host of its own, which listens nowhere, under a key made for that, and return its result.
 
     So nobody is told who asks, and no connection under this node's key ends. Raises what `work` raises, unwrapped.
     Cancellation leaves nothing behind.

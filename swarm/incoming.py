@@ -164,13 +164,13 @@ class _Intake:
 
 
 def _hanging_limit() -> int:
-    """How many connections may hang without taking the files that others need."""
+    """Number of connections that may hang without taking the files that others need."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return HANGING_LIMIT if files == resource.RLIM_INFINITY else min(HANGING_LIMIT, int(files * HANGING_FILES_SHARE))
 
 
 def _first_bytes(connection: socket.socket) -> bytes:
-    """What has come so far, which stays there to be read."""
+    """Bytes that have come so far, FIRST_BYTES at most; they stay there to be read."""
     with contextlib.suppress(OSError):
         return connection.recv(FIRST_BYTES, socket.MSG_PEEK)
     return b""

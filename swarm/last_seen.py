@@ -1,4 +1,4 @@
-"""When each peer was last heard of, by itself or through others: who may be gone for good, and who cannot be yet."""
+"""Times at which peers were last heard of: who may be gone for good, and who cannot be yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers and members may cost this node: the bounds of the control plane, and who enforces them.
+"""Limits of the control plane: what strangers and members may cost this node, and who enforces them.
 
     who comes first   members, founders and whom the user named (`shoal.protocol.places`): no stranger has its place,
                       and what strangers share is not taken from it, from where its PeerId is proven
@@ -108,7 +108,7 @@ SMALL_FRAMES_PER_S, SMALL_FRAMES_BURST = 2000.0, 8192.0
 
 
 class Reason(StrEnum):
-    """Why something was turned away."""
+    """Reason for which something was turned away."""
 
     HALF_OPEN = "half-open connections"
     HANDSHAKE_RATE = "connections per second"
@@ -132,7 +132,7 @@ class Reason(StrEnum):
 
 
 class Refusals:
-    """How much was turned away, by reason, since the node started. From any thread."""
+    """Counts of what was turned away since the node started, by reason. From any thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -226,7 +226,7 @@ class Door:
         self._is_known, self._is_member = is_known, is_member
 
     def lets_call(self, relay: PeerId, caller: PeerId) -> bool:
-        """Whether one more call through a relay may say something, which vouches for who calls.
+        """Return True if one more call through a relay may say something; the relay vouches for who calls.
 
         Strangers share what there is for one address, and take nothing from members.
         """
@@ -238,7 +238,7 @@ class Door:
         return False
 
     def lets_in(self, address: str) -> bool:
-        """Whether one more connection from this IP address may say something."""
+        """Return True if one more connection from this IP address may say something, and count it."""
         now, network = trio.current_time(), network_of(address)
         if self._by_address.take(network, now) and (
             self._is_known(address)
@@ -250,12 +250,12 @@ class Door:
         return False
 
     def is_spent(self, address: str) -> bool:
-        """Whether this IP address has used up what it may have for itself: it comes too often, whoever else comes."""
+        """True if this IP address has used up what it may have for itself: it comes too often, whoever else comes."""
         return self._by_address.is_spent(network_of(address), trio.current_time())
 
 
 def network_of(address: str) -> str:
-    """What is in one hand: an IPv4 address, or the network of an IPv6 address, its first 64 bits."""
+    """Network that is in one hand: an IPv4 address, or the first 64 bits of an IPv6 address."""
     if ":" not in address:
         return address
     try:
@@ -328,7 +328,7 @@ class Memory:
 
 
 class PeerLimits:
-    """How many streams and messages connected peers may open and send. Use from trio's thread.
+    """Limits on the streams and messages of connected peers. Use from trio's thread.
 
     is_admitted: whether a peer belongs to the swarm; to others less is given. is_expected: whether one that does not
     may do so, and is known. is_known: whether an IP address is a member's: others there are read as soon. is_refused:
@@ -435,14 +435,14 @@ class PeerLimits:
             await trio.sleep(wait_s)
 
     def may_want(self, peer: PeerId, size: int) -> bool:
-        """Whether this peer may be sent a message of so many bytes once more."""
+        """Return True if this peer may be sent a message of so many bytes once more, and count them."""
         if self._wanted_bytes.take(peer, trio.current_time(), size):
             return True
         self._refusals.note(Reason.GOSSIP_RATE)
         return False
 
     def may_gossip(self, peer: PeerId) -> bool:
-        """Whether one more gossip packet of `peer` is looked at."""
+        """Return True if one more gossip packet of `peer` is looked at, and count it."""
         rates = self._packets if self.is_admitted(peer) else self._stranger_packets
         if rates.take(peer, trio.current_time()):
             return True

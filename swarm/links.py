@@ -130,10 +130,10 @@ class AdmissionControl(Protocol):
         """The peer admitted this node; raises RemoteError if its record does not hold."""
 
     def rank(self, peer: PeerId) -> Rank:
-        """Where a peer stands when there is not room for all."""
+        """Rank of a peer when there is not room for all."""
 
     def full(self, peer: PeerId) -> Full:
-        """What to answer a peer that would be welcome, were there a place left."""
+        """Answer to a peer that would be welcome, were there a place left."""
 
     def turned_away(self, peer: PeerId, full: Full) -> None:
         """The peer would welcome this node, and has no place left."""
@@ -151,7 +151,7 @@ class AdmissionControl(Protocol):
         """A message arrived; raises RemoteError when it breaks the protocol."""
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether a peer is known and may be heard through others."""
+        """True if a peer is known and may be heard through others."""
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """A message of a peer arrived through another."""
@@ -365,12 +365,12 @@ class Links:
             self._promised.discard(peer)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Whether there is a place for `peer`; those that are promised to others are none for a stranger."""
+        """True if there is a place for `peer`; those that are promised to others are none for a stranger."""
         promised = 0 if self._gate.rank(peer) is Rank.FIRST else len(self._promised - {peer, *self._links})
         return peer in self._links or len(self._links) + promised < LINK_LIMIT
 
     def _may_dial(self, peer: PeerId) -> bool:
-        """Whether a link with `peer` would come of it; for strangers that it finds by itself a node ends no links."""
+        """True if a link with `peer` would come of it; for strangers that it finds by itself a node ends no links."""
         return self._has_room(peer) or (self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None)
 
     def _loser(self, peer: PeerId) -> PeerId | None:

@@ -86,7 +86,7 @@ class ManifestServer:
 
 
 def _tell_nobody(text: str) -> None:
-    """Where nobody watches."""
+    """Drop a line, where nobody watches."""
 
 
 async def fetch_manifest(
@@ -141,7 +141,7 @@ async def _tell_later(deadline_s: float, on_wait: Callable[[str], None]) -> None
 
 
 async def ask_again(ask: Callable[[float], Awaitable[Manifest]], ends_at: float, rng: random.Random) -> Manifest:
-    """What `ask`, given the seconds it may take, returns the first time that it raises no NetworkError.
+    """Call `ask` with the seconds it may take until it raises no NetworkError, and return what it returns.
 
     Raises the last NetworkError when no time is left for another try, and at once whatever else `ask` raises.
     """

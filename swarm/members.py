@@ -1,4 +1,4 @@
-"""Who is in the swarm and alive: admission, records by gossip, the failure detector, and links to everyone.
+"""Membership of the swarm: admission, records by gossip, the failure detector, and links to everyone.
 
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
 `RecordBook` keeps the newest signed record of each. This module moves their bytes; `shoal.swarm.dialling` dials whoever
@@ -284,7 +284,7 @@ class Members:
         self._take_others(peer, welcome.others)
 
     def _take_others(self, peer: PeerId, others: Sequence[bytes]) -> None:
-        """Whom `peer` names: who is linked with nobody yet dials them at once, which gets in nobody's way."""
+        """Take the records that `peer` names; a node without any link then dials all that it knows of at once."""
         for data in others:
             self._take_record(data, blame=peer)
         if not self.links.linked():
@@ -292,7 +292,7 @@ class Members:
             self._dialling.dial_now(set(here) - {self._me, peer})
 
     def rank(self, peer: PeerId) -> Rank:
-        """Where a peer stands when there is not room for all."""
+        """Rank of a peer when there is not room for all."""
         return self.admission.rank(peer)
 
     def full(self, peer: PeerId) -> Full:
@@ -392,12 +392,12 @@ class Members:
         self._carry_out(receive(self.machine, peer, message, trio.current_time()))
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether a peer may be heard through others: it is admitted, and said who it is."""
+        """True if a peer may be heard through others: it is admitted, and said who it is."""
         record = self.book.get(peer)
         return peer != self._me and record is not None and self.admission.reason_not_admitted(record) is None
 
     def may_join(self, peer: PeerId) -> bool:
-        """Whether a peer may become a member of the swarm, as far as is known here."""
+        """True if a peer may become a member of the swarm, as far as is known here."""
         return self.admission.may_join(peer, self.book.get(peer))
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
@@ -509,7 +509,7 @@ def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:
 
 
 def _reason_to_refuse(peer: PeerId, hello: Hello, swarm_id: SwarmId, admission: Admission) -> str | None:
-    """Why who says this hello is not let in, for its user to read; None if it is."""
+    """Return why the sender of this hello is not let in, for its user to read; None if it is."""
     if hello.wire != WIRE_VERSION:
         return f"this node speaks wire version {WIRE_VERSION}, yours {hello.wire}; install the same version of Shoal"
     if hello.swarm != swarm_id:

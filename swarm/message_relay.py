@@ -1,4 +1,4 @@
-"""Who passes on what between two members that have no link: a third that is linked to both.
+"""Message relay: between two members that have no link, a third that is linked to both passes messages on.
 
     A ──Reach(lacks B)──► F, G, H …          each tells all it is linked to whom it does not reach itself
     A ──Ready──► F ──the same envelope──► B  F and G do so, the first two of A's and B's common neighbours by hash,
@@ -32,7 +32,7 @@ PATH_LIMIT = 4096
 
 
 class MessageRelay:
-    """What this node knows of pairs without a link, and what follows for the messages that pass through it.
+    """Pairs without a link, as this node knows them, and what follows for the messages that pass through it.
 
     Peers are named only while they are linked: `told` when one says whom it lacks, `forget` when its link is lost.
     """
@@ -40,7 +40,7 @@ class MessageRelay:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self.belongs: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer is one of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
+        """True for a peer of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
         self._lacks: dict[PeerId, frozenset[PeerId]] = {}
         self._paths: Rates[tuple[PeerId, PeerId]] = Rates(PATH_BYTES_PER_S, PATH_BURST_BYTES, limit=PATH_LIMIT)
         self._total = TokenBucket(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
@@ -49,7 +49,7 @@ class MessageRelay:
 
     @property
     def needed(self) -> bool:
-        """Whether anybody is known who does not reach somebody."""
+        """True if anybody is known who does not reach somebody."""
         return bool(self._lacks)
 
     @property
@@ -73,11 +73,11 @@ class MessageRelay:
         self._lacks.pop(peer, None)
 
     def apart(self, one: PeerId, other: PeerId) -> bool:
-        """Whether either of the two says that it does not reach the other."""
+        """True if either of the two says that it does not reach the other."""
         return other in self._lacks.get(one, ()) or one in self._lacks.get(other, ())
 
     def targets(self, signer: PeerId, linked: Collection[PeerId], size_bytes: int, now: float) -> tuple[PeerId, ...]:
-        """To whom a message that came from its signer itself is to be passed on, as far as there is allowance for it.
+        """Peers to pass a message on to that came from its signer itself, as far as there is allowance for it.
 
         The bytes are counted as sent.
         """
@@ -87,7 +87,7 @@ class MessageRelay:
         return tuple(peer for peer in chosen if self._spend(signer, peer, size_bytes, now))
 
     def through(self, one: PeerId, other: PeerId, linked: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Who passes on what the two have to say to each other, as far as is known here; `linked` to this node.
+        """Peers that pass on what the two have to say to each other, as far as is known; `linked` to this node.
 
         The choice depends on nothing but the pair, those who reach both, and who belongs, so all come to the same.
         """

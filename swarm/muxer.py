@@ -69,7 +69,7 @@ FOREIGN_ERRORS = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResource
 
 
 class Allowance:
-    """What one connection may send: little until its ends are known, and only what there is room for, waiting.
+    """Allowance of one connection: few bytes until its ends are known; then only what there is room for may wait.
 
     `counts` is told of everything that is read. What is read and not enough yet is `waiting`, and in `Memory`.
     """
@@ -81,12 +81,12 @@ class Allowance:
         self._left: int | None = HANDSHAKE_LIMIT_BYTES
 
     def known(self, peer: PeerId) -> None:
-        """Whose the connection is, from now on."""
+        """Note that the connection is this peer's, from now on, and lift the limit."""
         self.wait(0)
         self._holder, self._left = peer, None
 
     def counts(self, size: int) -> bool:
-        """Whether so many bytes more may be read."""
+        """Count so many bytes more; return True if they may be read."""
         if self._left is None:
             return True
         self._left -= size
@@ -201,7 +201,7 @@ class Secured:
         return head
 
     async def read_body(self, n: int) -> bytes:
-        """What the connection reads, in its turn."""
+        """Read from the connection, in its turn."""
         if self.turn is not None:
             await self.turn()
         data: bytes = await self._connection.read(n)
@@ -209,7 +209,7 @@ class Secured:
 
     @property
     def decrypted_bytes(self) -> int:
-        """How much was decrypted and is read next."""
+        """Number of bytes that were decrypted and are read next."""
         session = self._connection
         return int(getattr(session, "high_watermark", 0) - getattr(session, "low_watermark", 0))
 
@@ -316,7 +316,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         return self._unread.wait(body_bytes + in_streams + self.secured_conn.decrypted_bytes)
 
     async def read_stream(self, stream_id: int, n: int = -1) -> bytes:
-        """What a stream has received, which waits no longer."""
+        """Read what a stream has received, which then counts as unread no more."""
         data: bytes = await super().read_stream(stream_id, n)
         self._unread.read(len(data))
         return data

@@ -120,7 +120,7 @@ def _as_network_error() -> Iterator[None]:
 
 
 def peer_of(stream: AnyStream) -> PeerId:
-    """Who is at the other end of a libp2p stream, as Noise proved it."""
+    """Peer at the other end of a libp2p stream, as Noise proved it."""
     return PeerId(str(stream.muxed_conn.peer_id))
 
 

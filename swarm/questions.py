@@ -16,7 +16,7 @@ REQUEST_DEADLINE_S = 5.0
 
 
 class Asking(Protocol):
-    """What questions are asked through: the host."""
+    """Channel through which questions are asked: the host."""
 
     async def request(
         self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int

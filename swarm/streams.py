@@ -229,7 +229,7 @@ class MessageStream:
             self._receivers.unpark_all()
 
     def _wanted_bytes(self) -> int:
-        """How much may be buffered: the message in front (if its length is allowed), or the backlog limit."""
+        """Bytes that may be buffered: the message in front (if its length is allowed), or the backlog limit."""
         front_bytes = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
         return max(BACKLOG_LIMIT_BYTES, LENGTH_BYTES + min(front_bytes, self._limit_bytes))
 

@@ -203,7 +203,7 @@ class Network(Swarm):  # type: ignore[misc]
         self.circuits: Circuits | None = None
         self.peer_limits: PeerLimits | None = None
         self.gives_way: Callable[[PeerId], PeerId | None] = lambda peer: None
-        """Whose connection ends for a new one of this peer, where there are too many; NetworkError if none may."""
+        """Picks whose connection ends for a new one of this peer, if there are too many; NetworkError if none may."""
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class Network(Swarm):  # type: ignore[misc]
         return None if conn is None else _host_of(conn.muxed_conn)
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Whether a peer is connected, and not through a relay."""
+        """True if a peer is connected, and not through a relay."""
         conn = self.link(ID.from_base58(peer))
         return conn is not None and not is_relayed(conn.muxed_conn)
 

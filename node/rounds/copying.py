@@ -45,11 +45,11 @@ class Copying:
         self._copy: _Copy | None = None
         self._not_before = float("-inf")
         self.complete_at: Sequence[PeerId] = ()
-        """Who else holds all finals of the plan that the reduction under way goes by."""
+        """Other participants that hold all finals of the plan that the reduction under way goes by."""
 
     @property
     def under_way(self) -> bool:
-        """Whether finals are on their way."""
+        """True if finals are on their way."""
         return self._copy is not None
 
     def look(

@@ -95,7 +95,7 @@ class Engine:
         self._inbox.put(event)
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Who is believed alive changed."""
+        """Take note that other peers are believed alive than before."""
         self._here.believed_alive = peers
         self.put(Tick())
 
@@ -127,17 +127,17 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """Whether the rounds asked for are done: the node stops by itself."""
+        """True if the rounds asked for are done: the node stops by itself."""
         return self.member.finished
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True if leaving was asked for."""
         return self.member.leaving
 
     @property
     def phase(self) -> str:
-        """What the node is doing, for its user."""
+        """One or two words for the user on what the node is doing."""
         return self.member.phase
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -294,4 +294,4 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.WorkOut: Engine._work_out,
     effects.Write: Engine._write,
 }
-"""What carries out each effect of a member; what waits is awaited."""
+"""Handler that carries out each effect of a member; what waits is awaited."""

@@ -1,4 +1,4 @@
-"""What the engine and its collaborators work with: the rest of the node, made by the daemon."""
+"""Parts that the engine and its collaborators work with: the rest of the node, made by the daemon."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ForkWatch:
             self.suspect(peer)
 
     def suspect(self, peer: PeerId) -> None:
-        """What a peer said does not go with the chain here: compare the two."""
+        """Have the chain here compared with that of a peer, which said something that does not go with it."""
         since = self._compared_at.get(peer)
         recently = since is not None and trio.current_time() - since < PERIOD_S
         if not recently and len(self._suspects) < SUSPECTS_LIMIT:

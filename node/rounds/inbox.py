@@ -1,4 +1,4 @@
-"""What the engine is fed: its own inputs first, then what peers said, then the clock."""
+"""Inbox of the engine: its own inputs first, then what peers said, then the clock."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of this node's key elsewhere, as it lies on disk.
+    """Use of this node's key elsewhere, as far as it is known, in the form in which it lies on disk.
 
     boot: how often it was started there; 0 where only a certificate shows it. term, round: up to where it may have
     signed as far as is known. taken_over: this folder's user said that the other copy is gone.
@@ -52,12 +52,12 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def position(self) -> Position:
-        """Up to where the key may have signed elsewhere, as far as is known."""
+        """Term and round up to which the key may have signed elsewhere, as far as is known."""
         return self.term, self.round
 
 
 class KeyUse:
-    """Whether the key of one data folder is in use elsewhere. `run` ends the node when it is."""
+    """Watch over whether the key of one data folder is in use elsewhere. `run` ends the node when it is."""
 
     def __init__(self, folder: Path, me: PeerId, records: Iterable[DurableRecord], *, take_over: bool) -> None:
         """records: all that the agreement log holds.
@@ -91,7 +91,7 @@ class KeyUse:
 
     @property
     def other_boot(self) -> int:
-        """How often the key was started elsewhere, as far as is known."""
+        """Number of times that the key was started elsewhere, as far as is known."""
         return 0 if self.sighting is None else self.sighting.boot
 
     def started(self, boot: int) -> None:
@@ -145,11 +145,14 @@ class KeyUse:
 
     @property
     def ends(self) -> bool:
-        """Whether this node is to end, and signs nothing more."""
+        """True if this node is to end, and signs nothing more."""
         return self._seen.is_set()
 
     def abstains(self, head: Value) -> bool:
-        """Whether a node whose chain has this head may not sign yet in what comes after it. Raises StorageError."""
+        """Return True while a node whose chain has this head may not sign yet in what comes after it.
+
+        Forgets the other use once it is over. Raises StorageError.
+        """
         sighting = self.sighting
         if sighting is None or self.ends:
             return self.ends

@@ -1,4 +1,4 @@
-"""How fast a reduction goes with whom: who stalls, and what this node can be expected to move.
+"""Pace of a reduction with each peer: who stalls, and what this node can be expected to move.
 
 Progress is what the kernels of both ends have moved, so that a slow link shows it long before a frame is complete; for
 peers behind a relay, what the reduction has taken.
@@ -30,7 +30,7 @@ RATE_LEAST_S = 0.5
 
 
 class Counters(Protocol):
-    """What the lanes have counted."""
+    """Counts of the bytes that lanes have moved and have waiting."""
 
     def moved(self, peer: PeerId) -> Moved:
         """Bytes that have come from `peer`, and bytes that its kernel has taken, ever."""
@@ -99,7 +99,7 @@ class Pace:
         return Stall(frozenset(direct), frozenset(late))
 
     def quiet(self) -> set[PeerId]:
-        """Who owes finals and moves nothing, although that is not long enough to blame anybody."""
+        """Peers that owe finals and move nothing, although not for long enough to blame anybody."""
         return self._quiet.stalled()
 
     def rates(self) -> tuple[int, int]:

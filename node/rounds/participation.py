@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Participation:
-    """What this node gives to the round after the head, whose state is here. It runs in the engine's task, but
-    `look_up`, which waits for peers."""
+    """This node's part in the round after the head, whose state is here.
+
+    It runs in the engine's task, but for `look_up`, which waits for peers.
+    """
 
     def __init__(self, parts: EngineParts, fragments: Fragments, observer: Callable[[], RoundObserver]) -> None:
         manifest = parts.config.manifest
@@ -65,7 +67,7 @@ class Participation:
 
     @property
     def encoded(self) -> EncodedContribution | None:
-        """What of it goes to the others."""
+        """The contribution as the others get it, encoded; None as long as there is none."""
         return None if self.made is None else self.made.encoded
 
     async def find_work(self, *, countable: bool) -> bool:
@@ -95,7 +97,7 @@ class Participation:
             await self._p.resumption.restore_trainer(found, spent=self._spent)
 
     def announcement(self) -> Ready:
-        """What to say of the contribution that is here."""
+        """Announcement of the contribution that is here."""
         assert self.made is not None
         return self._ready(self.made)
 
@@ -214,7 +216,7 @@ class Participation:
 
 
 def told_by_trainer(event: TrainerEvent) -> Input | None:
-    """What a member is told of what a trainer says, if anything."""
+    """Input of a member that follows from what a trainer says, if any."""
     match event:
         case Contribution():
             return Trained(event.round, event)

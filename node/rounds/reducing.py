@@ -36,10 +36,10 @@ LANE_HEAD_START_S = 0.5  # for lanes, before the first payload is posted
 LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5  # between tries to replace a lane that failed
 TELL_S = 1.0
-"""How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
+"""Time for a peer to say what it lacks, once there is a lane to it again, before it is sent everything."""
 RELAYED_PATH_S = 10.0
 RELAYED_PATH_LIMIT_S = 640.0
-"""How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
+"""Longest time for which a peer reached through another is not dialled: doubled whenever that leads to nothing."""
 UNREACHABLE_LIMIT = 1024
 """Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
@@ -87,7 +87,7 @@ class ReductionDriver:
         self._pace: Pace | None = None
         self._relaying: RelayWatch | None = None
         self.relayed: tuple[bytes, tuple[RelayedWay, ...]] = (NO_HASH, ())
-        """What this node can say, as a relay under the plan of that hash, of what it passes on."""
+        """Report of this node, as a relay under the plan of that hash, on what it passes on."""
         self._stall = self._told = NOBODY
         self._told_at = float("-inf")
         self._started = 0.0
@@ -375,7 +375,7 @@ class ReductionDriver:
             self.rates = (upload or self.rates[0], download or self.rates[1])
 
     def stalled(self) -> Stall | None:
-        """Who stalls, if that changed, or has lasted for another STALL_S since it was told."""
+        """Stall of the reduction, if it changed, or has lasted for another STALL_S since it was told."""
         reduction, now = self._reduction, time.monotonic()
         if reduction is None:
             return None
@@ -398,7 +398,7 @@ class ReductionDriver:
             self._jobs.send_nowait(partial(self._fetch, value, peers))
 
     def _brings(self, plan: bytes, since: float) -> bool:
-        """Whether the reduction under way will have the finals of `plan`, which are needed for a vote, by itself.
+        """True if the reduction under way will have the finals of `plan`, which a vote needs, by itself.
 
         Once a value is proposed nothing is repaired any more. Who owes a final and died when others had it never sends
         it; and if they are no quorum without this node, nobody goes on until it has it from them.

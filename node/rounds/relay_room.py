@@ -1,4 +1,4 @@
-"""Who sends through a relay asks it now and then how much it has let go, and sends as much more.
+"""Flow control through a relay: the sender asks it how much it has let go, and sends as much more.
 
     S ── AskLetGo(scope, to) ──► R
     S ◄── LetGo(bytes) ────────  R

@@ -1,4 +1,4 @@
-"""What the engine tells of its rounds to whoever watches over them; without a watcher, to nobody."""
+"""Observer of a node's rounds: what the engine tells whoever watches over them; without a watcher, nobody."""
 
 from __future__ import annotations
 

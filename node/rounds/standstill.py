@@ -1,6 +1,7 @@
-"""Why a node takes no part in rounds although it could: a fork that it saw, or a key that may be in use elsewhere.
+"""Reasons why a node takes no part in rounds although it could.
 
-It goes on to follow the chain, to serve what it has and to say why it stands still.
+They are a fork that it saw, and its key, which may be in use elsewhere. It goes on to follow the chain, to serve
+what it has and to say why it stands still.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ FORKED, ABSTAINING = "forked", "abstaining"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """What keeps one node from signing."""
+    """Facts that keep one node from signing."""
 
     forks: ForkWatch
     key_use: KeyUse
 
     def phase(self, head: Value) -> str | None:
-        """What a node whose chain has this head is doing instead of taking part; None where it takes part.
+        """Return the phase of a node with this head that takes no part; None where it takes part.
 
         Raises StorageError.
         """
@@ -32,7 +33,7 @@ class Standstill:
 
     @property
     def alerts(self) -> list[str]:
-        """What the user is to know and to do about it, in a line each."""
+        """Lines for the user: what keeps the node from signing, and what to do about it."""
         fork, sighting = self.forks.fork, self.key_use.sighting
         found = [] if fork is None else [str(fork)]
         return found if sighting is None else [*found, abstention(sighting)]

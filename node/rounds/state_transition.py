@@ -44,7 +44,7 @@ class Candidate:
     seconds: float
 
     def report(self, previous: Value) -> Report:
-        """What this node tells the lead of it."""
+        """Report of it, unsigned, for the lead."""
         return Report(
             term=previous.next_term,
             round=self.finals.plan.round,

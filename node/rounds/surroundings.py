@@ -1,4 +1,4 @@
-"""What a member (`shoal.protocol.member`) looks at before it decides, in the parts of a node."""
+"""Surroundings of a member (`shoal.protocol.member`), as the parts of a node answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NodeSurroundings:
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         return self._p.state_store.current
 
     @property
@@ -48,12 +48,12 @@ class NodeSurroundings:
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state."""
+        """Number of rounds whose finals are fewer bytes than a state."""
         return self._p.state_store.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         return self._p.state_store.donors
 
     @property
@@ -63,42 +63,42 @@ class NodeSurroundings:
 
     @property
     def made(self) -> bool:
-        """Whether this node's contribution to the round under way is made."""
+        """True if this node's contribution to the round under way is made."""
         return self._part is not None and self._part.made is not None
 
     @property
     def paused(self) -> bool:
-        """Whether the user has the accelerator."""
+        """True if the user has the accelerator."""
         return self._p.training_client.paused
 
     @property
     def resting(self) -> bool:
-        """Whether the trainer has done what it was told."""
+        """True if the trainer has done what it was told."""
         return self._p.training_client.resting
 
     @property
     def waits_alone(self) -> bool:
-        """Whether the trainer waits without a quorum: of gradients an anchor gives this node one."""
+        """True if the trainer waits without a quorum: of gradients an anchor gives this node one."""
         return self._p.config.manifest.sync.exchanges_gradients
 
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
-        """What is on disk of what this node bound itself to in a round."""
+        """Records on disk of what this node bound itself to in a round."""
         return self._p.store.bound_in(position)
 
     def alive(self) -> frozenset[PeerId]:
-        """Who is believed alive."""
+        """Peers that are believed alive."""
         return self.believed_alive
 
     def suspected(self) -> frozenset[PeerId]:
-        """Who of them may be gone."""
+        """Peers believed alive that may be gone."""
         return self._p.suspected()
 
     def linked(self) -> frozenset[PeerId]:
-        """Who can be told something."""
+        """Peers that can be told something."""
         return self._p.links.linked()
 
     def may_join(self, peer: PeerId) -> bool:
-        """Whether the swarm lets a peer in."""
+        """True if the swarm lets a peer in."""
         return self._p.may_join(peer)
 
     def stands_still(self, head: Value) -> str | None:
@@ -106,7 +106,7 @@ class NodeSurroundings:
         return self._p.standstill.phase(head)
 
     def rules(self, round: int) -> Rules:
-        """What holds in the round after the head."""
+        """Rules of the round after the head, which is `round`."""
         manifest = self.chain.amended(round) or self._p.config.manifest
         settings = RoundSettings.of(manifest, self._fragments.of_round(round).numel)
         return Rules(settings=settings, staleness_rounds=manifest.round.staleness_rounds)

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChunkSpace(IntEnum):
-    """What kind of thing a chunk is part of; travels in the frame's flags."""
+    """Kind of thing that a chunk is part of; travels in the frame's flags."""
 
     ANCHOR = 0
     MOMENTUM = 1
@@ -76,7 +76,7 @@ class ChunkRef(NamedTuple):
 
 
 class Post(Protocol):
-    """How frames leave: the lane pool's `post`."""
+    """Outlet of frames: the lane pool's `post`."""
 
     def __call__(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes, /) -> None:
         """Queue a frame. Raises NetworkError."""
@@ -90,7 +90,7 @@ call on."""
 
 
 class Places(Protocol):
-    """Where chunks belong, of an owner who has them decrypted there. Called in lanes' threads: be quick."""
+    """Places of chunks, of an owner who has them decrypted there. Called in lanes' threads: be quick."""
 
     def lend(self, ref: ChunkRef) -> memoryview | None:
         """The place of a chunk, writable and of its size, for one request alone; None: it cannot be had."""
@@ -118,7 +118,7 @@ class ChunkFailed:
 
 @dataclass(frozen=True, slots=True)
 class LaneBroke:
-    """What was asked of this peer may never come."""
+    """Notice that what was asked of this peer may never come."""
 
     peer: PeerId
 
@@ -147,7 +147,7 @@ class _Incoming:
     given_out: set[int] = field(default_factory=set)
 
     def place(self, ref: ChunkRef, header: FrameHeader) -> memoryview | None:
-        """Where the bytes of a frame go; the lanes may bring a chunk's frames in any order."""
+        """Return the place for the bytes of a frame, if it fits; lanes may bring a chunk's frames in any order."""
         length = min(FRAME_LIMIT_BYTES, self.size - header.offset)
         is_expected = header.total == self.size and header.offset % FRAME_LIMIT_BYTES == 0
         if not is_expected or header.length != length or header.offset in self.given_out:
@@ -160,7 +160,7 @@ class _Incoming:
         return memoryview(self.data)[header.offset : header.offset + length]
 
     def hashes_next(self, header: FrameHeader) -> bool:
-        """Whether the bytes of this frame are the next to be hashed: the caller's alone, as each frame comes once."""
+        """True if the bytes of this frame are the next to be hashed: the caller's alone, as each frame comes once."""
         return self.hasher is not None and self.hashed == header.offset
 
     def hash(self, header: FrameHeader) -> None:
@@ -199,7 +199,7 @@ class ChunkExchange:
     # -- called by the lanes ---------------------------------------------------------------------------------
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Where the bytes of a STATE frame go; None for one that nobody asked for."""
+        """Return the place for the bytes of a STATE frame; None for one that nobody asked for."""
         if header.kind is not FrameKind.STATE:
             return None
         ref = ChunkRef.of(header)
@@ -236,7 +236,7 @@ class ChunkExchange:
             incoming.fetch.complete(peer, ref, incoming.data, incoming.digest(), lent=incoming.lent)
 
     def lane_failed(self, peer: PeerId) -> None:
-        """Who fetches from this peer learns it now rather than at a deadline."""
+        """Tell who fetches from this peer now rather than at a deadline."""
         with self._lock:
             fetches = {incoming.fetch for (source, _), incoming in self._incoming.items() if source == peer}
         for fetch in fetches:
@@ -357,7 +357,7 @@ class ChunkFetch:
         self._exchange.forget(self, peer, ref)
 
     def moved_bytes(self, peer: PeerId) -> int:
-        """How much of what was asked of `peer` has come, in bytes, whatever became of it."""
+        """Bytes of what was asked of `peer` that have come, whatever became of them."""
         return self._bytes.get(peer, 0)
 
     async def next(self) -> FetchEvent | None:

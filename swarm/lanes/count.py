@@ -1,4 +1,4 @@
-"""How many lanes a pair of nodes should have, found by trying. No clock and no socket here.
+"""Number of lanes that a pair of nodes should have, found by trying. No clock and no socket here.
 
     settled with n ── busy for MEASURE_S, hold-off over ──► trying 2n ── rose by RISE ──► settled with 2n
          ▲                                                     │
@@ -57,7 +57,7 @@ class LaneCount:
 
     @property
     def trying(self) -> bool:
-        """Whether it is open if `wanted` lanes move more."""
+        """True while it is open if `wanted` lanes move more."""
         return self.wanted > self._kept
 
     def sample(self, now: float, *, lanes: int, busy_since: float | None, moved: Moved) -> None:

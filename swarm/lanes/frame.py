@@ -1,4 +1,4 @@
-"""What travels on a lane: frames, each a fixed header in clear and a sealed payload.
+"""Frames that travel on a lane, each a fixed header in clear and a sealed payload.
 
     header (52 bytes, little-endian) ‖ ciphertext (`length` bytes) ‖ tag (16 bytes)
 
@@ -42,7 +42,7 @@ _U64 = 2**64
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
+    """Purpose of a frame."""
 
     HELLO = 0  # the first frame of either side: proves the keys, never seen again
     CONTRIBUTION = 1  # part of a node's encoded contribution, to the chunk's owner
@@ -59,7 +59,7 @@ BULK_KINDS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL, FrameKind.STATE
 
 
 class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a frame's payload belongs.
+    """Header of a frame: where its payload belongs.
 
     `length`: bytes of this frame's payload. `offset`: where they lie in the chunk, in bytes. `total`: bytes
     of the whole chunk, so that a receiver can allocate. `scope`: the first 8 bytes of the plan hash or state
@@ -126,7 +126,7 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _fault_of(header: FrameHeader) -> str | None:
-    """What is wrong with the header's fields, if anything."""
+    """Return what is wrong with the header's fields; None if nothing is."""
     limit = LARGE_FRAME_BYTES if header.kind in BULK_KINDS else FRAME_LIMIT_BYTES
     if not 0 <= header.length <= limit:
         return f"length {header.length} is not in 0 … {limit}"

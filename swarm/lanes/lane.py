@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 
 class FrameSink(Protocol):
-    """Where frames of all lanes arrive. Called in lanes' receive threads, several at once: be thread-safe, be quick.
+    """Receiver of frames of all lanes. Called in their receive threads, several at once: be thread-safe, be quick.
 
     A RemoteError raised by `region` or `received` ends that lane only and is handed to `lane_closed`. Any other
     exception is a bug of ours: it is logged and ends the lane too.
     """
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Where a bulk frame's payload goes: writable, contiguous, exactly header.length bytes.
+        """Return the place for a bulk frame's payload: writable, contiguous, exactly header.length bytes.
 
         Asked for bulk kinds only, *before* the frame is authenticated. The header may be forged and the region
         may be filled with rubbish when the frame does not open, so it must not hold bytes already
@@ -76,7 +76,7 @@ class FrameSink(Protocol):
 
 
 class FrameTaker(Protocol):
-    """Who takes frames of some kinds. Called as a `FrameSink` is."""
+    """Receiver of frames of some kinds. Called as a `FrameSink` is."""
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
         """As of a `FrameSink`."""
@@ -97,7 +97,7 @@ class FrameTakers:
     def __init__(self) -> None:
         self._takers: dict[FrameKind, FrameTaker] = {}
         self.is_leaving: Callable[[PeerId], bool] = lambda peer: False
-        """Whether the end of a lane to a peer was to be expected."""
+        """True for a peer to which the end of a lane was to be expected."""
 
     def register(self, kinds: Iterable[FrameKind], taker: FrameTaker) -> None:
         """Give frames of these kinds to `taker`."""
@@ -196,12 +196,12 @@ class Lane:
 
     @property
     def usable(self) -> bool:
-        """Whether frames can still be posted."""
+        """True if frames can still be posted."""
         return not (self._closing or self._dead)
 
     @property
     def worn(self) -> bool:
-        """Whether its keys are nearly used up, so that another lane should replace it."""
+        """True if its keys are nearly used up, so that another lane should replace it."""
         return max(self._sealer.bytes_used, self._opener.bytes_used) > LANE_WORN_BYTES
 
     @property
@@ -211,24 +211,24 @@ class Lane:
 
     @property
     def neighbour_waits(self) -> bool:
-        """Whether the peer is on this machine, and something that was posted to it is not on its way yet."""
+        """True if the peer is on this machine, and something that was posted to it is not on its way yet."""
         return self._queue.queued_bytes > 0 and self.is_local
 
     @property
     def is_local(self) -> bool:
-        """Whether the peer is on this machine."""
+        """True if the peer is on this machine."""
         return on_one_machine(self._socket)
 
     @property
     def moved(self) -> Moved:
-        """What has moved over this lane, by its kernel's count where there is one; also after its end."""
+        """Traffic over this lane, by its kernel's count where there is one; also after its end."""
         with self._changed:
             if self._running:
                 self._moved = self._count() or Moved(self.bytes_received, self.bytes_sent)
             return self._moved
 
     def _count(self) -> Moved | None:
-        """What the kernel has counted, and what did not go through it."""
+        """Count by the kernel, plus what did not go through it; None where the system has none."""
         counted, sharing = moved(self._socket), self._sharing
         return None if counted is None else counted + Moved(sharing.bytes_received, sharing.bytes_sent)
 
@@ -251,7 +251,7 @@ class Lane:
 
     @property
     def shares(self) -> bool:
-        """Whether it may share memory with the peer: there is no cap, and no third between the two."""
+        """True if it may share memory with the peer: there is no cap, and no third between the two."""
         limits = self._limits
         return limits.shares and limits.upload is limits.download is None and not self.relayed
 
@@ -263,7 +263,7 @@ class Lane:
             self._sharing.take(offer)
 
     def answered(self, taken: bool) -> None:
-        """Whether the peer has taken the memory that was offered."""
+        """Take the peer's answer to an offer of shared memory. taken: it took the memory."""
         with self._changed:
             self._begins_sharing = self._sharing.answered(taken)
             self._changed.notify_all()
@@ -341,7 +341,7 @@ class Lane:
         return frames
 
     def _takes_next(self) -> bool:
-        """Whether there is a frame, and this is a lane for it; if a resting one is, that one is woken."""
+        """Return True if there is a frame for this lane to take; if a resting lane is to take it, wake that one."""
         queue = self._queue
         if not queue.waits or queue.open_lanes < 2 or (path := path_of(self._socket)) is None:
             return queue.waits

@@ -1,4 +1,4 @@
-"""What bounds the lanes of one node: caps in bytes per second, how many there are, what waits, and for how long."""
+"""Limits on one node's lanes: bytes per second, how many there are, what waits, and for how long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RateLimit:
                 f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
             )
         self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
-        """How much to take at a time."""
+        """Bytes to take at a time."""
         self._clock = clock
         self._lock = threading.Lock()
         saved = bytes_per_s * RATE_SAVED_S
@@ -53,7 +53,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLimits:
-    """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
+    """Limits on one node's lanes. Raises ConfigError if a value makes no sense.
 
     lanes_per_peer: to begin with. lanes_per_peer_limit: what measurement may make of it. queue_frames, queue_bytes:
     waiting for one peer, of one scope. shares: large frames to a node of this machine go through memory that both see,

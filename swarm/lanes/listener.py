@@ -1,4 +1,4 @@
-"""Where a node's lanes come in: what was agreed on over libp2p waits here for its connection.
+"""Listener for a node's incoming lanes: what was agreed on over libp2p waits here for its connection.
 
 Until its hello is authenticated a connection is a stranger: a trio task, no thread, STRANGER_DEADLINE_S to live,
 at most UNAUTHENTICATED_LIMIT of them (the oldest gives way). An id is consumed only by an authentic hello, so a
@@ -77,7 +77,7 @@ class ConnectionHandler(Protocol):
     """Takes connections at the lanes' port that are no lanes of this node's."""
 
     def claims(self, ticket: bytes) -> bool:
-        """Whether a connection that began with these LANE_ID_BYTES is its own."""
+        """True if a connection that began with these LANE_ID_BYTES is its own."""
 
     async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
         """Own it until it is over; called at once after `claims`."""
@@ -109,9 +109,9 @@ class LaneListener:
             is_known=lambda address: self.is_known(address),
         )
         self.is_known: Callable[[str], bool] = lambda address: False
-        """Whether an IP address is a member's: what comes from there comes before other connections."""
+        """True for an IP address of a member: what comes from there comes before other connections."""
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer may have all that there is; others leave half of it."""
+        """True for a peer that may have all that there is; others leave half of it."""
         self.dial_back_probes: DialBackProbes | None = None
         self.handlers: Sequence[ConnectionHandler] = ()
 
@@ -139,7 +139,7 @@ class LaneListener:
         return answer
 
     def forget(self, peer: PeerId) -> None:
-        """What was agreed with `peer` and not opened yet is void."""
+        """Drop what was agreed with `peer` and not opened yet."""
         self._pending = {key: value for key, value in self._pending.items() if value.keys.peer != peer}
 
     def _make_room(self, peer: PeerId) -> None:
@@ -153,7 +153,7 @@ class LaneListener:
             raise NetworkError(f"{len(self._pending)} lanes are waiting to be opened already")
 
     def _is_noise(self, first: bytes) -> bool:
-        """Whether a connection began with a whole id, and with none that anybody here waits for."""
+        """True if a connection began with a whole id, and with none that anybody here waits for."""
         if (
             len(first) < LANE_ID_BYTES
             or first in self._pending
@@ -224,7 +224,7 @@ class LaneListener:
 
 
 def addresses_of(listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-    """Where others may dial: the listeners' addresses, with a wildcard spelled out as the machine's own."""
+    """Addresses, 'host:port', for others to dial: the listeners', with a wildcard spelled out as the machine's own."""
     found: list[str] = []
     for listener in listeners:
         host, port = listener.socket.getsockname()[:2]

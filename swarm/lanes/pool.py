@@ -69,7 +69,7 @@ JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONED_DIAL_DEADLINE_S = 15.0
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
-"""What a retired lane has in hand may take long on a slow link, and nobody waits for it; a stall ends it before."""
+"""Time for a retired lane to send what it has in hand: long on a slow link; nobody waits, and a stall ends it."""
 LOOK_PERIOD_S = 0.25
 WIDEN_DEADLINE_S = 15.0
 WIDEN_RETRY_S = 15.0
@@ -244,12 +244,12 @@ class LanePool:
         return self._table.sent_bytes(peer)
 
     def moved(self, peer: PeerId) -> Moved:
-        """What has moved between this node and `peer`, over all remembered lanes. From any thread."""
+        """Traffic between this node and `peer`, over all remembered lanes. From any thread."""
         return self._table.moved(peer)
 
     @property
     def refusals(self) -> Refusals:
-        """What was turned away at the lanes' port."""
+        """Counts of what was turned away at the lanes' port."""
         return self._listener.refusals
 
     @property
@@ -409,7 +409,7 @@ class LanePool:
             self._jobs.send_nowait(partial(self._dialler.punch, peer, lanes))
 
     async def _answer_hole(self, peer: PeerId, offer: LaneOffer, punch: LanePunch) -> bytes:
-        """What this node answers to an offer to make holes, which it makes when that is sent."""
+        """Answer an offer to punch a hole; this node punches when the answer is sent."""
         puncher = self._dialler.puncher
         if puncher is None:
             raise NetworkError("this node makes no holes")

@@ -53,7 +53,7 @@ class Lineup:
         self._sending: dict[Hashable, float] = {}  # until when it is not overdue
 
     def takes(self, lane: Hashable, path: Path, now: float, *, size: int, waiting: int) -> bool:
-        """Whether `lane` takes the next frame of `size` bytes, of `waiting` that are not yet given to any kernel.
+        """Return True if `lane` takes the next frame of `size` bytes, of `waiting` not yet given to any kernel.
 
         Who takes it is sending until it `rests`.
         """
@@ -64,7 +64,7 @@ class Lineup:
         return True
 
     def someone_else_would(self, lane: Hashable, now: float, *, size: int, waiting: int) -> bool:
-        """Whether a lane that rests would take the frame that `lane` leaves, and so has to be woken."""
+        """True if a lane that rests would take the frame that `lane` leaves, and so has to be woken."""
         resting = self._paths.keys() - self._sending.keys() - {lane}
         return any(not self._leaves(other, size, waiting, now) for other in resting)
 
@@ -90,7 +90,7 @@ class Lineup:
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """What one scope has waiting, and how many bytes of its turn are left."""
+    """Frames of one scope that wait, and bytes that are left of its turn."""
 
     frames: deque[Frame] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -127,7 +127,7 @@ class FrameQueue:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a frame to take."""
+        """True if there is a frame to take."""
         return bool(self._turns)
 
     @property

@@ -1,4 +1,4 @@
-"""What is asked about lanes over the control connection: for a lane, and to share memory on one machine.
+"""Requests about lanes over the control connection: for a lane, and to share memory on one machine.
 
     LanePool ─► LaneOffer, LaneSummons ──/shoal/lane/1──► the peer's pool: keys, addresses
                 LaneAnswer ◄────────────────
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedAnswer(Message, frozen=True, kw_only=True):
-    """Whether the memory was taken."""
+    """Answer to an offer of shared memory: whether it was taken."""
 
     taken: bool
 

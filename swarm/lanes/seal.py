@@ -1,4 +1,4 @@
-"""How two nodes agree on a lane's keys, and how frames are sealed with them. No sockets here.
+"""Keys of a lane: how two nodes agree on them, and how frames are sealed with them. No sockets here.
 
     dialler                                      listener
       │  LaneOffer(ephemeral, nonce)                │      both over the authenticated libp2p channel,
@@ -58,7 +58,7 @@ _Addresses = Annotated[tuple[_Address, ...], Meta(min_length=1, max_length=ADDRE
 
 
 class LaneVia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the two meet, as neither can dial the other: at this third's lanes, with this ticket."""
+    """Meeting place of two of whom neither can dial the other: at this third's lanes, with this ticket."""
 
     relay: Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]
     ticket: _LaneId
@@ -109,12 +109,12 @@ def encode_handshake(message: LaneOffer | LaneSummons | LaneAnswer) -> bytes:
 
 
 def decode_request(data: bytes, *, peer: PeerId) -> LaneOffer | LaneSummons:
-    """What `peer` asks of us. Raises RemoteError if it is nothing known."""
+    """Decode what `peer` asks of us. Raises RemoteError if it is nothing known."""
     return _decode(data, _REQUESTS, peer)
 
 
 def decode_answer(data: bytes, *, peer: PeerId) -> LaneAnswer:
-    """What `peer` answered to our offer. Raises RemoteError if it cannot be used."""
+    """Decode the answer of `peer` to our offer. Raises RemoteError if it cannot be used."""
     answer = _decode(data, _ANSWERS, peer)
     for address in answer.addresses:
         parse_address(address, peer=peer)
@@ -169,7 +169,7 @@ def format_address(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneKeys:
-    """What one end of one lane seals and opens with. For one TCP connection only.
+    """Keys with which one end of one lane seals and opens. For one TCP connection only.
 
     relayed: it goes through a third.
     """

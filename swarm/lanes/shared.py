@@ -65,7 +65,7 @@ _Descriptor = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class SharedOffer(Message, frozen=True, kw_only=True):
-    """Where the memory of a lane's sender is: descriptors of process `pid`, and what the memory begins with."""
+    """Offer of memory by a lane's sender: descriptors of process `pid`, and what the memory begins with."""
 
     lane: Annotated[bytes, Meta(min_length=LANE_ID_BYTES, max_length=LANE_ID_BYTES)]
     pid: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -75,7 +75,7 @@ class SharedOffer(Message, frozen=True, kw_only=True):
 
 
 def on_one_machine(connection: socket.socket) -> bool:
-    """Whether the other end of a TCP connection has this end's address, and this system can share memory that way."""
+    """True if the other end of a TCP connection has this end's address, and this system can share memory that way."""
     if not hasattr(os, "memfd_create"):
         return False
     try:
@@ -85,12 +85,12 @@ def on_one_machine(connection: socket.socket) -> bool:
 
 
 def slot_bytes(frame_bytes: int) -> int:
-    """How large slots for frames of so many bytes of payload are."""
+    """Size in bytes of a slot for frames of so many bytes of payload: whole pages."""
     return -(-(_ALIGNED + frame_bytes + TAG_BYTES) // _PAGE) * _PAGE
 
 
 def memory_bytes(frame_bytes: int) -> int:
-    """How large memory of such slots is; the nonce has the first page."""
+    """Size in bytes of memory with SHARED_SLOTS such slots, after a first page with the nonce."""
     return _PAGE + SHARED_SLOTS * slot_bytes(frame_bytes)
 
 
@@ -105,7 +105,7 @@ def _slots(mapping: memoryview) -> tuple[memoryview, ...]:
 
 
 class _Room:
-    """How much memory this process has made, over all lanes of its nodes."""
+    """Bytes of memory that this process has made to share, over all lanes of its nodes, and their limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -232,7 +232,7 @@ class SharedIn:
 
 
 class Sharing:
-    """What the two threads of one lane do about shared memory.
+    """Shared memory of one lane, as its two threads use it.
 
     Each thread uses its own half. `take`, `answered` and `close` are called under the lane's lock, the last one when
     both have left.
@@ -284,7 +284,7 @@ class Sharing:
         return self._out.frame_bytes if self._sends and self._out is not None else FRAME_LIMIT_BYTES
 
     def offer(self, lane: bytes, size: int) -> SharedOffer | None:
-        """What to offer when a frame of `size` bytes of payload goes out, if it is time for that."""
+        """Return the offer to make when a frame of `size` bytes of payload goes out, if it is time for one."""
         if self._out is not None or size < SHARED_LEAST_BYTES or time.monotonic() < self._next_offer:
             return None
         if not on_one_machine(self._connection):
@@ -303,7 +303,7 @@ class Sharing:
         self._sends = True
 
     def slot(self, size: int, timeout_s: float) -> memoryview | None:
-        """Where to seal the next frame, of `size` bytes of payload; None: it goes over the connection.
+        """Return the slot to seal the next frame in, of `size` bytes of payload; None: it goes over the connection.
 
         Raises NetworkError as `SharedOut.take` does.
         """
@@ -323,7 +323,7 @@ class Sharing:
         return fits
 
     def sealed(self, size: int) -> memoryview | None:
-        """Where ciphertext and tag of the next frame are, of `size` bytes of payload; None: on the connection.
+        """Return ciphertext and tag of the next frame, of `size` bytes of payload; None: they are on the connection.
 
         Raises RemoteError if it is larger than what goes there.
         """
@@ -337,7 +337,7 @@ class Sharing:
         return source.take(size + TAG_BYTES)
 
     def opened(self) -> None:
-        """What `sealed` gave is not read any more."""
+        """Free what `sealed` gave, which is not read any more."""
         assert self._in is not None
         self._in.free()
 

@@ -36,7 +36,7 @@ RTT_LEAST_S = 1e-6
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _U32, _U64 = struct.Struct("I"), struct.Struct("Q")
 _MSS, _RTT_US, _WINDOW, _UNSENT, _RATE = 16, 68, 80, 144, 160
-"""Where tcpi_snd_mss, _rtt, _snd_cwnd, _notsent_bytes and _delivery_rate are in Linux's struct tcp_info (since 4.9)."""
+"""Offsets of tcpi_snd_mss, _rtt, _snd_cwnd, _notsent_bytes and _delivery_rate in Linux's tcp_info (since 4.9)."""
 _PATH_BYTES = _RATE + _U64.size
 _COUNTERS = struct.Struct("QQ")
 _COUNTERS_OFFSET = 120
@@ -186,7 +186,7 @@ class Moved:
 
 
 def moved(connection: socket.socket) -> Moved | None:
-    """What has moved over an open TCP connection; None where the system does not tell."""
+    """Traffic over an open TCP connection, as the kernel counted it; None where the system does not tell."""
     if _TCP_INFO is None:
         return None
     try:

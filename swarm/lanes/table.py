@@ -1,4 +1,4 @@
-"""Who has which lanes: those of one pool by peer, what they moved until they ended, and what outlives them."""
+"""Table of lanes by peer: those of one pool, what they moved until they ended, and what outlives them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDLE_PAIRS_LIMIT = 1024
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """What outlives the lanes to one peer. `queue.changed` guards the count. Times are monotonic."""
+    """State that outlives the lanes to one peer. `queue.changed` guards the count. Times are monotonic."""
 
     queue: FrameQueue
     count: LaneCount
@@ -46,11 +46,11 @@ class PairTable:
         return len(self._with_lanes) + len(self._idle)
 
     def get(self, peer: PeerId) -> Pair | None:
-        """What is remembered of a peer, if anything."""
+        """State that is remembered of a peer, if any."""
         return self._with_lanes.get(peer) or self._idle.get(peer)
 
     def of(self, peer: PeerId) -> Pair:
-        """What is remembered of a peer, from now on if nothing was."""
+        """State that is remembered of a peer; without any, begin to remember it."""
         pair = self.get(peer)
         if pair is None:
             pair = self._make(peer)
@@ -121,12 +121,12 @@ class LaneTable:
             return frozenset(peer for peer, lanes in self._lanes.items() if any(lane.usable for lane in lanes))
 
     def pair(self, peer: PeerId) -> Pair:
-        """What is remembered of a peer, from now on if nothing was."""
+        """State that is remembered of a peer; without any, begin to remember it."""
         with self._lock:
             return self._pairs.of(peer)
 
     def known(self, peer: PeerId) -> Pair | None:
-        """What is remembered of a peer, if anything."""
+        """State that is remembered of a peer, if any."""
         with self._lock:
             return self._pairs.get(peer)
 
@@ -138,7 +138,7 @@ class LaneTable:
             return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
 
     def moved(self, peer: PeerId) -> Moved:
-        """What has moved between this node and `peer`, over all remembered lanes."""
+        """Traffic between this node and `peer`, over all remembered lanes."""
         with self._lock:
             pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
             past = Moved() if pair is None else pair.moved

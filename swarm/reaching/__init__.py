@@ -1,1 +1,1 @@
-"""Which addresses are reached, and ways through members and routers in between."""
+"""Reachability: addresses that can be reached, and ways through members and routers in between."""

@@ -46,7 +46,7 @@ logger = logging.getLogger("shoal.libp2p")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitLimits:
-    """What a relay gives. circuit_bytes: both directions together. per_peer: circuits that one node calls, or takes."""
+    """Limits of a relay. circuit_bytes: both directions together. per_peer: circuits that one node calls, or takes."""
 
     reservations: int = 128
     reservation_s: float = 3600.0
@@ -72,7 +72,7 @@ class CircuitRelay:
 
     @property
     def reservations(self) -> frozenset[PeerId]:
-        """Whom this node relays to now."""
+        """Peers that this node relays to now."""
         now = trio.current_time()
         self._reservations = {
             peer: until for peer, until in self._reservations.items() if until > now and self._network.is_direct(peer)

@@ -157,7 +157,7 @@ class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
 
 
 def is_relayed(muxer: Muxer) -> bool:
-    """Whether a connection goes through a relay."""
+    """True if a connection goes through a relay."""
     return bool(muxer.secured_conn.get_connection_type() == ConnectionType.RELAYED)
 
 
@@ -168,9 +168,9 @@ class Circuits:
         self._network = network
         self._refusals = refusals
         self.lets_in: Callable[[PeerId, PeerId], bool] = lambda relay, caller: True
-        """Whether one more call is worth a handshake, by the relay that it comes through and who it says is calling."""
+        """True if one more call is worth a handshake, by the relay that it comes through and who it says is calling."""
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a caller belongs here or may."""
+        """True for a caller that belongs here or may."""
         self._reserved: set[PeerId] = set()
         self._pending = self._strangers_pending = 0
         libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)

@@ -1,4 +1,4 @@
-"""Which of a node's ports are reached from outside: it asks members to knock there, each from its own side.
+"""Dial-back: a node asks members to knock at its ports from outside, to learn which are reached.
 
     A ── AskDialBack(secret, ports) ──► C        over a connection without relays
     A ◄═ knocks at A's address, as C sees it ═ C     one per port, from C's side, under that secret
@@ -55,7 +55,7 @@ class AskDialBack(Message, frozen=True, kw_only=True):
 
 
 class DialedBack(Message, frozen=True, kw_only=True):
-    """Where the asker is, as seen from here, and at which ports it answered."""
+    """Host at which the asker is seen from here, and ports of it that answered."""
 
     host: Annotated[str, Meta(min_length=2, max_length=45, pattern=r"^[0-9a-f:.]*\Z")]
     reached: Annotated[tuple[Port, ...], Meta(max_length=PORTS_LIMIT)]
@@ -116,7 +116,7 @@ async def _probe_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one member found: where this node is as seen from there, and which ports of those asked are reached."""
+    """Finding of one member: the host at which it sees this node, and which of this node's ports it reached."""
 
     checker: PeerId
     host: str
@@ -151,12 +151,12 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
 
 
 def _from_outside(prober: str, seen_as: str) -> bool:
-    """Whether a knock from there says anything of who else reaches `seen_as`."""
+    """True if a probe from `prober` tells anything of who else reaches `seen_as`."""
     return is_private(seen_as) or not (is_private(prober) or prober == seen_as)
 
 
 class Evidence:
-    """What several members found of one node. The newest word of each counts."""
+    """Findings of several members about one node. The newest of each counts."""
 
     def __init__(self) -> None:
         self._findings: dict[PeerId, Finding] = {}
@@ -187,10 +187,10 @@ class Evidence:
         return reached >= 2 or (reached > 0 and 2 * reached >= len(asked))
 
     def hosts(self) -> frozenset[str]:
-        """Where this node is seen, by two members, or by at least half of those who knocked."""
+        """Hosts at which this node is seen, by two members, or by at least half of those who probed."""
         seen = [finding.host for finding in self._findings.values()]
         return frozenset(host for host in seen if seen.count(host) >= 2 or 2 * seen.count(host) >= len(seen))
 
     def outside(self) -> bool:
-        """Whether anybody has seen this node at an address that means something everywhere."""
+        """True if anybody has seen this node at an address that means something everywhere."""
         return any(not is_private(finding.host) for finding in self._findings.values())

@@ -29,12 +29,12 @@ PEEK_DEADLINE_S = 5.0
 
 
 def probe_of(secret: bytes, port: int) -> bytes:
-    """What is sent, (PROBE_BYTES,) bytes."""
+    """Bytes of a dial-back probe, PROBE_BYTES of them."""
     return bytes([PROBE_FIRST_BYTE]) + _derive(secret, b"knock", port)[: PROBE_BYTES - 1]
 
 
 def proof_of(secret: bytes, port: int) -> bytes:
-    """What answers it, (PROOF_BYTES,) bytes."""
+    """Bytes that answer the probe, PROOF_BYTES of them."""
     return _derive(secret, b"proof", port)
 
 
@@ -69,7 +69,7 @@ class DialBackProbes:
             self._expected.pop(probe_of(expected.secret, port), None)
 
     def expects(self, probe: bytes) -> bool:
-        """Whether `answer` would take a connection that began with these bytes for an expected knock."""
+        """True if `answer` would take a connection that began with these bytes for an expected probe."""
         return probe in self._expected
 
     async def answer(self, stream: trio.SocketStream, probe: bytes) -> bool:
@@ -86,7 +86,7 @@ class DialBackProbes:
         return True
 
     async def took(self, stream: trio.SocketStream) -> bool:
-        """Whether a connection begins as a knock; if so it has been dealt with. Else nothing of it was read."""
+        """Take a connection that begins as a probe and return True; else return False, and read nothing of it."""
         if not self._expected:
             return False
         try:
@@ -101,7 +101,7 @@ class DialBackProbes:
 
 
 async def probe(host: str, port: int, secret: bytes, *, deadline_s: float = ANSWER_DEADLINE_S) -> bool:
-    """Whether who listens at this IP address and port answers a knock under `secret`, in time."""
+    """Return True if who listens at this IP address and port answers a probe under `secret` in time."""
     with trio.move_on_after(deadline_s):
         try:
             async with await trio.open_tcp_stream(host, port) as stream:

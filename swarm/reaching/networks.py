@@ -1,4 +1,4 @@
-"""Which IP addresses mean something to whom: private ones only to those on the same network; and this machine's own."""
+"""Networks of IP addresses: private ones mean something only to those on the same network; and this machine's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def is_private(host: str) -> bool:
-    """Whether an IP address means one machine on one network only; names are not."""
+    """True if an IP address means one machine on one network only; names are not."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a port of a node is seen from outside: who wants to know calls a member from that very port.
+"""Observed addresses: a node calls a member from a port of its own, to learn where that is seen from outside.
 
     A ── AskSighting ──► R ── ticket ──► A            over the control connection, which proves who asks
     A ── ticket ──► R                                 a TCP connection from A's port to R's lanes, kept for a while
@@ -55,13 +55,13 @@ class AskSighting(Message, frozen=True, kw_only=True):
 
 
 class SightingTicket(Message, frozen=True, kw_only=True):
-    """What the call begins with."""
+    """Ticket with which the call begins."""
 
     ticket: Ticket
 
 
 class Sighted(Message, frozen=True, kw_only=True):
-    """Where it came from: 'host:port'."""
+    """Address that the call came from, 'host:port'."""
 
     address: Address
 
@@ -152,7 +152,7 @@ class ObservedAddressServer:
         self._seen.setdefault(peer, deque(maxlen=OBSERVED_ADDRESSES_LIMIT)).append((address, now + OBSERVED_ADDRESS_S))
 
     def claims(self, ticket: bytes) -> bool:
-        """Whether a connection that began with these bytes is a call; then `hold` it."""
+        """True if a connection that began with these bytes is a call; then `hold` it."""
         call = self._calls.get(ticket)
         return call is not None and not call.came.is_set()
 
@@ -167,7 +167,7 @@ class ObservedAddressServer:
 
 
 async def sight(host: Host, relay: PeerId, addresses: tuple[str, ...], caller: Caller) -> str:
-    """Where `relay`, whose lanes are at these addresses, sees the caller's port: 'host:port'.
+    """Return where `relay`, whose lanes are at these addresses, sees the caller's port: 'host:port'.
 
     Raises NetworkError if it does not say, or cannot be called.
     """

@@ -52,7 +52,7 @@ DIAL_PAUSE_S = 0.3
 DELAY_LIMIT_S = 1.0
 BACKLOG = 4
 ANSWER_DEADLINE_S = 3 * CALL_DEADLINE_S
-"""In which the other has a port of its own seen and asks the relay about this one's."""
+"""Time for the other to have a port of its own seen and ask the relay about this one's."""
 JOBS_LIMIT = 64
 """Holes that others begin, at once."""
 
@@ -265,7 +265,7 @@ class Puncher:
     async def answer(
         self, peer: PeerId, relay: PeerId, address: str, make: Callable[[str], Answer], take: Take
     ) -> Answer:
-        """What `make` answers, given where this node's port is seen, to a peer that begins; then the hole is made.
+        """Return what `make` answers, given this port's observed address, to a peer that begins; then punch the hole.
 
         Raises RemoteError if that was not the peer's to begin, NetworkError if nothing comes of it.
         """

@@ -1,4 +1,4 @@
-"""How a node reaches its peers: what is tried, in which order, and how soon again. One answer, for lanes and control.
+"""Reach of a node: how it gets to its peers, in which order, and how soon again. One answer, for lanes and control.
 
     direct    one of the two dials the other
     punched   both dial at once, which lets each in at the other's router (`punching`)
@@ -50,7 +50,7 @@ ALONE_ATTEMPTS = 3
 
 
 class Step(enum.Enum):
-    """What is tried for a lane: dial the peer, ask it to dial, both at once, through a third."""
+    """Step that is tried for a lane: dial the peer, ask it to dial, both at once, through a third."""
 
     DIAL = "dial"
     ASK = "ask"
@@ -59,7 +59,7 @@ class Step(enum.Enum):
 
 
 class Situation(enum.Enum):
-    """What is known of two; see above."""
+    """Reachability of two, as far as is known; see above."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -86,26 +86,26 @@ class Way:
 
 
 class ReachFacts(Protocol):
-    """What a node has found out about the network around it. From trio's thread."""
+    """Facts that a node has found out about the network around it. From trio's thread."""
 
     def may_dial(self, peer: PeerId, host: str) -> bool:
-        """Whether a host in `peer`'s answer may be dialled: nobody shall send a swarm against a third party."""
+        """True if a host in `peer`'s answer may be dialled: nobody shall send a swarm against a third party."""
 
     def is_reached(self) -> bool:
-        """Whether it makes sense to ask others to dial this node."""
+        """True if it makes sense to ask others to dial this node."""
 
     def addresses_of(self, relay: PeerId) -> tuple[str, ...]:
-        """Where the lanes of a third are, that passes others' on; empty if it may not be dialled."""
+        """Addresses of the lanes of a third that passes others' on; empty if it may not be dialled."""
 
     def relays(self, peer: PeerId) -> Sequence[PeerId]:
-        """Who may have a way to `peer`, the best first."""
+        """Peers that may have a way to `peer`, the best first."""
 
     async def way(self, relay: PeerId, peer: PeerId) -> Way:
         """A way to `peer` through `relay`. Raises NetworkError if it gives none."""
 
 
 class Everywhere:
-    """Where every address may be dialled and nobody relays."""
+    """Network facts of a node that may dial every address, and for which nobody relays."""
 
     def may_dial(self, peer: PeerId, host: str) -> bool:
         """Always."""
@@ -130,14 +130,14 @@ class Everywhere:
 
 @dataclass(slots=True)
 class _Holes:
-    """What came of holes with one peer. rest_until: no other is begun with a third. blocked_alone: in a row."""
+    """Outcome of hole punches with one peer. rest_until: no other is begun with a third. blocked_alone: in a row."""
 
     rest_until: float = -math.inf
     blocked_alone: int = 0
 
 
 class Reach:
-    """What one node knows of how it reaches each peer. Use from trio's thread.
+    """Reach of one node: what it knows of the ways to each peer. Use from trio's thread.
 
     is_direct: whether a peer is connected without a relay; never where this node makes no holes.
     """
@@ -158,47 +158,49 @@ class Reach:
     # -- which step comes next -------------------------------------------------------------------------------
 
     def next_step(self, peer: PeerId, in_vain: Step | None, *, asked: bool) -> Step | None:
-        """What to try for a lane after this was tried in vain; None to give up. asked: the peer asked for the lane."""
+        """Return the step to try for a lane after `in_vain`; None to give up. asked: the peer asked for the lane."""
         step = NEXT[self.situation(peer)].get(in_vain)
         if asked and step in (Step.ASK, Step.RELAY):
             return None
         return None if in_vain is Step.ASK and not self.facts.relays(peer) else step
 
     def situation(self, peer: PeerId) -> Situation:
-        """What is known of this node and a peer."""
+        """Situation of this node and a peer."""
         if self.is_alone(peer):
             return Situation.LOWER if self.begins(peer) else Situation.HIGHER
         return Situation.OPEN if self.facts.is_reached() else Situation.CLOSED
 
     def is_alone(self, peer: PeerId) -> bool:
-        """Whether this node and `peer`, of which neither can be dialled, have nobody but each other: a straight
-        connection, and no third that relays."""
+        """True if this node and `peer`, of which neither can be dialled, have nobody but each other.
+
+        That is a direct connection, and no third that relays.
+        """
         return self._is_direct(peer) and not (self.facts.is_reached() or self.facts.relays(peer))
 
     def ask_s(self, peer: PeerId) -> float:
-        """How long the peer may take that was asked to dial."""
+        """Seconds that the peer may take that was asked to dial."""
         return ASK_S if self.facts.relays(peer) else math.inf
 
     # -- holes -----------------------------------------------------------------------------------------------
 
     def begins(self, peer: PeerId) -> bool:
-        """Whether holes with a peer are for this node to begin with, and not for the peer."""
+        """True if hole punches with a peer are for this node to begin, and not for the peer."""
         return self._me < peer
 
     def onlooker(self, peer: PeerId) -> PeerId | None:
-        """Who is to look on while this node begins with `peer`; None where it shall not, now. It counts as tried."""
+        """Pick who looks on while this node begins with `peer`; None where it shall not, now. It counts as tried."""
         if self.rests(peer):
             return None
         relays = self.facts.relays(peer)
         return relays[0] if relays and self.may_punch(peer) else None
 
     def may_punch(self, peer: PeerId, *, alone: bool = False) -> bool:
-        """Whether one more hole may be tried with a peer, whoever begins; if so it counts as tried."""
+        """Return True if one more hole may be tried with a peer, whoever begins; it then counts as tried."""
         now = trio.current_time()
         return (self._by_peer_alone if alone else self._by_peer).take(peer, now) and self._all.take(None, now)
 
     def rests(self, peer: PeerId) -> bool:
-        """Whether a hole to the peer failed a while ago."""
+        """True if a hole punch with the peer failed a while ago."""
         known = self._holes.get(peer)
         return known is not None and known.rest_until > trio.current_time()
 

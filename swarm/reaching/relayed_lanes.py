@@ -62,7 +62,7 @@ RelayedLaneReply = Passage | Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayedLaneLimits:
-    """What a member gives. per_peer: passages with one peer at either end. idle_s: without a byte in one direction."""
+    """Limits of a lane relay. per_peer: relayed lanes with one peer at either end. idle_s: without a byte one way."""
 
     relayed_lanes: int = 128
     per_peer: int = 32
@@ -90,7 +90,7 @@ class RelayedLaneServer:
     def __init__(self, host: Host, *, limits: RelayedLaneLimits | None = None, upload: RateLimit | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer may have all that there is; where either end does not come first, half of it is left."""
+        """True for a peer that may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
         self._limits = limits or RelayedLaneLimits()
         self._upload = upload
@@ -133,7 +133,7 @@ class RelayedLaneServer:
         }
 
     def claims(self, ticket: bytes) -> bool:
-        """Whether a connection that began with these bytes is one end of a passage; then `hold` it."""
+        """True if a connection that began with these bytes is one end of a relayed lane; then `hold` it."""
         self._expire()
         relayed_lane = self._open.get(ticket)
         return relayed_lane is not None and not relayed_lane.joined.is_set() and ticket not in relayed_lane.waiting

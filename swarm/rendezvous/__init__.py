@@ -1,1 +1,1 @@
-"""Where members of a swarm find each other: the local network, a Kademlia table, hivemind's."""
+"""Rendezvous of a swarm's members: the local network, a Kademlia table, hivemind's."""

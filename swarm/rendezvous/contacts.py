@@ -34,7 +34,7 @@ class _Entry:
 
 
 def point_of(key: bytes) -> int:
-    """Where a key, or a peer's id, lies in the space of 256 bits."""
+    """Point of a key, or of a peer's id, in the space of 256 bits."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 

@@ -163,7 +163,7 @@ class Hivemind:
                 waiting.send_nowait(report)
 
     async def _log(self, process: trio.Process) -> None:
-        """What hivemind and its daemon say, cut to size, as debug lines."""
+        """Log what hivemind and its daemon say, cut to size, as debug lines."""
         assert process.stderr is not None
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await process.stderr.receive_some(LOG_READ_BYTES):

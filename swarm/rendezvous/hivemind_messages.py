@@ -1,4 +1,4 @@
-"""What a node and its hivemind process say to each other over the process's pipes.
+"""Messages between a node and its hivemind process, over that process's pipes.
 
 hivemind and libp2p define the same protobuf symbols and cannot share a process. So the process imports hivemind and not
 libp2p, and both ends import this module, which knows neither.
@@ -105,7 +105,7 @@ def frame(message: Order | Report) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """How long the message after these LENGTH_BYTES is. Raises RemoteError beyond MESSAGE_LIMIT_BYTES."""
+    """Length in bytes of the message after these LENGTH_BYTES. Raises RemoteError beyond MESSAGE_LIMIT_BYTES."""
     length = int.from_bytes(head, "big")
     if length > MESSAGE_LIMIT_BYTES:
         raise RemoteError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT_BYTES}")

@@ -58,7 +58,7 @@ KADEMLIA_PROTOCOL = "/ipfs/kad/1.0.0"
 MESSAGE_LIMIT_BYTES = 64 << 10
 KEY_LIMIT_BYTES = 128
 NAMED = 16
-"""How many contacts an answer names."""
+"""Contacts that an answer names."""
 NEAREST = 8
 """A walk asks these, of all that it hears of, and a point is stored at them."""
 PARALLEL = 4
@@ -70,7 +70,7 @@ WALK_DEADLINE_S = 15.0
 WALKS_AT_ONCE = 4
 PART_DEADLINE_S = 3.0
 FOUND_LIMIT_POINTS = 256
-"""What one look-up gives back."""
+"""Points that one look-up gives back, at most."""
 ENOUGH_POINTS = 32
 """So many end a look-up."""
 

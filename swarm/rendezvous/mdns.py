@@ -138,7 +138,7 @@ class LocalDiscovery:
         )
 
     def _read(self, peer: PeerId, info: ServiceInfo) -> LocalPeer | None:
-        """What an announcement says, None if it is not of our swarm or makes no sense."""
+        """Read an announcement; None if it is not of our swarm or makes no sense."""
         texts = info.decoded_properties
         if texts.get("swarm") != self._swarm_id:
             return None

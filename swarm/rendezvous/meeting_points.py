@@ -56,7 +56,7 @@ _KEY_PREFIX = b"/shoal/"
 
 
 class MeetingPoint(Message, frozen=True, kw_only=True):
-    """Where `peer` can be dialled; `sequence` grows with each that it signs, `valid_s` counts from first sight."""
+    """Addresses of `peer`; `sequence` grows with each that it signs, `valid_s` counts from first sight."""
 
     swarm: HashField
     peer: PeerIdField
@@ -146,13 +146,13 @@ def _rank(point: MeetingPoint) -> bytes:
 
 
 class FirstSight:
-    """When points were first seen here, and so until when they are valid. Bounded: the oldest sight is forgotten."""
+    """Times at which points were first seen here, and until which they are valid. Bounded: the oldest is forgotten."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[bytes, str], tuple[int, float]] = OrderedDict()
 
     def ends_at(self, point: MeetingPoint, now: float) -> float | None:
-        """Until when a point (opened, hence authentic) is valid; None if it is not, or its signer said a later one."""
+        """Time until which an opened point is valid; None if it is not, or its signer said a later one."""
         who = (point.swarm, point.peer)
         sequence, ends_at = self._seen.get(who, (-1, 0.0))
         if point.sequence < sequence:
