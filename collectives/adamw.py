@@ -45,7 +45,7 @@ NORM_EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWFactors:
-    """What one step multiplies and divides by; the same for every value of the model."""
+    """Factors and divisors of one AdamW step; the same for every value of the model."""
 
     clip: np.float32
     keep_first: np.float32

@@ -153,7 +153,7 @@ class NextState:
         self._ahead: object = None
 
     def ahead(self, plan: Plan) -> Callable[[FinalChunk], None]:
-        """What applies a final of `plan` before all of them are checked: call it with each that was, in any thread.
+        """Return what applies a final of `plan` before all are checked: call it with each that was, in any thread.
 
         It does nothing once `complete` or `close` was called, or `ahead` for another plan. AdamW's step needs all
         finals: only their squares are added up ahead.
@@ -230,7 +230,7 @@ class NextState:
                 self._rest = []
 
     def _stands(self, chunk: int, final: FinalChunk, factors: AdamWFactors | None) -> bool:
-        """Whether a chunk need not be made; who is still applying another final ahead is waited for."""
+        """True if a chunk need not be made; waits for whoever is still applying another final to it ahead."""
         with self._chunk_locks[chunk]:
             return self._is_made(chunk, final, factors)
 

@@ -32,7 +32,7 @@ class Reference:
 
 
 def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequence[bytes]) -> Reference:
-    """What `plan` must lead to.
+    """Compute the result that `plan` must lead to.
 
     contributions: per contributor all its encoded chunks, joined in order (`EncodedContribution.concatenated`).
     bitmaps: per chunk, bit i set for participant i; a participant of weight zero does not count even if named.
@@ -67,7 +67,7 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
 
 
 def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int) -> F32:
-    """What the plan's rule makes of the (weight, clip, values) that are present, in plan order."""
+    """Combine the (weight, clip, values) that are present, in plan order, by the plan's rule: (length,) float32."""
     if not present:
         return np.zeros(length, np.float32)
     if not isinstance(plan.clips, msgspec.UnsetType):

@@ -1,4 +1,4 @@
-"""Who moves too little: a deadline on progress, not on the whole.
+"""Stall detection: a deadline on the progress of each peer, not on the whole.
 
 A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
 it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
