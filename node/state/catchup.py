@@ -245,7 +245,7 @@ class CatchUp:
         return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
 
     def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
-        """What carries out the requests of an errand that are about states; `on_chunk` is told how a transfer goes."""
+        """Functions that carry out an errand's requests about states; `on_chunk` is told how a transfer goes."""
         return {
             AskHolders: self._ask_holders,
             CountLacking: self._count_lacking,

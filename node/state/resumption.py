@@ -65,7 +65,7 @@ class ResumeFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """What a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost."""
+    """Files that a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost."""
 
     files: ResumeFiles
     exact: bool
@@ -128,7 +128,7 @@ class Resumption:
 
     @property
     def writing(self) -> bool:
-        """Whether files are being written."""
+        """True if files are being written."""
         return self._pending is not None
 
     async def written(self, term: Term, round: int) -> None:

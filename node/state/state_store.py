@@ -63,12 +63,12 @@ class Take(Protocol):
     """Takes entries of the chain from a peer: as `StateStore.take_entries`."""
 
     async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
-        """How many were new. Raises RemoteError, StorageError."""
+        """Take the entries, and return how many were new. Raises RemoteError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateStoreParts:
-    """What the state store works with."""
+    """Parts that the state store works with."""
 
     store: Store
     chain: Chain
@@ -117,7 +117,7 @@ class StateStore:
 
     @property
     def scores(self) -> DonorScores:
-        """What is remembered of the peers that were asked for something."""
+        """Scores of the peers that were asked for something."""
         return self._p.catchup.scores
 
     @property
@@ -132,7 +132,7 @@ class StateStore:
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         return self.state is not None and is_state_of(self._p.chain.standing, self.state)
 
     @property
@@ -143,7 +143,7 @@ class StateStore:
 
     @property
     def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
-        """What carries out the requests of an errand that are about the chain and about states."""
+        """Functions that carry out an errand's requests about the chain and about states."""
         return {
             **self._p.catchup.performers(self.on_chunk),
             AskChain: self.ask_chain,
