@@ -1,4 +1,4 @@
-"""Whether two nodes train the same model: names and shapes of all parameters, compared as soon as they are linked.
+"""Comparison of two nodes' models: names and shapes of all parameters, as soon as the nodes are linked.
 
     GetLayout(after)  ─────►  LayoutPart(digest, total, names, shapes of up to PART_LIMIT_PARAMETERS from `after` on)
 
@@ -66,7 +66,7 @@ Parameter = tuple[str, tuple[int, ...]]
 
 
 def part_of(layout: Layout | None, after: int) -> LayoutPart:
-    """What to answer to `GetLayout(after)`."""
+    """Return the answer to `GetLayout(after)`."""
     if layout is None:
         return LayoutPart(digest=b"", total=0)
     end = after + PART_LIMIT_PARAMETERS

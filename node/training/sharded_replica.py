@@ -171,7 +171,7 @@ class ShardedReplica(Replica):
         self._shard.share_buffers()
 
     def inner_state_bytes(self) -> int:
-        """How much memory a copy of the inner state takes; no other rank is asked."""
+        """Bytes that a copy of the inner state takes; no other rank is asked."""
         buffers = [value for _, value in self._shard.buffers() if keepable(value)]
         moved = [value for name, value in self.model.named_parameters() if name in self._trained_names]
         moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in moved)

@@ -64,7 +64,7 @@ logger = logging.getLogger("shoal.trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSpec:
-    """What a trainer needs to know; the manifest's settings first, then this machine's.
+    """Settings of a trainer: the manifest's first, then this machine's.
 
     threads: of all `processes` together, though each has one at least.
     """

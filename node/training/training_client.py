@@ -215,7 +215,7 @@ class TrainingClient:
         return Assignment(seed=seed, round=previous.next_round, member=share_of(me, members), members=len(members))
 
     def is_current(self, event: Contribution) -> bool:
-        """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
+        """True if this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
         return event.order == self._orders
 
     def pseudo_gradient(self, numel: int) -> F32:
