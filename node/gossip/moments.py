@@ -1,4 +1,4 @@
-"""What a node of the strategy `gossip` keeps of its optimizer for a restart: the moments, and the model's buffers.
+"""Optimizer state that a node of the strategy `gossip` keeps for a restart: the moments, and the model's buffers.
 
     resume/0.0-<round>.trainer      as they were when the inner steps of `round` had been made
 

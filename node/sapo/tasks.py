@@ -311,7 +311,7 @@ class TaskSource:
         return self._families
 
     def family(self, task: Task) -> TaskFamily:
-        """Whose task it is."""
+        """Family of a task."""
         return self._families[task.ref.family]
 
     @property
