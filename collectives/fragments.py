@@ -19,7 +19,7 @@ from shoal.collectives.grid import Grid
 from shoal.protocol.errors import ConfigError
 
 CHUNK_VALUES_STEP = 4096
-"""What a manifest's chunk_values is a multiple of."""
+"""Divisor of every manifest's chunk_values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Window(Generic[Tag]):
 
 
 Slot = tuple[FrameKind, int]
-"""What a frame is part of: a kind and a chunk."""
+"""Kind and chunk that a frame is part of."""
 
 
 @dataclass(slots=True)

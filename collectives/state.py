@@ -54,9 +54,9 @@ class StateKind(StrEnum):
 
 
 NESTEROV_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM)
-"""What a state has whose outer optimizer is Nesterov's."""
+"""Vectors of a state whose outer optimizer is Nesterov's."""
 ADAMW_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM, StateKind.SECOND_MOMENT)
-"""What a state has whose outer optimizer is AdamW."""
+"""Vectors of a state whose outer optimizer is AdamW."""
 
 
 def frozen(array: F32) -> F32:

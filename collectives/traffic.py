@@ -90,11 +90,11 @@ class PlanTraffic:
         self._resent: dict[PeerId, set[tuple[FrameKind, int]]] = {}
         self._windows: dict[PeerId, Window[_Sent]] = {}  # of those who are reached through another
         self.holding = Holding()
-        """What this node passes on between others."""
+        """Frames that this node passes on between others."""
         self._to_pass: dict[PeerId, deque[tuple[FrameHeader, memoryview]]] = {}
-        """Of that, what waits for a lane."""
+        """Of these, the ones that wait for a lane."""
         self.account: RelayAccount | None = None
-        """What came and went of it, under the plan that is followed."""
+        """Record of what came and went of them, under the plan that is followed."""
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""

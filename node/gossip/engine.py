@@ -468,4 +468,4 @@ TAKERS: Mapping[type, Callable[[GossipEngine, PeerId, Any], Awaitable[None]]] = 
     Withdraw: GossipEngine._pair,
     Taken: GossipEngine._take_taken,
 }
-"""What is done with each message of a peer."""
+"""Handlers of a peer's messages, by message type."""

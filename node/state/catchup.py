@@ -114,7 +114,7 @@ class CatchUp:
         self.shape: tuple[str, int, int] | None = None
         """Codec, numel and chunk_values of this swarm; known once the trainer has built the model."""
         self.donated: dict[PeerId, int] = {}
-        """How many bytes of the last state or finals came from whom."""
+        """Bytes of the last state or finals, by the peer that they came from."""
         self.accepts: Callable[[StateHeader], None] = lambda header: None
         """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
         self.amended: Callable[[int], Manifest | None] = lambda round: None

@@ -28,7 +28,7 @@ from shoal.protocol.messages import Entry
 from shoal.protocol.peering import ChainPart
 
 SETTLE_S = 2.0
-"""Who is known and not linked yet is waited for, once, for so long."""
+"""Seconds for which peers that are known and not linked yet are waited for, once."""
 HEADS_TIMEOUT_S = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
 ASKED_LIMIT = 32
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 Ask = Callable[[int, PeerId, int], Awaitable[ChainPart]]
 Elsewhere = Callable[[PeerId, Chain], Awaitable[Mapping[str, Chain]]]
-"""What one peer serves at each of several places, by place, each fetched after a chain of its own."""
+"""Fetches what one peer serves at each of several places, by place, each after a chain of its own."""
 
 
 async def _nowhere_else(peer: PeerId, base: Chain) -> Mapping[str, Chain]:

@@ -16,7 +16,7 @@ from shoal.protocol.peering import ChainPart
 from shoal.protocol.wire import COUNTER_LIMIT
 
 ALL_REBASES = COUNTER_LIMIT
-"""Who says that it knows so many rebases is served entries by their number alone."""
+"""Number of rebases to claim in a request, so that entries are served by their number alone."""
 
 AskChain = Callable[[int, int], Awaitable[ChainPart]]
 """Entries after the first so many, for who knows of so many rebases, of one peer; raises NetworkError, RemoteError."""

@@ -79,7 +79,7 @@ HEAD_BYTES = len(MAGIC) + 8 + 4 + CHECK_BYTES
 OLD_CHECK_BYTES = 8
 OLD_HEAD_BYTES = 4 + OLD_CHECK_BYTES
 BLOCK_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""Bytes that a disk writes whole or not at all."""
 HOLE_MIN_BYTES = 16
 """Zeros at the beginning or end of a batch that may be a block that was not written."""
 AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
@@ -467,7 +467,7 @@ class Store:
             self._bound = self._read_agreement()
             self._floor = max(map(_position, self._bound), default=FIRST)
             self.damage: list[str] = []
-            """What is to be said of damaged logs, one line each, for the log and the user."""
+            """Messages about damaged logs, one line each, for the log and the user."""
             if self._agreement.damaged or self._chain.damaged:
                 self._mend()
             self._opened = opened.pop_all()

@@ -29,7 +29,7 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 FOLDER = "transfer"
 HEADER_LIMIT_BYTES = 2 << 20
 KEEP_AFTER_S = 2.0
-"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
+"""Seconds after which a transfer goes to disk: a shorter one is repeated sooner than written."""
 KEEP_LOOK_S = 0.1
 
 logger = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ class Flat(Protocol):
 
     layout: Layout
     block_values: int
-    """How many values may be updated at a time: more than that is too much for the device, or a waste of copies."""
+    """Number of values that may be updated at a time: more is too much for the device, or a waste of copies."""
 
     def new_vector(self) -> torch.Tensor:
         """A vector of zeros."""
@@ -451,7 +451,7 @@ class GradientAccounts(_Standing):
     def __init__(self, flat: Flat, *, contributions: int = 0) -> None:
         super().__init__(flat, contributions)
         self.waiting = False
-        """Whether a gradient was written and the anchor after it is not here yet."""
+        """True if a gradient was written and the anchor after it is not here yet."""
         self.tokens = 0
         """Of the batch whose gradient the parameters have."""
         self.steps = 0

@@ -10,7 +10,7 @@ import torch
 from shoal.protocol.errors import ConfigError
 
 _SHARED = (type(None), bool, int, float, str)
-"""What goes along with every part of a batch as it is."""
+"""Types of what goes along with every part of a batch as it is."""
 
 
 def split_batch(batch: Any, count: int) -> list[Any]:

@@ -37,7 +37,7 @@ BLAME_TIMEOUT_S = 1.0
 """An error in one rank waits so long for the death of another, which would be its cause."""
 REAP_DEADLINE_S = 1.0
 END_DEADLINE_S = 10.0
-"""Who has to wait for another to end the process does so no longer."""
+"""Seconds for which a thread or a rank waits at most for another to end the process."""
 PROGRAM = ("-m", "shoal.node.training.rank_start")
 LOOPBACK = "lo"
 _PR_SET_PDEATHSIG = 1

@@ -71,7 +71,7 @@ class TrainingClient:
         self._evaluate_every = evaluate_every
         self._steady = SteadySpeed()
         self.speed_is_news = False
-        """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
+        """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
         self._initial = trio.Event()
         self._applied = trio.Event()
         self._applied.set()
@@ -83,7 +83,7 @@ class TrainingClient:
         self._blocked_s = 0.0
         self.paused = False
         self.resting = True
-        """Whether the trainer has done what it was ordered to."""
+        """True if the trainer has done what it was ordered to."""
         self.loss: float | None = None
         self.metric: float | None = None
         self.tokens_per_s = 0.0

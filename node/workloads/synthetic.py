@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WORKLOAD_NAME = "shoal.node.workloads.synthetic:SyntheticWorkload"
 TOKENS = 1
-"""What a contribution weighs."""
+"""Weight of a contribution."""
 
 
 def drawn_values(stream_seed: int, numel: int) -> F32:
