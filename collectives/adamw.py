@@ -58,7 +58,7 @@ class AdamWFactors:
 
     @classmethod
     def of(cls, inner: InnerSection, *, steps: int, tokens: int, norm: float) -> AdamWFactors:
-        """Of step number `steps`, from 1, after `tokens`, with a gradient of this norm."""
+        """Compute the factors of step number `steps`, from 1, after `tokens`, with a gradient of this norm."""
         beta1, beta2 = inner.betas
         lr = learning_rate(inner, tokens)
         return cls(

@@ -105,7 +105,7 @@ class Aggregate:
         return cls(match[1] or match[2], int(match[3] or 0), not isinstance(plan.clips, msgspec.UnsetType))
 
     def trimmed_of(self, count: int) -> int:
-        """Of so many values, how many are left out at either end."""
+        """Number of values, out of `count`, that are left out at either end."""
         return max(0, min(-(-count * self.parameter // CLIP_UNIT), (count - 1) // 2))
 
 

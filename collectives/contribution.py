@@ -129,7 +129,7 @@ def place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -
 
 
 def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
-    """Of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
+    """Sum up the squares of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
     total, wide = 0.0, np.empty((4, _DOT_VALUES), np.float64)
     flat = wide.reshape(-1)
     for start in range(0, n, SPAN_VALUES):

@@ -109,7 +109,7 @@ class FinalFormat:
         return self.plan.participants[self.owners[chunk]].peer
 
     def source(self, chunk: int) -> PeerId:
-        """From whom the final of `chunk` is to be had."""
+        """Peer from which the final of `chunk` is to be had."""
         place, _ = self._standing.get(chunk, (self.owners[chunk], b""))
         return self.plan.participants[place].peer
 

@@ -77,7 +77,7 @@ class Holding:
         self._let_go: Counter[Way] = Counter()
 
     def begin(self) -> None:
-        """Another reduction is under way, or none: count anew what is let go. Who waits for room waits no more."""
+        """Count anew what is let go, as another reduction is under way, or none. Who waits for room waits no more."""
         with self._changed:
             self._let_go = Counter()
             self._changed.notify_all()

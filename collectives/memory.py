@@ -156,7 +156,7 @@ class _Lent(weakref.ref[U8]):
         self.slab, self.place = slab, place
 
     def __new__(cls, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> Self:
-        """Nothing but a reference yet."""
+        """Make the reference alone."""
         return super().__new__(cls, payload, gone)
 
 

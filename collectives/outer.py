@@ -74,7 +74,7 @@ class OuterSettings:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Those of a manifest."""
+        """Take the settings from a manifest."""
         sync = manifest.sync
         step = sync.outer_step
         if isinstance(step, AdamW):
@@ -235,7 +235,7 @@ class NextState:
             return self._is_made(chunk, final, factors)
 
     def _hashes_of(self, kind: StateKind) -> bytes:
-        """Of all chunks, joined; nothing for a vector that the state has not."""
+        """Join the hashes of all chunks of one vector; nothing for a vector that the state has not."""
         if kind not in self.base.kinds:
             return b""
         place = self.base.kinds.index(kind)
@@ -244,7 +244,7 @@ class NextState:
     def _factors(
         self, pool: ThreadPoolExecutor, how: Codec, wanted: Sequence[tuple[int, FinalChunk]]
     ) -> AdamWFactors | None:
-        """Those of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
+        """Compute the factors of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
         adamw, state = self._settings.adamw, self.base
         if adamw is None:
             return None

@@ -410,7 +410,7 @@ class Reduction:
     # --- finals in ---
 
     def final_region(self, sender: PeerId, chunk: int, offset: int, length: int) -> memoryview | None:
-        """As `contribution_region`, for a final."""
+        """Return memory for a final's bytes, as `contribution_region` does for a contribution's."""
         self._check_final(sender, chunk, offset, length)
         with self._lock:
             pieces = self._pieces_for(sender, chunk)

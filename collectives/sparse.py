@@ -85,7 +85,7 @@ class Entries:
 
     @classmethod
     def of(cls, length: int, k: int) -> Entries:
-        """Those of a block of `length`, of which at most `k` are kept."""
+        """Entries of a block of `length`, of which at most `k` are kept."""
         return cls(length, min(k, length))
 
     @property

@@ -130,7 +130,7 @@ class CertifiedState:
 
     @property
     def nbytes(self) -> int:
-        """Of all its vectors."""
+        """Bytes of all its vectors."""
         return self.anchor.nbytes * len(self.kinds)
 
     @property
@@ -140,7 +140,7 @@ class CertifiedState:
 
 
 class StateHeader(Message, frozen=True, kw_only=True, dict=True):
-    """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order.
+    """Header of a state, with all but its values: counters, shape, and the hashes of all chunks, joined in order.
 
     second_moment: empty where the state has none.
     """

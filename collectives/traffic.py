@@ -130,7 +130,7 @@ class PlanTraffic:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No reduction will come any more: lanes that wait for one go on."""
+        """End it: no reduction will come any more, and lanes that wait for one go on."""
         with self._changed:
             self._end()
             self._frame_order = _NEVER
@@ -325,7 +325,7 @@ class PlanTraffic:
             return tuple((to, via[to], self._scope) for to, one in self._windows.items() if one.waiting and to in via)
 
     def hear_let_go(self, peer: PeerId, relay: PeerId, scope: bytes, let_go_bytes: int | None) -> None:
-        """So much of what goes to `peer` the relay has let go in this scope; None: it does not say."""
+        """Note how much of what goes to `peer` the relay has let go in this scope; None: it does not say."""
         with self._changed:
             window = self._windows.get(peer)
             if window is None or scope != self._scope or self._routes.via.get(peer) != relay:
@@ -456,7 +456,7 @@ class Routes:
         return self._other_end(peer, header, via=peer)
 
     def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
-        """For whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
+        """Return for whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
         return self._other_end(peer, header, via=self.me)
 
     def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId | None:
