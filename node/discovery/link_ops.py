@@ -61,7 +61,7 @@ def link_addresses(parts: Parts) -> list[str]:
 
 
 def best_addresses(addresses: Iterable[str]) -> list[str]:
-    """Those of one peer that reach furthest: names and public ones, private ones, loopback; without what is none."""
+    """Valid addresses of a peer that reach furthest, in order: names and public ones, private ones, loopback."""
     usable = []
     for text in addresses:
         try:

@@ -140,7 +140,7 @@ class Reaching:
     # -- what its lanes ask --------------------------------------------------------------------------------------
 
     def may_dial(self, peer: PeerId, host: str) -> bool:
-        """Only where the peer proved to be, by its connection; on a private network, only on private ones.
+        """True if the peer's connection comes from `host` or `host` is this machine, or if both are private.
 
         So a member that names a third party's address sends nobody there.
         """

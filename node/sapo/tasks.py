@@ -307,7 +307,7 @@ class TaskSource:
 
     @property
     def families(self) -> Mapping[str, TaskFamily]:
-        """By name."""
+        """Task families, by name."""
         return self._families
 
     def family(self, task: Task) -> TaskFamily:

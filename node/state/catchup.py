@@ -211,7 +211,7 @@ class CatchUp:
         *,
         known: str = "",
     ) -> dict[PeerId, int]:
-        """Some finals of a plan, each checked and handed to `take` in any thread; of `known` it is known to have them.
+        """Fetch some finals of a plan, check each and hand it to `take` in any thread; `known` is known to have them.
 
         Returns who brought how many bytes. Raises NetworkError when not all can be had. Cancellation: what was handed
         over was.
@@ -239,7 +239,7 @@ class CatchUp:
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as the model is not built."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as the model is not built."""
         if self.shape is None:
             return 0
         return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
@@ -446,7 +446,7 @@ class CatchUp:
 
 
 def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:
-    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec.
+    """Number of rounds, each of a fragment, whose finals are fewer bytes than a state: by the manifest's codec.
 
     vectors: of a state.
     """

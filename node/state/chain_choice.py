@@ -210,7 +210,7 @@ def _is_past(chain: Chain, checkpoint: Checkpoint) -> bool:
 
 
 def _newer(one: tuple[str, Chain], other: tuple[str, Chain]) -> tuple[str, Chain]:
-    """Of two chains the one that goes on from the other. Raises ConfigError if neither does."""
+    """Return the one of two chains that goes on from the other. Raises ConfigError if neither does."""
     (_, first), (_, second) = one, other
     if first.head.term.rebases != second.head.term.rebases:
         return max(one, other, key=lambda served: served[1].head.term.rebases)

@@ -133,7 +133,7 @@ def _open_state(path: Path) -> TensorFile:
 
 
 def _chain(files: CheckpointFiles, manifest: Manifest) -> Chain:
-    """Every entry of the file, each checked. Raises BadCheckpoint."""
+    """Read every entry of the file, and check each. Raises BadCheckpoint."""
     path = files.chain
     try:
         size = path.stat().st_size

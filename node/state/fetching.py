@@ -191,7 +191,7 @@ class _Run:
 
 
 def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterator[tuple[PeerId, ChunkRef, list[int]]]:
-    """As few requests as say the same, in order: whom to ask, from which chunk on, and the sizes of the run."""
+    """Join asks into as few requests as say the same: whom to ask, from which chunk on, and the sizes of the run."""
     donor, first, sizes = PeerId(""), ChunkRef(ChunkSpace.ANCHOR, b"", 0), list[int]()
     for ask in asks:
         ref, size = wanted[ask.chunk]

@@ -122,12 +122,12 @@ class StateStore:
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as that is not known."""
         return self._p.catchup.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         return self._p.catchup.donated
 
     @property
@@ -427,6 +427,6 @@ class StateStore:
         return finals
 
     async def on_chunk(self, done: int, total: int) -> None:
-        """So many chunks of a state that is fetched are here."""
+        """Report that so many chunks of a state that is fetched are here."""
         self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
         await self._p.holds.at(self.head.next_round, "transfer", done / total)

@@ -535,7 +535,7 @@ class Store:
         return [record for record in self.durable_records() if _position(record) == position]
 
     def forget_promises(self) -> None:
-        """As its user decided, sign again where promises may be lost; those that are known still bind.
+        """Sign again where promises may be lost, as the user decided; those that are known still bind.
 
         Raises StorageError.
         """

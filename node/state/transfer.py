@@ -282,7 +282,7 @@ class Transfer:
         return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)
 
     def busy_s(self, now: float) -> float:
-        """For how long no donor will have done all that was asked of it, if they are as fast as so far."""
+        """Seconds until the first donor will have done all that was asked of it, if they are as fast as so far."""
         if self._free and not all(donor.owed for donor in self._donors.values()):
             return 0.0
         return min((donor.busy_s(now) for donor in self._donors.values() if donor.owed), default=0.0)
@@ -292,7 +292,7 @@ class Transfer:
         return min((self._timeout_at(donor) for donor in self._donors.values() if donor.owed), default=float("inf"))
 
     def failure(self, what: str) -> NetworkError:
-        """That nobody is left, and why."""
+        """Return the error that nobody is left to ask, with the reasons."""
         reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self._out.items()))
         return NetworkError(f"no peer has {what}" + (f" ({reasons})" if reasons else ""))
 
@@ -323,7 +323,7 @@ class TransferRun:
         return self.transfer.done or not (self.transfer.donors or self._pending)
 
     def begin(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
-        """Of these, whom to introduce first of all."""
+        """Return the peers to introduce first of all, out of these."""
         ranked = self._scores.ranked(peers, now)[:DONOR_LIMIT]
         return [peer for peer in ranked if self.introduces(peer, now)]
 
@@ -369,8 +369,7 @@ class TransferRun:
         return self.transfer.look(now)
 
     def rest_s(self, now: float) -> float:
-        """For how long to let chunks gather while every donor has enough to do: a look at one costs as much as at
-        twenty."""
+        """Seconds to let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
         rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(now))
         return rest if rest >= REST_MIN_S else 0.0
 

@@ -201,7 +201,7 @@ class Accounts(_Standing):
 
     @property
     def tokens(self) -> int:
-        """Of all the work that no certificate has counted, as far as is known here."""
+        """Tokens of all the work that no certificate has counted, as far as is known here."""
         return sum(self._tokens) // self._fragments.count
 
     @property
@@ -384,7 +384,7 @@ class Accounts(_Standing):
 
 
 def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:
-    """Those of `spans` where the bits of two host vectors differ; in as many threads as torch has, where that pays."""
+    """Return the spans in which two host vectors differ by bits; in as many threads as torch has, where that pays."""
 
     def differs(span: slice) -> bool:
         bits = np.int32 if (span.stop - span.start) % 2 else np.int64  # compared by words, three times as fast

@@ -96,7 +96,7 @@ class InnerOptimizer(Protocol):
         """Take what it knows to where the parameters went."""
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this."""
+        """Decay by this from the next step on."""
 
 
 class Replica:
@@ -175,7 +175,7 @@ class Replica:
         return self._order is None and self.accounts.waiting
 
     def blocked(self, seconds: float) -> None:
-        """So long it stood still, `waiting`."""
+        """Count the seconds for which it stood still, `waiting`."""
         self._tally.blocked_s += seconds
 
     def rest(self) -> None:

@@ -190,8 +190,11 @@ class Snapshotter:
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
 
     def _copy(self, pieces: Sequence[tuple[U8, U8]]) -> None:
-        """In as many threads as torch has. Each takes the next piece: none waits for another before the end, as
-        torch's own copies would after each tensor, and that is long on a machine that has other things to do."""
+        """Copy the pieces in as many threads as torch has.
+
+        Each thread takes the next piece: none waits for another before the end, as torch's own copies would after each
+        tensor, and that is long on a machine that has other things to do.
+        """
         if len(pieces) < 2 or torch.get_num_threads() == 1:
             for source, place in pieces:
                 np.copyto(place, source)

@@ -53,7 +53,7 @@ class GetLayout(Message, frozen=True, kw_only=True):
 
 
 class LayoutPart(Message, frozen=True, kw_only=True):
-    """Some of `total` parameters; `digest` is that of all, empty where no model is built yet."""
+    """Part of a list of `total` parameters; `digest` is that of all, empty where no model is built yet."""
 
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
     total: Count
@@ -148,7 +148,7 @@ class Layouts:
             raise _other_model(self._checked[peer])
 
     def alike(self, peers: frozenset[PeerId]) -> frozenset[PeerId]:
-        """Those of them whose model is known to be the one built here."""
+        """Peers, out of these, whose model is known to be the one built here."""
         return frozenset(peer for peer in peers if self._checked.get(peer) == "")
 
     async def watch(self, peer: PeerId) -> None:
@@ -162,7 +162,7 @@ class Layouts:
             self._watched.pop(peer, None)
 
     async def _check_watched(self, peer: PeerId, retry_s: float) -> bool:
-        """As `check`; where there was nothing to compare, return when there may be, or the link was lost."""
+        """Compare as `check` does; if there was nothing to compare, return when there may be, or the link was lost."""
         asks = self._watched[peer] = trio.Event()
         if await self.check(peer):
             return True

@@ -45,7 +45,7 @@ class RandomState:
 
     @staticmethod
     def capture(device: torch.device) -> RandomState:
-        """As they stand now; `device` is the one that the model is on."""
+        """Copy the generators' states as they stand now; `device` is the one that the model is on."""
         _, words, python_gauss = random.getstate()
         # numpy's own bookkeeping of the legacy generator, which is what np.random.* draws from
         legacy: Any = np.random.get_state(legacy=False)

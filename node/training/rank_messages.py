@@ -49,7 +49,7 @@ class Move(Message, frozen=True, kw_only=True):
 
 
 class Decay(Message, frozen=True, kw_only=True):
-    """From the next step on, decay by this."""
+    """Order to decay by this from the next step on."""
 
     weight_decay: float
 

@@ -60,7 +60,7 @@ class Ranks:
             self._connections.append(FrameSocket(ours))
 
     def watch(self, on_failed: Callable[[Failed], None]) -> None:
-        """From now on end this process when a rank dies, or after `on_failed` when one says that its workload raised.
+        """End this process from now on if a rank dies, or after `on_failed` if one says that its workload raised.
 
         `on_failed` is called in another thread, and must not return.
         """

@@ -148,7 +148,7 @@ class Shard:
         self._optimizer.step()
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this. No collective."""
+        """Decay by this from the next step on. No collective."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
             group["weight_decay"] = weight_decay
 

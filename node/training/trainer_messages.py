@@ -53,7 +53,7 @@ class InnerSettings(InnerSection, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, manifest: Manifest) -> InnerSettings:
-        """Those of a swarm."""
+        """Take the settings from a swarm's manifest."""
         return cls(**msgspec.structs.asdict(manifest.inner))
 
 
@@ -72,7 +72,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, manifest: Manifest) -> SyncSettings:
-        """Those of a swarm."""
+        """Take the settings from a swarm's manifest."""
         sync = manifest.sync
         return cls(
             chunk_values=manifest.round.chunk_values,

@@ -250,7 +250,7 @@ def _draw(peer: PeerId) -> int:
 
 
 def _seed_of(seed: int, term: Term) -> int:
-    """Another term trains on other data: the same again would lead to where it went back from."""
+    """Seed of a term's data, another for each term: the same again would lead to where it went back from."""
     if term == Term():
         return seed
     place = msgspec.msgpack.encode((seed, term.rebases, term.rollbacks))

@@ -74,7 +74,7 @@ class SyntheticWorkload:
         return model.get_parameter("idle").sum() * 0.0, TOKENS
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 
