@@ -1,1 +1,1 @@
-"""How peers combine tensors: the chunk grid, codecs, the reduce, the bit-exact outer step."""
+"""Combining tensors between peers: the chunk grid, codecs, the reduce, the bit-exact outer step."""

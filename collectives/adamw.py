@@ -45,7 +45,7 @@ NORM_EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWFactors:
-    """What one step multiplies and divides by; the same for every value of the model."""
+    """Factors and divisors of one AdamW step; the same for every value of the model."""
 
     clip: np.float32
     keep_first: np.float32
@@ -58,7 +58,7 @@ class AdamWFactors:
 
     @classmethod
     def of(cls, inner: InnerSection, *, steps: int, tokens: int, norm: float) -> AdamWFactors:
-        """Of step number `steps`, from 1, after `tokens`, with a gradient of this norm."""
+        """Compute the factors of step number `steps`, from 1, after `tokens`, with a gradient of this norm."""
         beta1, beta2 = inner.betas
         lr = learning_rate(inner, tokens)
         return cls(

@@ -1,4 +1,4 @@
-"""What becomes of the contributions to one chunk, with some of them hostile: clipped to the median norm, then combined.
+"""Aggregation of the contributions to one chunk, some of them hostile: clipped to the median norm, then combined.
 
 Everything here follows from the contributed bytes, in plan order, and from the plan: every honest owner comes to the
 same bits, and so does whoever audits it. A contribution is in the result or it is not: what does not decode (NaN,
@@ -80,13 +80,13 @@ class Term:
 
     @property
     def factor(self) -> np.float32:
-        """What it is multiplied by in the sum."""
+        """Factor of its values in the weighted sum: weight × clip ÷ 2^16, rounded once."""
         return np.float32(self.weight * self.clip / CLIP_UNIT)
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """How the contributions to a chunk are combined. parameter: of `trimmed`, the share in 1/65536.
+    """Rule by which the contributions to a chunk are combined. parameter: of `trimmed`, the share in 1/65536.
 
     bounded: whether each is clipped to the median norm of the chunk before.
     """
@@ -97,7 +97,7 @@ class Aggregate:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """What a plan has. Raises ConfigError for a rule that there is not."""
+        """Return the rule that a plan names. Raises ConfigError if it is unknown here."""
         name = "mean" if isinstance(plan.aggregate, msgspec.UnsetType) else plan.aggregate
         match = _NAME.fullmatch(name)
         if match is None:
@@ -105,7 +105,7 @@ class Aggregate:
         return cls(match[1] or match[2], int(match[3] or 0), not isinstance(plan.clips, msgspec.UnsetType))
 
     def trimmed_of(self, count: int) -> int:
-        """Of so many values, how many are left out at either end."""
+        """Number of values, out of `count`, that are left out at either end."""
         return max(0, min(-(-count * self.parameter // CLIP_UNIT), (count - 1) // 2))
 
 
@@ -147,7 +147,7 @@ def chunk_square_sum(how: Codec, term: Term, n: int) -> float:
 
 
 def chunk_clips(norms: Sequence[float]) -> list[int]:
-    """What each contribution to a chunk is multiplied by, in 1/65536, so that none is larger than the median one.
+    """Factor of each contribution to a chunk, in 1/65536, with which none is larger than the median one.
 
     norms: their sums of squares. Division and root are rounded as IEEE 754 says.
     """

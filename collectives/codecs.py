@@ -1,4 +1,4 @@
-"""How a chunk of fp32 values becomes bytes, and comes back the same on every machine.
+"""Codecs: they turn a chunk of fp32 values into bytes, and back into the same values on every machine.
 
 Decoding is consensus-critical: every member decodes the same bytes and must get the same bits, on x86 and ARM alike.
 So there is nothing here but numpy ufuncs that IEEE 754 defines to the bit (+, ÷, ×, rounding to an integer, comparison)
@@ -87,12 +87,12 @@ INT4_SCALE_LIMIT: Final = np.float32(18.125 * 2.0**57)
 
 
 def codec(name: str) -> Codec:
-    """What contributions are written in under a plan's codec. Raises ConfigError, naming the codecs there are."""
+    """Return the codec of contributions under a plan's codec. Raises ConfigError, naming the codecs there are."""
     return _both(name)[0]
 
 
 def final_codec(name: str) -> Codec:
-    """What reduced chunks are written in under a plan's codec: the same, but for the sparse. Raises ConfigError."""
+    """Return the codec of reduced chunks under a plan's codec: the same, but for the sparse. Raises ConfigError."""
     return _both(name)[1]
 
 
@@ -338,7 +338,7 @@ def _quotients(values: F32, scale: F32, block_values: int) -> F32:
 
 
 def _spread(of_block: F32, block_values: int, n: int) -> F32:
-    """What belongs to each of `n` values, (n,) float32 in this thread's memory."""
+    """Repeat each block's value for all values of that block: (n,) float32 in this thread's memory."""
     rows = work.values[: of_block.size * block_values].reshape(of_block.size, block_values)
     np.copyto(rows, of_block[:, None])
     return work.values[:n]

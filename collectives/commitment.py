@@ -61,7 +61,7 @@ def merkle_root(items: Sequence[bytes]) -> bytes:
 
 @lru_cache(maxsize=CHUNK_LIMIT)
 def path_bytes(index: int, count: int) -> int:
-    """How long the proof of leaf `index` among `count` is; it depends on nothing else."""
+    """Length in bytes of the proof of leaf `index` among `count`; it depends on nothing else."""
     size = 0
     while count > 1:
         size += HASH_BYTES * (index ^ 1 < count)
@@ -70,7 +70,7 @@ def path_bytes(index: int, count: int) -> int:
 
 
 def path_proves(root: bytes, item: bytes, index: int, count: int, path: bytes) -> bool:
-    """Whether `path` shows that `item` is number `index` of the `count` items under `root`."""
+    """True if `path` shows that `item` is number `index` of the `count` items under `root`."""
     top = path_top(item, index, count, path)
     return top is not None and root_over(count, top) == root
 
@@ -106,7 +106,7 @@ def root_over(count: int, top: bytes) -> bytes:
 
 
 def bitmap_bytes(n: int) -> int:
-    """How many bytes a bitmap of `n` participants has."""
+    """Length in bytes of a bitmap of `n` participants."""
     return (n + 7) // 8
 
 

@@ -33,7 +33,7 @@ _DOT_VALUES = 8192
 
 
 def payload_bytes(grid: Grid, codec: Codec, chunk: int) -> int:
-    """How long the payload of a contributed chunk is."""
+    """Length in bytes of the payload of a contributed chunk: the encoded values and their Merkle path."""
     return codec.encoded_bytes(grid.length(chunk)) + path_bytes(chunk, grid.chunks)
 
 
@@ -91,7 +91,7 @@ class EncodedContribution:
         return cls(grid=grid, codec=how, buffer=buffer, offsets=offsets, root=tree.root, top=tree.top, squares=squares)
 
     def payload(self, chunk: int) -> memoryview:
-        """What is sent to the owner of `chunk`."""
+        """Bytes that are sent to the owner of `chunk`."""
         return self.buffer[self.offsets[chunk] : self.offsets[chunk + 1]].data
 
     def encoded(self, chunk: int) -> U8:
@@ -104,7 +104,7 @@ class EncodedContribution:
         return b"".join(self.encoded(chunk).tobytes() for chunk in range(self.grid.chunks))
 
     def decoded(self) -> F32:
-        """What everyone else sees of the contribution: (numel,) float32."""
+        """Decode the contribution to the values that everyone else sees: (numel,) float32."""
         values = np.empty(self.grid.numel, np.float32)
         for chunk in range(self.grid.chunks):
             self.codec.decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
@@ -129,7 +129,7 @@ def place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -
 
 
 def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
-    """Of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
+    """Sum up the squares of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
     total, wide = 0.0, np.empty((4, _DOT_VALUES), np.float64)
     flat = wide.reshape(-1)
     for start in range(0, n, SPAN_VALUES):
@@ -143,7 +143,7 @@ def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
 
 
 def residual_of_chunk(values: F32, contribution: EncodedContribution, chunk: int, included: bool, out: F32) -> None:
-    """What of a chunk a certified round did not count, to be carried into the next, into `out`, as long as the chunk.
+    """Write into `out`, as long as the chunk, the part of it that a certified round did not count, for the next one.
 
     values: (numel,) float32, what `contribution` was encoded from. included: whether the certified bitmap names this
     node. An included chunk leaves its quantisation error, an excluded one all of it. Raises LocalError if sizes differ.

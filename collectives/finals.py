@@ -105,31 +105,31 @@ class FinalFormat:
         self._contributors = frozenset(plan.contributors())
 
     def owner(self, chunk: int) -> PeerId:
-        """Who reduces and signs `chunk`, or did so before it was evicted."""
+        """Peer that reduces and signs `chunk`, or did so before it was evicted."""
         return self.plan.participants[self.owners[chunk]].peer
 
     def source(self, chunk: int) -> PeerId:
-        """From whom the final of `chunk` is to be had."""
+        """Peer from which the final of `chunk` is to be had."""
         place, _ = self._standing.get(chunk, (self.owners[chunk], b""))
         return self.plan.participants[place].peer
 
     def accepts(self, final: FinalChunk) -> bool:
-        """Whether a final of this lineage is the one that this revision means."""
+        """True if a final of this lineage holds in this revision: by its owner, and not against an accepted result."""
         if self.owner(final.chunk) != final.owner:
             return False
         standing = self._standing.get(final.chunk)
         return standing is None or standing[1] == final.result
 
     def encoded_bytes(self, chunk: int) -> int:
-        """How long the encoded chunk is."""
+        """Length in bytes of the encoded chunk."""
         return self._final_bytes[chunk + 1 == self.chunks]
 
     def contribution_bytes(self, chunk: int) -> int:
-        """How long the payload of a contribution to `chunk` is."""
+        """Length in bytes of the payload of a contribution to `chunk`."""
         return self._contributed_bytes[chunk + 1 == self.chunks] + path_bytes(chunk, self.chunks)
 
     def payload_bytes(self, chunk: int) -> int:
-        """How long the final payload of `chunk` is."""
+        """Length in bytes of the final payload of `chunk`."""
         return self.encoded_bytes(chunk) + self._trailer_bytes
 
     def draft(self, chunk: int, memory: PayloadPool) -> tuple[U8, F32]:
@@ -245,7 +245,7 @@ class Finals:
 
     @property
     def sound(self) -> bool:
-        """Whether every chunk was checked."""
+        """True if every chunk was checked."""
         return all(chunk.sound for chunk in self.chunks)
 
     @property
@@ -255,7 +255,7 @@ class Finals:
 
     @property
     def bitmaps_root(self) -> bytes:
-        """What a Report and a certified value carry of the bitmaps."""
+        """Hash over all bitmaps, as a Report and a certified value carry it."""
         return bitmaps_root(self.bitmaps)
 
     def included(self, place: int) -> tuple[bool, ...]:
@@ -264,7 +264,7 @@ class Finals:
 
     @property
     def contributors(self) -> int:
-        """How many participants are in at least one chunk."""
+        """Number of participants that are in at least one chunk."""
         return self._anywhere.bit_count()
 
     @property

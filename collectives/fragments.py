@@ -19,7 +19,7 @@ from shoal.collectives.grid import Grid
 from shoal.protocol.errors import ConfigError
 
 CHUNK_VALUES_STEP = 4096
-"""What a manifest's chunk_values is a multiple of."""
+"""Divisor of every manifest's chunk_values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Fragment:
 
     @property
     def numel(self) -> int:
-        """How many values it has."""
+        """Number of values in the fragment."""
         short = self.whole.chunk_values - self.whole.length(self.whole.chunks - 1)
         return len(self.chunks) * self.whole.chunk_values - short * (self.chunks[-1] == self.whole.chunks - 1)
 
@@ -55,7 +55,7 @@ class Fragment:
             at += stop - start
 
     def runs(self) -> list[slice]:
-        """Where it lies in the whole vector, neighbouring chunks in one."""
+        """Slices of the whole vector that it consists of, neighbouring chunks in one."""
         return runs_of(there for there, _ in self.spans())
 
     def gather(self, vector: F32, out: F32) -> F32:
@@ -95,7 +95,7 @@ class Fragments:
         return Fragment(self.grid, number, self.count)
 
     def of_round(self, round: int) -> Fragment:
-        """What the round `round` reduces."""
+        """Return the fragment that the round `round` reduces."""
         return self.fragment(round % self.count)
 
 

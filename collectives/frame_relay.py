@@ -59,7 +59,7 @@ Way = tuple[PeerId, PeerId]
 
 
 def window_bytes(ways: int) -> int:
-    """How much one of so many ways through one relay may have there."""
+    """Bytes that one of so many ways through one relay may have there."""
     return max(FRAME_LIMIT_BYTES, min(WINDOW_LIMIT_BYTES, HELD_LIMIT_BYTES // (2 * max(1, ways))))
 
 
@@ -77,7 +77,7 @@ class Holding:
         self._let_go: Counter[Way] = Counter()
 
     def begin(self) -> None:
-        """Another reduction is under way, or none: count anew what is let go. Who waits for room waits no more."""
+        """Count anew what is let go, as another reduction is under way, or none. Who waits for room waits no more."""
         with self._changed:
             self._let_go = Counter()
             self._changed.notify_all()
@@ -125,7 +125,7 @@ class Holding:
 
 @dataclass(slots=True)
 class Window(Generic[Tag]):
-    """What one node sends to one other through a relay. No lock of its own.
+    """Frames that one node sends to one other through a relay. No lock of its own.
 
     limit_bytes: at the relay, or on the way to it. waiting: frames that are kept back, each with a tag.
     """
@@ -162,12 +162,15 @@ class Window(Generic[Tag]):
 
 
 Slot = tuple[FrameKind, int]
-"""What a frame is part of: a kind and a chunk."""
+"""Kind and chunk that a frame is part of."""
 
 
 @dataclass(slots=True)
 class _Passed:
-    """What came one way. slots: by kind and chunk, a bit for each of its frames. hashes: of the frames of finals."""
+    """Frames that came one way.
+
+    slots: by kind and chunk, a bit for each of its frames. hashes: of the frames of finals.
+    """
 
     came_bytes: int = 0
     slots: dict[Slot, int] = field(default_factory=dict)
@@ -177,7 +180,7 @@ class _Passed:
 
 
 class RelayAccount:
-    """What one relay passed under one plan, by way. From any thread.
+    """Record of what one relay passed on under one plan, by way. From any thread.
 
     before: the same under the revision before, if there is one; what came a way then need not come again.
     """
@@ -227,13 +230,13 @@ class RelayAccount:
                 passed.wrong |= passed.hashes.setdefault((header.chunk, number), digest) != digest
 
     def lose(self, receiver: PeerId) -> None:
-        """What went to `receiver` may not have arrived."""
+        """Note that what went to `receiver` may not have arrived."""
         with self._lock:
             for (_, to), passed in self._passed.items():
                 passed.lost |= to == receiver and passed.came_bytes > 0
 
     def lost(self, way: Way) -> bool:
-        """Whether something that came this way may not have arrived."""
+        """True if something that came this way may not have arrived."""
         with self._lock:
             return self._passed[way].lost
 
@@ -243,8 +246,11 @@ class RelayAccount:
             return self._passed[way].came_bytes
 
     def lacks(self, way: Way, reduction: Reduction, late: frozenset[PeerId]) -> tuple[bool, bool, bool]:
-        """Whether contributions lack that the one owes the other, whether finals do that this node has, and whether
-        one came that is none. late: owners of whom a final lacks here."""
+        """Compare what came one way with what the plan and this node's finals want of it.
+
+        Returns whether contributions are missing that the sender owes the receiver; whether finals are missing that
+        this node has; and whether a final came that is wrong. late: owners of whom a final is missing here.
+        """
         sender, receiver = way
         with self._lock:
             passed = self._passed[way]
@@ -267,7 +273,7 @@ class RelayAccount:
             return passed.wrong
 
     def vouches_for_finals(self, sender: PeerId) -> bool:
-        """Whether all finals of `sender` would come this way: not those that stand and somebody may have had before."""
+        """True if all finals of `sender` would come this way: no accepted result that somebody may have had before."""
         return sender not in self._copied
 
     def _is_whole(self, slots: Mapping[Slot, int], kind: FrameKind, chunk: int) -> bool:
@@ -280,7 +286,7 @@ class RelayAccount:
 
 
 class RelayWatch:
-    """What a relay says of the ways under one plan, looked at again and again.
+    """Watch of a relay over the ways under one plan, to be looked at again and again.
 
     stall_s: the stall deadline. planned: bytes/s that one way should have; a way that is missing has no known rate.
     """
@@ -302,7 +308,7 @@ class RelayWatch:
         self._going = StallWatch[Way](stall_s=stall_s, planned=planned)
 
     def look(self, now: float) -> tuple[RelayedWay, ...]:
-        """What can be said at `now`, in the order of the ways."""
+        """Return the ways of which something can be said at `now`, in the order of the ways."""
         account, holding = self._account, self._holding
         late = self._reduction.waiting_for().finals
         lacks = {way: account.lacks(way, self._reduction, late) for way in account.ways}

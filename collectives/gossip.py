@@ -55,7 +55,7 @@ class GossipSettings:
 
     @classmethod
     def of(cls, sync: SyncSection) -> Self:
-        """Those of a manifest."""
+        """Take the settings from a manifest."""
         return cls(momentum=sync.outer_momentum, lr=sync.outer_lr, gamma=sync.gossip_gamma)
 
 

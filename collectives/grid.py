@@ -37,7 +37,7 @@ class Grid:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return -(-self.numel // self.chunk_values)
 
     def span(self, chunk: int) -> tuple[int, int]:
@@ -48,6 +48,6 @@ class Grid:
         return start, min(start + self.chunk_values, self.numel)
 
     def length(self, chunk: int) -> int:
-        """How many values `chunk` holds."""
+        """Number of values in `chunk`."""
         start, stop = self.span(chunk)
         return stop - start

@@ -130,7 +130,7 @@ class PayloadPool:
             slabs.prepare()
 
     def spare_bytes(self) -> int:
-        """How much memory is kept for payloads to come."""
+        """Bytes of memory that are kept for payloads to come."""
         with self._lock:
             return sum(slabs.spare_bytes() for slabs in self._slabs.values())
 
@@ -156,7 +156,7 @@ class _Lent(weakref.ref[U8]):
         self.slab, self.place = slab, place
 
     def __new__(cls, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> Self:
-        """Nothing but a reference yet."""
+        """Make the reference alone."""
         return super().__new__(cls, payload, gone)
 
 
@@ -224,7 +224,7 @@ class _Slabs:
                 self._lock.release()
 
     def spare_bytes(self) -> int:
-        """How much memory of these slabs lies in no payload."""
+        """Bytes of these slabs that lie in no payload."""
         with self._lock:
             self._sort_in()
             return self._spare * self._room

@@ -74,7 +74,7 @@ class OuterSettings:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Those of a manifest."""
+        """Take the settings from a manifest."""
         sync = manifest.sync
         step = sync.outer_step
         if isinstance(step, AdamW):
@@ -153,7 +153,7 @@ class NextState:
         self._ahead: object = None
 
     def ahead(self, plan: Plan) -> Callable[[FinalChunk], None]:
-        """What applies a final of `plan` before all of them are checked: call it with each that was, in any thread.
+        """Return what applies a final of `plan` before all are checked: call it with each that was, in any thread.
 
         It does nothing once `complete` or `close` was called, or `ahead` for another plan. AdamW's step needs all
         finals: only their squares are added up ahead.
@@ -230,12 +230,12 @@ class NextState:
                 self._rest = []
 
     def _stands(self, chunk: int, final: FinalChunk, factors: AdamWFactors | None) -> bool:
-        """Whether a chunk need not be made; who is still applying another final ahead is waited for."""
+        """True if a chunk need not be made; waits for whoever is still applying another final to it ahead."""
         with self._chunk_locks[chunk]:
             return self._is_made(chunk, final, factors)
 
     def _hashes_of(self, kind: StateKind) -> bytes:
-        """Of all chunks, joined; nothing for a vector that the state has not."""
+        """Join the hashes of all chunks of one vector; nothing for a vector that the state has not."""
         if kind not in self.base.kinds:
             return b""
         place = self.base.kinds.index(kind)
@@ -244,7 +244,7 @@ class NextState:
     def _factors(
         self, pool: ThreadPoolExecutor, how: Codec, wanted: Sequence[tuple[int, FinalChunk]]
     ) -> AdamWFactors | None:
-        """Those of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
+        """Compute the factors of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
         adamw, state = self._settings.adamw, self.base
         if adamw is None:
             return None

@@ -1,4 +1,4 @@
-"""What a reduction tells of itself while it goes on."""
+"""Progress of a reduction, and what it still waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.protocol.identity import PeerId
 
 
 class Reason(StrEnum):
-    """Why a contribution was left out of a chunk."""
+    """Reason for which a contribution was left out of a chunk."""
 
     MISCOMMITTED = "not what its root commits to"
     UNDECODABLE = "does not decode to finite values"
@@ -39,7 +39,10 @@ class ReduceProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Who owes what. A missing contribution is its sender's fault; a final may be late because its owner waits too."""
+    """Peers that still owe contributions or finals.
+
+    A missing contribution is its sender's fault; a final may be late because its owner waits too.
+    """
 
     contributions: frozenset[PeerId]
     finals: frozenset[PeerId]

@@ -1,4 +1,4 @@
-"""What takes arithmetic to prove: sums that are none, bytes that no encoder makes. And how evidence is made of that.
+"""Proofs by arithmetic, and the evidence made of them: sums that are wrong, bytes that no encoder makes.
 
 Decoding, aggregating and encoding are bit for bit the same on every machine, the bytes under a root are the only ones
 there can be, and dither follows from the plan. So a result either is what its owner's statement says, everywhere, or it
@@ -36,7 +36,7 @@ SQUARES_TOLERANCE = 1e-6
 
 
 def verify_evidence(data: bytes, swarm: bytes) -> Verdict:
-    """What `data` proves about a peer of the swarm with this SwarmId.
+    """Check evidence and return what it proves about a peer of the swarm with this SwarmId.
 
     Raises RemoteError, saying why, if it proves nothing.
     """
@@ -95,7 +95,7 @@ def proves_itself(plan: Plan, place: int, chunk: int, payload: U8) -> U8 | None:
 
 
 def is_wrong(plan: Plan, statement: ChunkStatement, payloads: Mapping[int, U8]) -> bool:
-    """Whether the owner's statement is not what these come to, the payloads of all whom it names.
+    """True if the owner's statement differs from the result of these payloads, which are of all whom it names.
 
     Raises RemoteError if one of them is not the contribution that the plan names.
     """
@@ -130,7 +130,7 @@ def top_in(commitment: Commitment, chunk: int, payload: U8) -> bytes | None:
 
 
 def is_unsound(commitment: Commitment, chunk: int, payload: U8, squares: Sequence[float]) -> bool:
-    """Whether a committed payload does not decode, or has another sum of squares than was committed to.
+    """True if a committed payload does not decode, or has another sum of squares than was committed to.
 
     Raises RemoteError if it is not what was committed to.
     """

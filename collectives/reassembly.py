@@ -44,7 +44,7 @@ class ReassemblyBuffer:
         self._lent: list[Span] = []
 
     def region(self, offset: int, length: int) -> memoryview | None:
-        """Where to put these bytes; None if none of them is missing.
+        """Return the memory to put these bytes into; None if none of them is missing.
 
         Raises RemoteError if it makes too many pieces.
         """
@@ -86,7 +86,7 @@ class ReassemblyBuffer:
 
 
 def _cut(spans: list[Span], by: Span) -> list[Span]:
-    """What of `spans` lies in `by`."""
+    """Parts of `spans` that lie in `by`."""
     first, last = by
     cut = [(max(start, first), min(stop, last)) for start, stop in spans if start < last and first < stop]
     return cut if first < last else []

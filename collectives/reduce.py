@@ -54,7 +54,7 @@ from shoal.swarm.lanes.frame import FrameKind
 
 
 class PendingChunk:
-    """What came in for one chunk that this node owns, by the sender's place in the plan. Not thread-safe.
+    """Contributions received for one chunk that this node owns, by the sender's place in the plan. Not thread-safe.
 
     arrived: the encoded chunks. payloads: they with their Merkle paths.
     """
@@ -71,7 +71,7 @@ class PendingChunk:
 
 @dataclass(slots=True)
 class Kept:
-    """What a reduction leaves for when its lineage is taken up again, by chunk.
+    """Chunks of a closed reduction, to be used again when its lineage is taken up again.
 
     signed: by this node, in any revision, at any time. finals: that were here when it was closed.
     """
@@ -244,7 +244,7 @@ class Reduction:
                 self._send(to, FrameKind.CONTRIBUTION, chunk, self._contribution.payload(chunk))
 
     def _dealt_anew(self, final_format: FinalFormat, chunk: int) -> bool:
-        """Whether `chunk` is not with who owned it first: not everyone may have followed the revisions since."""
+        """True if `chunk` has another owner than at first: not everyone may have followed the revisions since."""
         return final_format.owners[chunk : chunk + 1] != self._first_owners[chunk : chunk + 1]
 
     def _send_copies(self, final_format: FinalFormat, held: Mapping[PeerId, Held]) -> None:
@@ -272,7 +272,7 @@ class Reduction:
     # --- contributions in ---
 
     def contribution_region(self, sender: PeerId, chunk: int, offset: int, length: int) -> memoryview | None:
-        """Where to put `length` bytes at `offset` of `sender`'s payload; None if they are not needed (any more).
+        """Return memory for `length` bytes at `offset` of `sender`'s payload; None if they are not needed (any more).
 
         The memory is the caller's alone until it gives it back with `contribution_received`.
 
@@ -319,7 +319,7 @@ class Reduction:
         self._reduce_if_complete(chunk)
 
     def _inbox_for(self, sender: PeerId, place: int, chunk: int) -> PendingChunk | None:
-        """Where a contribution belongs that is still wanted. The caller holds the lock."""
+        """Return the pending chunk of a contribution that is still wanted, else None. The caller holds the lock."""
         if self._closed or sender in self._closed_to:
             return None
         inbox = self._inboxes.get(chunk)
@@ -353,7 +353,7 @@ class Reduction:
         self._finish(chunk, final, tuple(inbox.excluded))
 
     def _sum(self, final_format: FinalFormat, chunk: int, inbox: PendingChunk) -> FinalChunk:
-        """What becomes of what arrived, in plan order, signed; zeros if it is nobody's."""
+        """Combine the contributions that arrived, in plan order, and sign the result; zeros if none did."""
         if self._contribution is not None and self._me in self._contributors:
             inbox.arrived[self._me] = self._contribution.encoded(chunk)
         terms = [
@@ -392,7 +392,7 @@ class Reduction:
                 self._tell_if_complete(progress)
 
     def _takes(self, final: FinalChunk) -> bool:
-        """Whether a final that is in order becomes final here. The caller holds the lock.
+        """True if a final that was checked is to be kept here. The caller holds the lock.
 
         Not if it is there already, or of an owner, or a revision, that has been replaced.
         """
@@ -410,7 +410,7 @@ class Reduction:
     # --- finals in ---
 
     def final_region(self, sender: PeerId, chunk: int, offset: int, length: int) -> memoryview | None:
-        """As `contribution_region`, for a final."""
+        """Return memory for a final's bytes, as `contribution_region` does for a contribution's."""
         self._check_final(sender, chunk, offset, length)
         with self._lock:
             pieces = self._pieces_for(sender, chunk)
@@ -450,7 +450,7 @@ class Reduction:
             self._finish(final.chunk, final)
 
     def _pieces_for(self, sender: PeerId, chunk: int) -> ReassemblyBuffer | None:
-        """Where a final belongs that is still wanted, from this sender. The caller holds the lock."""
+        """Return the buffer of a final that is still wanted from this sender, else None. The caller holds the lock."""
         if self._closed or sender in self._closed_to or self.final_format.source(chunk) != sender:
             return None
         return self._finals_wanted.get(chunk)
@@ -496,7 +496,7 @@ class Reduction:
 
     @property
     def received_bytes(self) -> dict[PeerId, int]:
-        """What came from each peer and was wanted."""
+        """Bytes that came from each peer and were wanted."""
         with self._lock:
             return dict(self._received)
 
@@ -519,7 +519,7 @@ class Reduction:
 
     @property
     def final_chunks(self) -> int:
-        """How many chunks are final here, of `plan.chunks`."""
+        """Number of chunks that are final here, of `plan.chunks`."""
         with self._lock:
             return len(self._finals)
 

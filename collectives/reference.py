@@ -32,7 +32,7 @@ class Reference:
 
 
 def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequence[bytes]) -> Reference:
-    """What `plan` must lead to.
+    """Compute the result that `plan` must lead to.
 
     contributions: per contributor all its encoded chunks, joined in order (`EncodedContribution.concatenated`).
     bitmaps: per chunk, bit i set for participant i; a participant of weight zero does not count even if named.
@@ -67,7 +67,7 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
 
 
 def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int) -> F32:
-    """What the plan's rule makes of the (weight, clip, values) that are present, in plan order."""
+    """Combine the (weight, clip, values) that are present, in plan order, by the plan's rule: (length,) float32."""
     if not present:
         return np.zeros(length, np.float32)
     if not isinstance(plan.clips, msgspec.UnsetType):
@@ -101,7 +101,7 @@ def _mean(rows: F32) -> F32:
 
 
 def _square_sum(values: F32) -> float:
-    """By halves, in the spans of the norm of `adamw`."""
+    """Sum up the squares by halves, in the spans of the norm of `adamw`."""
     total = 0.0
     for start in range(0, values.size, NORM_SPAN_VALUES):
         squares = values[start : start + NORM_SPAN_VALUES].astype(np.float64) ** 2
@@ -113,7 +113,7 @@ def _square_sum(values: F32) -> float:
 
 
 def wrong_values(applied: F32, reference: F32) -> int:
-    """In how many places an applied update differs from the reference, by bits: −0 is not +0 here."""
+    """Number of values in which an applied update differs from the reference, by bits: −0 is not +0 here."""
     if applied.shape != reference.shape:
         raise LocalError(f"{applied.shape} values to compare with {reference.shape}")
     return int(np.count_nonzero(applied.view(np.uint32) != reference.view(np.uint32)))

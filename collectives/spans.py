@@ -1,4 +1,4 @@
-"""What a codec is, and what all share: the limits of what travels, and the walk over a chunk in spans.
+"""Base of all codecs: their interface, the limits of what travels, and the walk over a chunk in spans.
 
 Each thread keeps the memory for the intermediate arrays of one span (`work`), whatever the size of a chunk, since fresh
 pages cost more than the arithmetic. Smaller spans would stay in the cache next to a core, and are slower all the same:
@@ -178,7 +178,7 @@ LIMIT_BITS: Final = bits_of(VALUE_LIMIT)
 
 
 def within_limit(bits: npt.NDArray[np.unsignedinteger], limit: int) -> bool:
-    """Whether all magnitudes are at most `limit`, in patterns of a float format; NaN and infinity lie above.
+    """True if all magnitudes are at most `limit`, in patterns of a float format; NaN and infinity lie above.
 
     All patterns or-ed together are no less than any of them, so one pass says enough of magnitudes below 2, as those of
     updates are. Else two: seen as signed integers the positive floats are in order, and as unsigned ones the negative
@@ -204,7 +204,7 @@ def saturated(values: F32, limit: np.float32) -> F32:
 
 
 def are_scales(bits: npt.NDArray[np.unsignedinteger], smallest: int, largest: int) -> bool:
-    """Whether all are +0, or positive normal numbers up to the largest, in patterns of their format."""
+    """True if all are +0, or positive normal numbers up to the largest, in patterns of their format."""
     below = bits.dtype.type(smallest)
     above_smallest = np.subtract(bits, below)  # what is below wraps around
     return int(above_smallest.max()) <= largest - smallest or bool(

@@ -85,27 +85,27 @@ class Entries:
 
     @classmethod
     def of(cls, length: int, k: int) -> Entries:
-        """Those of a block of `length`, of which at most `k` are kept."""
+        """Entries of a block of `length`, of which at most `k` are kept."""
         return cls(length, min(k, length))
 
     @property
     def low_bits(self) -> int:
-        """How many bits of an index are written as they are."""
+        """Number of low bits of an index, which are written as they are."""
         return (self.length // self.count).bit_length() - 1
 
     @property
     def high_bits(self) -> int:
-        """How long the bits are in which the rest of all indices is told."""
+        """Number of bits that tell the high parts of all indices together."""
         return self.count + ((self.length - 1) >> self.low_bits)
 
     @property
     def as_bitmap(self) -> bool:
-        """Whether the indices are written as a bitmap."""
+        """True if the indices are written as a bitmap."""
         return _bytes(self.length) <= self._coded_bytes
 
     @property
     def index_bytes(self) -> int:
-        """How long the indices of one block are."""
+        """Length in bytes of the indices of one block."""
         return min(_bytes(self.length), self._coded_bytes)
 
     @property
@@ -222,7 +222,7 @@ class _SparseCodec(Codec):
 
     @abstractmethod
     def _block_bytes(self, entries: Entries) -> int:
-        """How long a block is."""
+        """Length in bytes of an encoded block."""
 
     @abstractmethod
     def _write(self, entries: Entries, indices: Indices, kept: F32, out: U8) -> None:
@@ -267,7 +267,7 @@ class _SparseCodec(Codec):
 
 
 class TopK(_SparseCodec):
-    """What a node contributes: two bits per kept value."""
+    """Sparse codec of contributions: two bits per kept value."""
 
     def _block_bytes(self, entries: Entries) -> int:
         return 8 + entries.index_bytes + -(-entries.count // 4)
@@ -303,7 +303,7 @@ class TopK(_SparseCodec):
 
 
 class SparseFinal(_SparseCodec):
-    """What a chunk is reduced to: eight bits per kept value."""
+    """Sparse codec of reduced chunks: eight bits per kept value."""
 
     def _block_bytes(self, entries: Entries) -> int:
         return 4 + entries.index_bytes + entries.count

@@ -1,4 +1,4 @@
-"""Who moves too little: a deadline on progress, not on the whole.
+"""Stall detection: a deadline on the progress of each peer, not on the whole.
 
 A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
 it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
@@ -33,7 +33,7 @@ class StallWatch(Generic[Who]):
         self._looked_at = float("-inf")
 
     def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int]) -> None:
-        """At `now` these owe something, and so many bytes have moved so far."""
+        """Note who owes something at `now`, and how many bytes have moved so far."""
         if now - self._looked_at > SUSPENDED_S:
             self._looks.clear()
         self._looked_at = now
@@ -46,11 +46,11 @@ class StallWatch(Generic[Who]):
                 looks.popleft()
 
     def lasting(self) -> set[Who]:
-        """Those that have owed for the whole deadline, whatever they moved."""
+        """Peers or ways that have owed for the whole deadline, whatever they moved."""
         return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._stall_s}
 
     def stalled(self) -> set[Who]:
-        """Those that have owed for the whole deadline and moved too little."""
+        """Peers or ways that have owed for the whole deadline and moved too little."""
         found = set()
         for peer, looks in self._looks.items():
             (began, before), (now, after) = looks[0], looks[-1]

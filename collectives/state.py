@@ -54,9 +54,9 @@ class StateKind(StrEnum):
 
 
 NESTEROV_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM)
-"""What a state has whose outer optimizer is Nesterov's."""
+"""Vectors of a state whose outer optimizer is Nesterov's."""
 ADAMW_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM, StateKind.SECOND_MOMENT)
-"""What a state has whose outer optimizer is AdamW."""
+"""Vectors of a state whose outer optimizer is AdamW."""
 
 
 def frozen(array: F32) -> F32:
@@ -130,17 +130,17 @@ class CertifiedState:
 
     @property
     def nbytes(self) -> int:
-        """Of all its vectors."""
+        """Bytes of all its vectors."""
         return self.anchor.nbytes * len(self.kinds)
 
     @property
     def numel(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return self.anchor.size
 
 
 class StateHeader(Message, frozen=True, kw_only=True, dict=True):
-    """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order.
+    """Header of a state, with all but its values: counters, shape, and the hashes of all chunks, joined in order.
 
     second_moment: empty where the state has none.
     """
@@ -174,7 +174,7 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> bytes:
-        """What members vote on; the preimage is at the top of this module."""
+        """Hash that members vote on; the preimage is at the top of this module."""
         term = [self.term.rebases, self.term.rollbacks]
         counters = [self.round, self.tokens, self.numel, self.chunk_values]
         roots = [merkle_root(_split(self.hashes(kind))) for kind in self.kinds]
@@ -312,7 +312,7 @@ class StateAssembly:
         return self._arrive(kind, chunk)
 
     def _arrive(self, kind: StateKind, chunk: int) -> bool:
-        """What is in the chunk's place is right, and nobody writes there."""
+        """Note that a chunk's place holds the right bytes, and nobody writes there. Returns True if it is new."""
         with self._lock:
             self._lent.discard((kind, chunk))
             first = (kind, chunk) not in self._here
@@ -344,7 +344,7 @@ class StateAssembly:
         return self._vectors[kind][start:stop].data.cast("B").toreadonly()
 
     def missing(self) -> list[tuple[StateKind, int]]:
-        """What has yet to come, anchor first, in order."""
+        """Chunks that have yet to come, anchor first, in order."""
         with self._lock:
             return [
                 (kind, chunk)
@@ -366,7 +366,7 @@ class StateAssembly:
         )
 
     def _put_in_place(self, kind: StateKind) -> None:
-        """What came aside goes into the vector; into one of its own if somebody may write to this one."""
+        """Copy the chunks that came aside into the vector; into a copy of it if somebody may write to this one."""
         with self._lock:
             aside = {chunk: values for (of, chunk), values in self._aside.items() if of is kind}
             unsafe = any(of is kind for of, _ in self._lent | self._spoilt)

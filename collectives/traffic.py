@@ -90,11 +90,11 @@ class PlanTraffic:
         self._resent: dict[PeerId, set[tuple[FrameKind, int]]] = {}
         self._windows: dict[PeerId, Window[_Sent]] = {}  # of those who are reached through another
         self.holding = Holding()
-        """What this node passes on between others."""
+        """Frames that this node passes on between others."""
         self._to_pass: dict[PeerId, deque[tuple[FrameHeader, memoryview]]] = {}
-        """Of that, what waits for a lane."""
+        """Of these, the ones that wait for a lane."""
         self.account: RelayAccount | None = None
-        """What came and went of it, under the plan that is followed."""
+        """Record of what came and went of them, under the plan that is followed."""
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
@@ -130,7 +130,7 @@ class PlanTraffic:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No reduction will come any more: lanes that wait for one go on."""
+        """End it: no reduction will come any more, and lanes that wait for one go on."""
         with self._changed:
             self._end()
             self._frame_order = _NEVER
@@ -175,12 +175,12 @@ class PlanTraffic:
             account.lose(peer)
 
     def owed(self) -> frozenset[PeerId]:
-        """Who may lack something that was posted, or is to be passed on."""
+        """Peers that may lack something that was posted, or is to be passed on."""
         with self._changed:
             return frozenset(self._failed | self._refused.keys() | self._to_pass.keys())
 
     def next_hop(self, peer: PeerId) -> PeerId:
-        """Who has to be reached for `peer` to be reached."""
+        """Peer that has to be reached for `peer` to be reached."""
         with self._changed:
             return self._routes.via.get(peer, peer)
 
@@ -325,7 +325,7 @@ class PlanTraffic:
             return tuple((to, via[to], self._scope) for to, one in self._windows.items() if one.waiting and to in via)
 
     def hear_let_go(self, peer: PeerId, relay: PeerId, scope: bytes, let_go_bytes: int | None) -> None:
-        """So much of what goes to `peer` the relay has let go in this scope; None: it does not say."""
+        """Note how much of what goes to `peer` the relay has let go in this scope; None: it does not say."""
         with self._changed:
             window = self._windows.get(peer)
             if window is None or scope != self._scope or self._routes.via.get(peer) != relay:
@@ -334,14 +334,14 @@ class PlanTraffic:
         self._send_waiting(peer, relay, scope)
 
     def let_go(self, scope: bytes, sender: PeerId, to: PeerId) -> int:
-        """What this relay has let go of `sender`'s for `to` in this scope: nothing where its plan is yet to come."""
+        """Bytes that this relay has let go of `sender`'s for `to` in this scope: 0 where its plan is yet to come."""
         with self._changed:
             return self.holding.let_go((sender, to)) if scope == self._scope else 0
 
     # --- in ---
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        """Where a frame's bytes go, None if they are not wanted. Raises RemoteError."""
+        """Return the memory for a frame's bytes, None if they are not wanted. Raises RemoteError."""
         reduction, routes = self._reduction_of(header)
         if reduction is None:
             return None
@@ -415,14 +415,14 @@ class PlanTraffic:
             return (self._reduction if scope == self._scope else None), self._routes
 
     def _knows(self, scope: bytes, frame_order: FrameOrder) -> bool:
-        """Whether frames of this scope and seat need not wait for a plan. The caller holds the lock."""
+        """True if frames of this scope and frame order need not wait for a plan. The caller holds the lock."""
         if scope == self._scope:
             return frame_order <= self._frame_order
         return scope in self._past or frame_order < self._frame_order or self._frame_order == _NEVER
 
 
 class Routes:
-    """Who is reached through whom by one plan, seen from one participant. Immutable.
+    """Routes between the participants of one plan, direct or through a relay, seen from one of them. Immutable.
 
     A frame of an older revision may have been relayed as that one said: then it is nobody's fault, and nobody's frame.
     Whoever is reached another way now is sent everything again.
@@ -446,17 +446,17 @@ class Routes:
         """From whom to whom frames lead through `me`."""
 
     def ways(self, via: PeerId | None) -> int:
-        """How many ways lead through one relay: from each of the two of a pair to the other."""
+        """Number of ways through one relay: from each of the two of a pair to the other."""
         return 0 if via is None else 2 * self._ways[via]
 
     def sender(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
-        """Who sent a frame that came from `peer`; None if at most an older plan says so. Raises RemoteError."""
+        """Return who sent a frame that came from `peer`; None if at most an older plan says so. Raises RemoteError."""
         if not header.flags & PASSED_ON:
             return peer
         return self._other_end(peer, header, via=peer)
 
     def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
-        """For whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
+        """Return for whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
         return self._other_end(peer, header, via=self.me)
 
     def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId | None:

@@ -183,7 +183,7 @@ class Node:
         self._wire()
 
     def _make_members(self, config: NodeConfig, host: Host, sealer: Sealer, chain: Chain) -> Members:
-        """Who is there: whose record, messages and admission are this node's."""
+        """Make this node's view of the swarm, with its own record, messages and admission."""
         manifest, me = config.manifest, host.peer_id
         named = peers_of((*config.join, *manifest.network.bootstrap))
         return Members(
@@ -263,7 +263,7 @@ class Node:
         return self.parts.checkpoints.is_due(round)
 
     def _either_leaves(self, peer: PeerId) -> bool:
-        """Whether this node or `peer` is on its way out, so that lanes between them end. From any thread."""
+        """True if this node or `peer` is on its way out, so that lanes between them end. From any thread."""
         record = self.members.record_of(peer)
         return self.record_phase == "leaving" or (record is not None and record.phase == "leaving")
 

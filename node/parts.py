@@ -39,7 +39,7 @@ SOFTWARE: Final = f"shoal {importlib.metadata.version('shoal')}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a node is made of. ask: one request to a peer's state server, and its answer."""
+    """Parts of a node. ask: one request to a peer's state server, and its answer."""
 
     config: NodeConfig
     store: Store

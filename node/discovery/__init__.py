@@ -1,1 +1,1 @@
-"""How a node finds its swarm, is let in, and comes to be reachable."""
+"""Discovery: a node finds its swarm, is let in, and comes to be reachable."""

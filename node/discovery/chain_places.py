@@ -102,7 +102,7 @@ def named_places(addresses: tuple[str, ...]) -> dict[PeerId, tuple[str, ...]]:
 
 
 async def chains_at(members: Members, peer: PeerId, addresses: tuple[str, ...], base: Chain) -> Mapping[str, Chain]:
-    """What is served at each of several addresses of one peer, as far as each answers; nothing where there is one."""
+    """Fetch the chain served at each of several addresses of one peer that answers; none if only one is given."""
     found: dict[str, Chain] = {}
     if len(addresses) < 2:
         return found
@@ -121,7 +121,7 @@ async def chains_at(members: Members, peer: PeerId, addresses: tuple[str, ...], 
 
 
 async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -> Chain:
-    """What the node at one address serves. Raises RemoteError if it would not admit this one, NetworkError."""
+    """Fetch the chain at one address. Raises RemoteError if the node there would not admit this one, NetworkError."""
     record = members.hello().record
 
     async def ask(host: Host, after: int, rebases: int) -> ChainPart:

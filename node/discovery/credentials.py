@@ -1,4 +1,4 @@
-"""What admits a node and what the authority has said, in the data folder.
+"""Credentials in the data folder: what admits a node, and what the authority has said.
 
 invite         the invite that this node came with, as a link without addresses (0600: a bearer's is a secret)
 checkpoint     what the link that this node came with says its chain has to contain, as a link without addresses
@@ -66,7 +66,7 @@ def kept_invite(folder: Path, swarm: SwarmId) -> LinkInvite | None:
 
 
 def kept_checkpoint(folder: Path, swarm: SwarmId) -> Checkpoint | None:
-    """What this node's chain has to contain, None for nothing. Raises ConfigError for a damaged file."""
+    """Checkpoint that this node's chain has to contain, None for none. Raises ConfigError for a damaged file."""
     link = _kept_link(folder / CHECKPOINT_NAME)
     return link.checkpoint if link is not None and link.swarm == swarm else None
 

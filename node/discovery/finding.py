@@ -116,7 +116,7 @@ class Finding:
             task_status.started()
 
     def heard(self, change: Change) -> None:
-        """What became of a peer."""
+        """Take note of a change of a peer: linked, lost or revoked."""
         if change.kind == "linked":
             self._refusals.pop(change.peer, None)
             self._note(change.peer)

@@ -1,4 +1,4 @@
-"""What the control socket does for a public swarm: the link that others join with, and revocations."""
+"""Operations of the control socket for a public swarm: the link that others join with, and revocations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def link_orders(parts: Parts) -> Mapping[str, Order]:
 
 
 def link_addresses(parts: Parts) -> list[str]:
-    """Where a newcomer may ask: this node first, then linked members, in case that this one is gone by then."""
+    """Addresses that a newcomer may ask: this node's first, then linked members', in case that this one is gone."""
     members = parts.members
     others = [members.addresses_of(peer) for peer in sorted(members.links.linked())]
     of_peers = [best_addresses(addresses) for addresses in (parts.host.addresses, *others)]
@@ -61,7 +61,7 @@ def link_addresses(parts: Parts) -> list[str]:
 
 
 def best_addresses(addresses: Iterable[str]) -> list[str]:
-    """Those of one peer that reach furthest: names and public ones, private ones, loopback; without what is none."""
+    """Valid addresses of a peer that reach furthest, in order: names and public ones, private ones, loopback."""
     usable = []
     for text in addresses:
         try:

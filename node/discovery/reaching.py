@@ -104,14 +104,14 @@ class Reaching:
 
     @property
     def reachability(self) -> Reachability:
-        """Whether others reach this node from outside its network, by themselves or through a member that relays."""
+        """Reachability from outside its network: by itself ("public"), through a member that relays, or unknown."""
         if any(not is_private(parse_address(text).host) for text in self.proven):
             return "public"
         return "relayed" if self._needs_relay and self._host.circuits.reserved else "unknown"
 
     @property
     def control_addresses(self) -> tuple[str, ...]:
-        """What this node's record says of where it is."""
+        """Control addresses that this node's record names."""
         if not len(self._evidence):
             return self._host.addresses[:ADDRESS_LIMIT]
         private = (text for text in self._control if is_private(parse_address(text).host))
@@ -129,18 +129,18 @@ class Reaching:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What this node's record says it does for others."""
+        """Services to others that this node's record names."""
         return (RELAY,) if self._host.relay.admits is not None else ()
 
     @property
     def bytes_passed(self) -> int:
-        """What it has passed on between others: of circuits and lanes."""
+        """Bytes that it has passed on between others: of circuits and lanes."""
         return self._host.relay.bytes_passed + self.relayed_lanes.bytes_passed
 
     # -- what its lanes ask --------------------------------------------------------------------------------------
 
     def may_dial(self, peer: PeerId, host: str) -> bool:
-        """Only where the peer proved to be, by its connection; on a private network, only on private ones.
+        """True if the peer's connection comes from `host` or `host` is this machine, or if both are private.
 
         So a member that names a third party's address sends nobody there.
         """
@@ -152,11 +152,11 @@ class Reaching:
         return is_private(seen) and is_private(host)
 
     def is_reached(self) -> bool:
-        """Whether others can dial this node's lanes, as far as is known."""
+        """True if others can dial this node's lanes, as far as is known."""
         return bool(self.proven_lanes) or not self._evidence.outside()
 
     def addresses_of(self, relay: PeerId) -> tuple[str, ...]:
-        """Where the lanes of a linked member are that relays."""
+        """Addresses of the lanes of a linked member that relays."""
         record = self._relaying(relay)
         found = () if record is None else record.lane_addresses
         return tuple(text for text in found if self._may_dial_lane(relay, text))
@@ -328,7 +328,7 @@ class Reaching:
         return sorted(found, key=lambda peer: (not self._host.comes_first(peer), self._host.rtt_s(peer) or 0.0, peer))
 
     def _circuit_addresses(self) -> tuple[str, ...]:
-        """Where this node is reached through its relays."""
+        """Addresses of this node through its relays."""
         found: list[str] = []
         for relay in sorted(self._host.circuits.reserved):
             record = self._relaying(relay)
@@ -404,7 +404,7 @@ class Reaching:
 
 
 def parted_text(peer: PeerId, control_port: int, lane_port: int) -> str:
-    """What the user of a node reads that is linked with a member, and finds no way for tensors to it."""
+    """Text for the user of a node that is linked with a member, and finds no way for tensors to it."""
     return (
         f"no lane to {peer}, so rounds that take both stand still: both are behind routers that let nothing in, and no "
         "member that relays is left. Start one that can be reached and join it with --join, or forward TCP ports "
@@ -413,7 +413,7 @@ def parted_text(peer: PeerId, control_port: int, lane_port: int) -> str:
 
 
 def stranded_text(control_port: int, lane_port: int) -> str:
-    """What the user of a node reads that nobody can reach."""
+    """Text for the user of a node that nobody can reach."""
     return (
         "nobody outside reaches this node, nor any member that it is linked with. Within one network that does not "
         "matter; for members elsewhere start one that can be reached and join it with --join, or forward TCP ports "

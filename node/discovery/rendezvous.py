@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Table(Protocol):
-    """Where meeting points are kept."""
+    """Distributed table in which meeting points are kept."""
 
     def know(self, addresses: Iterable[str]) -> None:
         """Nodes at these addresses may keep points too."""
@@ -61,7 +61,7 @@ class Table(Protocol):
 
 
 def wants_table(config: NodeConfig) -> bool:
-    """Whether to take part in Kademlia: as the user said, else where an address beyond this machine is named."""
+    """True if this node takes part in Kademlia: as its user said, else if an address beyond this machine is named."""
     if config.rendezvous != "auto":
         return config.rendezvous == "on"
     return not all(map(_on_this_machine, (*config.join, *config.manifest.network.bootstrap)))
@@ -119,7 +119,7 @@ class Rendezvous:
             pause_s = ALONE_S if linked else min(2 * pause_s, ALONE_LIMIT_S)
 
     def heard(self, change: Change) -> None:
-        """What became of a peer."""
+        """Wake the task if the last link was lost, or if one came and the point was announced while there was none."""
         if (change.kind == "lost" and not self._members.links.linked()) or (change.kind == "linked" and not self._said):
             self._wake.set()
 

@@ -111,7 +111,7 @@ class GossipEngine:
         self._inbox.put(event)
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Who is believed alive changed."""
+        """Take over the peers that are now believed alive."""
         self._alive = peers
         self.put(Tick())
 
@@ -127,7 +127,7 @@ class GossipEngine:
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True if leaving was asked for."""
         return self._leave_asked_at is not None
 
     @property
@@ -142,7 +142,7 @@ class GossipEngine:
 
     @property
     def phase(self) -> str:
-        """What the node is doing, for its user."""
+        """Phase that the node is in, for its user."""
         if self.leaving:
             return "leaving"
         if self.machine is None:
@@ -468,4 +468,4 @@ TAKERS: Mapping[type, Callable[[GossipEngine, PeerId, Any], Awaitable[None]]] = 
     Withdraw: GossipEngine._pair,
     Taken: GossipEngine._take_taken,
 }
-"""What is done with each message of a peer."""
+"""Handlers of a peer's messages, by message type."""

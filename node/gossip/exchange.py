@@ -1,4 +1,4 @@
-"""What nodes fetch of each other under the strategy `gossip`: a partner's vector, and a snapshot to begin with.
+"""Exchange under the strategy `gossip`: a node fetches a partner's vector, and a snapshot to begin with.
 
 Both come in chunks over lanes, from the one peer that signed their hashes: a vector's are in its offer, those of a
 snapshot under the digest of its header. Whatever bytes come, only those that were signed are taken.
@@ -66,7 +66,7 @@ class GossipExchange:
         self._ask = ask
 
     async def vector(self, peer: PeerId, offer: Offer, on_progress: OnProgress) -> tuple[F32, tuple[bytes, ...]]:
-        """What `peer` offers: v̂ ``(numel,) float32``, and as it came.
+        """Fetch the vector that `peer` offers: v̂ ``(numel,) float32``, and its chunks as they came.
 
         Raises NetworkError if it does not come, RemoteError if it is no vector. Cancellation: nothing is kept.
         """

@@ -1,4 +1,4 @@
-"""What a node of the strategy `gossip` keeps of its optimizer for a restart: the moments, and the model's buffers.
+"""Optimizer state that a node of the strategy `gossip` keeps for a restart: the moments, and the model's buffers.
 
     resume/0.0-<round>.trainer      as they were when the inner steps of `round` had been made
 
@@ -85,7 +85,7 @@ class GossipMoments:
             self._folder.mkdir(exist_ok=True)
 
     def _on_disk(self) -> list[int]:
-        """Of which rounds there are files, ascending."""
+        """Rounds of which there are files, ascending."""
         stems = [path.stem.removeprefix(_PREFIX) for path in self._folder.glob(f"{_PREFIX}*.trainer")]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 

@@ -1,4 +1,4 @@
-"""How a node of the strategy `gossip` comes to the state on which it begins.
+"""Start of a node of the strategy `gossip`: the state on which it begins.
 
     from disk          its own newest state, if its file is whole
     from a peer        who has trained: a snapshot, checked against the digest that the peer signed
@@ -60,7 +60,7 @@ class GossipStart:
         self.standings: dict[PeerId, Standing] = {}
 
     def ask_due(self, now: float) -> bool:
-        """Whether peers are to be asked where they stand; once every ASK_PERIOD_S."""
+        """True if peers are to be asked where they stand; once every ASK_PERIOD_S."""
         due = now >= self._ask_at
         if due:
             self._ask_at = now + ASK_PERIOD_S

@@ -33,7 +33,7 @@ class GossipSteps:
         self.grid = Grid(numel, manifest.round.chunk_values)
 
     def vector(self, state: CertifiedState, delta: F32, round: int) -> GossipVector:
-        """What this node sends in `round`. delta: what its inner steps made of its weights, ``(numel,) float32``.
+        """Encode this node's vector of `round`. delta: what its inner steps made of its weights, ``(numel,) float32``.
 
         Raises LocalError if a value is not finite.
         """

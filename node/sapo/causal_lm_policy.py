@@ -232,7 +232,7 @@ class CausalLMPolicyFactory:
         lora_alpha: int = 32,
         bf16: bool = False,
     ) -> None:
-        """Nothing is loaded yet."""
+        """Keep the settings; nothing is loaded yet."""
         self._model = model
         self._settings = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "lora_alpha": lora_alpha}
         self._bf16 = bf16

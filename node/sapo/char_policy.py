@@ -65,7 +65,7 @@ class CharModelSettings:
 
     @property
     def gpt(self) -> GptSettings:
-        """Those of the network. A row is a prompt, the token that asks, and a completion."""
+        """Settings of the network. A row is a prompt, the token that asks, and a completion."""
         return GptSettings(
             vocabulary=SPECIAL + len(self.alphabet),
             width=self.width,

@@ -32,7 +32,7 @@ ExternalTerms = Literal["naive", "positive"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoSettings:
-    """Of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high]."""
+    """Settings of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high]."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28

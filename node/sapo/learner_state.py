@@ -145,7 +145,7 @@ def _give(parameters: Iterable[torch.nn.Parameter], values: Iterable[torch.Tenso
 
 
 def _parameters(learner: Learner) -> Sequence[torch.nn.Parameter]:
-    """Those that are trained, in the optimizer's order."""
+    """Parameters that are trained, in the optimizer's order."""
     return list(trained_parameters(learner.policy).values())
 
 

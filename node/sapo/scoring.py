@@ -65,7 +65,7 @@ class Scorer:
         return [reward or 0.0 for reward in self.score_each(pairs, own=own)]
 
     def score_each(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float | None]:
-        """As `score_many`, but None for a text that is not scored in time: what it is worth is not known.
+        """Score texts as `score_many` does, but None for one not scored in time: what it is worth is not known.
 
         Raises LocalError for a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no
         scoring process starts.

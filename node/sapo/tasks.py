@@ -307,11 +307,11 @@ class TaskSource:
 
     @property
     def families(self) -> Mapping[str, TaskFamily]:
-        """By name."""
+        """Task families, by name."""
         return self._families
 
     def family(self, task: Task) -> TaskFamily:
-        """Whose task it is."""
+        """Family of a task."""
         return self._families[task.ref.family]
 
     @property

@@ -87,7 +87,7 @@ class Updater:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """With its moments, which a restart takes over."""
+        """Optimizer with its moments, which a restart takes over."""
         return self._optimizer
 
     def train(self, rows: Sequence[Row]) -> None:

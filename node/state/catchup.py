@@ -114,7 +114,7 @@ class CatchUp:
         self.shape: tuple[str, int, int] | None = None
         """Codec, numel and chunk_values of this swarm; known once the trainer has built the model."""
         self.donated: dict[PeerId, int] = {}
-        """How many bytes of the last state or finals came from whom."""
+        """Bytes of the last state or finals, by the peer that they came from."""
         self.accepts: Callable[[StateHeader], None] = lambda header: None
         """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
         self.amended: Callable[[int], Manifest | None] = lambda round: None
@@ -211,7 +211,7 @@ class CatchUp:
         *,
         known: str = "",
     ) -> dict[PeerId, int]:
-        """Some finals of a plan, each checked and handed to `take` in any thread; of `known` it is known to have them.
+        """Fetch some finals of a plan, check each and hand it to `take` in any thread; `known` is known to have them.
 
         Returns who brought how many bytes. Raises NetworkError when not all can be had. Cancellation: what was handed
         over was.
@@ -239,13 +239,13 @@ class CatchUp:
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as the model is not built."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as the model is not built."""
         if self.shape is None:
             return 0
         return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
 
     def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
-        """What carries out the requests of an errand that are about states; `on_chunk` is told how a transfer goes."""
+        """Functions that carry out an errand's requests about states; `on_chunk` is told how a transfer goes."""
         return {
             AskHolders: self._ask_holders,
             CountLacking: self._count_lacking,
@@ -446,7 +446,7 @@ class CatchUp:
 
 
 def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:
-    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec.
+    """Number of rounds, each of a fragment, whose finals are fewer bytes than a state: by the manifest's codec.
 
     vectors: of a state.
     """

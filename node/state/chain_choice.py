@@ -28,7 +28,7 @@ from shoal.protocol.messages import Entry
 from shoal.protocol.peering import ChainPart
 
 SETTLE_S = 2.0
-"""Who is known and not linked yet is waited for, once, for so long."""
+"""Seconds for which peers that are known and not linked yet are waited for, once."""
 HEADS_TIMEOUT_S = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
 ASKED_LIMIT = 32
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 Ask = Callable[[int, PeerId, int], Awaitable[ChainPart]]
 Elsewhere = Callable[[PeerId, Chain], Awaitable[Mapping[str, Chain]]]
-"""What one peer serves at each of several places, by place, each fetched after a chain of its own."""
+"""Fetches what one peer serves at each of several places, by place, each after a chain of its own."""
 
 
 async def _nowhere_else(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
@@ -50,7 +50,7 @@ async def _nowhere_else(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceParts:
-    """What a choice is made of.
+    """Parts that a choice works with.
 
     ask: entries after so many, of a peer, for who knows of so many rebases. known: peers that may be linked soon;
     next_linked returns when one more is.
@@ -68,7 +68,7 @@ class ChoiceParts:
 
 
 class ChainChoice:
-    """What a node without certificates, or without the one that its link names, takes from others."""
+    """Choice among the chains of others, by a node without certificates or without the one that its link names."""
 
     def __init__(self, parts: ChoiceParts) -> None:
         """Raises ConfigError if the chain that is here contradicts the link."""
@@ -84,7 +84,7 @@ class ChainChoice:
 
     @property
     def pending(self) -> bool:
-        """Whether there is a choice to make."""
+        """True if there is a choice to make."""
         checkpoint = self._p.checkpoint
         return not self._p.chain.height or (checkpoint is not None and not self._p.chain.allows(checkpoint))
 
@@ -115,7 +115,7 @@ class ChainChoice:
                     await self._p.next_linked()
 
     async def _served(self) -> dict[str, Chain]:
-        """What peers serve that may be taken, by who serves it; the beginnings of another of them are left out."""
+        """Fetch the chains that may be taken, by who serves them; without those that are the beginning of another."""
         parts = await self._first_parts()
         order = sorted(parts, key=lambda peer: (-parts[peer].head, peer))
         found: dict[str, Chain] = {}
@@ -205,12 +205,12 @@ class ChainChoice:
 
 
 def _is_past(chain: Chain, checkpoint: Checkpoint) -> bool:
-    """Whether a chain is beyond a checkpoint, so that it has it by now or never."""
+    """True if a chain is beyond a checkpoint, so that it has it by now or never."""
     return (chain.head.term, chain.head.round) >= checkpoint.position
 
 
 def _newer(one: tuple[str, Chain], other: tuple[str, Chain]) -> tuple[str, Chain]:
-    """Of two chains the one that goes on from the other. Raises ConfigError if neither does."""
+    """Return the one of two chains that goes on from the other. Raises ConfigError if neither does."""
     (_, first), (_, second) = one, other
     if first.head.term.rebases != second.head.term.rebases:
         return max(one, other, key=lambda served: served[1].head.term.rebases)

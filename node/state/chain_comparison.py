@@ -16,7 +16,7 @@ from shoal.protocol.peering import ChainPart
 from shoal.protocol.wire import COUNTER_LIMIT
 
 ALL_REBASES = COUNTER_LIMIT
-"""Who says that it knows so many rebases is served entries by their number alone."""
+"""Number of rebases to claim in a request, so that entries are served by their number alone."""
 
 AskChain = Callable[[int, int], Awaitable[ChainPart]]
 """Entries after the first so many, for who knows of so many rebases, of one peer; raises NetworkError, RemoteError."""
@@ -32,12 +32,12 @@ class Difference:
 
     @property
     def parted(self) -> bool:
-        """Whether neither is the beginning of the other."""
+        """True if neither chain is the beginning of the other."""
         return self.mine is not None and self.theirs is not None
 
 
 async def difference(entries: Sequence[Entry], ask: AskChain) -> Difference:
-    """Where the chain of these entries and that of a peer part. Raises RemoteError, NetworkError as `ask` does."""
+    """Find where the chain of these entries parts from a peer's. Raises RemoteError, NetworkError as `ask` does."""
     head = (await ask(len(entries), ALL_REBASES)).head
     shared = min(len(entries), head)
     height = shared if not shared or await _same_from(entries, shared - 1, ask) else await _parts(entries, shared, ask)
@@ -70,7 +70,7 @@ async def _same_from(entries: Sequence[Entry], begins: int, ask: AskChain) -> bo
 
 
 def _common(entries: Sequence[Entry], begins: int, certificates: Sequence[Entry]) -> int:
-    """How many of what a peer has from there on is the same here, from its first on."""
+    """Count the peer's entries that are the same here, from `begins` on, up to the first that is not."""
     same = 0
     for mine, theirs in zip(entries[begins : begins + len(certificates)], certificates, strict=False):
         if mine.value.hash != theirs.value.hash:

@@ -36,12 +36,12 @@ _ENTRY: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
 class BadCheckpoint(Exception):
-    """What is wrong, naming the file, and what to do; the check ends here."""
+    """Error that ends the check; it names the file, says what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """What a check found. chunks: of all vectors; bad_chunks: those that are not the certified ones, as `anchor/3`.
+    """Result of a check. chunks: of all vectors; bad_chunks: those that are not the certified ones, as `anchor/3`.
 
     state_ok: chain and state hold; bad_files: others that are damaged. error: None if all is well.
     """
@@ -60,7 +60,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFiles:
-    """Where the parts are: in a checkpoint, or in a node's data folder, which has the newest state it saved."""
+    """Paths of the parts: in a checkpoint, or in a node's data folder, which has the newest state it saved."""
 
     folder: Path
     state: Path
@@ -133,7 +133,7 @@ def _open_state(path: Path) -> TensorFile:
 
 
 def _chain(files: CheckpointFiles, manifest: Manifest) -> Chain:
-    """Every entry of the file, each checked. Raises BadCheckpoint."""
+    """Read every entry of the file, and check each. Raises BadCheckpoint."""
     path = files.chain
     try:
         size = path.stat().st_size
@@ -245,7 +245,7 @@ def _check_beside(files: CheckpointFiles, header: StateHeader) -> tuple[str, ...
 
 
 def _belongs(file: TensorFile, name: str, header: StateHeader) -> bool:
-    """Whether a contribution is to the state's round; a trainer's file does not say. Raises DamagedFile."""
+    """True if a contribution is to the state's round; a trainer's file does not say. Raises DamagedFile."""
     file.check_whole()
     if name != WORK:
         return True

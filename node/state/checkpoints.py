@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointParts:
-    """What checkpoints are made of. save: has a state saved, unless a newer one is; the state store's."""
+    """Parts that checkpoints are made with. save: has a state saved, unless a newer one is; the state store's."""
 
     folder: Path
     manifest: Manifest
@@ -82,7 +82,7 @@ class Checkpoints:
         self._changed = trio.Event()
 
     def is_due(self, round: int) -> bool:
-        """Whether there is to be a checkpoint of this round."""
+        """True if a checkpoint of this round is to be written."""
         return self._every > 0 and round > 0 and round % self._every == 0
 
     async def expect(self, layout: Layout) -> None:
@@ -140,7 +140,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """What goes into a checkpoint. entries: of the chain, up to the one that led to the state.
+    """Content of one checkpoint. entries: of the chain, up to the one that led to the state.
 
     saved: where the state was saved, if it is still there; header: called where it is not.
     """

@@ -1,4 +1,4 @@
-"""What this node has learnt and no certificate has counted yet: made into one contribution a round, counted once.
+"""Contribution of a node to a round: what it has learnt and no certificate has counted yet; it is counted once.
 
     input(e)    = pseudo-gradient of round e + β · residual
     residual'   = input − decoded                  where the certificate of e includes the chunk (quantisation error)
@@ -129,7 +129,7 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class _Left:
-    """What is left of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
+    """Rest of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
 
     settled: what the residual has still to be worked out of, with the chunks that were counted.
     """
@@ -175,7 +175,7 @@ class Contributions:
         self._codec, self._staleness_rounds, self._mixing = codec, staleness_rounds, np.float32(mixing or 0.0)
 
     def fragment(self, round: int) -> Fragment:
-        """What a contribution to this round is of."""
+        """Return the fragment that a contribution to this round is of."""
         return self._fragments.of_round(round)
 
     def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
@@ -199,7 +199,7 @@ class Contributions:
         return self.made
 
     def _input(self, pseudo_gradient: F32, left: _Left, grid: Grid) -> F32:
-        """What goes into a round, (numel,) float32 of its own, by the equation at the top of this module."""
+        """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
         values = own_array(grid.numel, np.float32)  # begins with a page, as its file wants it
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
@@ -239,7 +239,7 @@ class Contributions:
         return EncodedContribution.encode(values, fragment.grid, self._codec, dither=dither, threads=2)
 
     def saved(self, made: Made, term: Term) -> SavedWork:
-        """What of a contribution has to be on disk, so that after a restart it can be made again and counted once."""
+        """Return what of a contribution a restart needs on disk to make it again and have it counted once."""
         own = self.fragment(made.round).number
         others = {n: left for n, left in enumerate(self._left) if n != own and left.residual is not None}
         account = WorkAccount(
@@ -289,16 +289,16 @@ class Contributions:
         return all(n < len(sizes) and values.size == sizes[n] for n, values in residuals.items())
 
     def is_over(self, chain: Chain) -> bool:
-        """Whether the round of what was made is over, so that it can be settled."""
+        """True if the round of the contribution that was made is over, so that it can be settled."""
         return self.made is not None and self.made.base != chain.head.hash
 
     def awaits_finals(self, chain: Chain) -> bool:
-        """Whether the round of what was made is certified, and its finals say what of it was counted."""
+        """True if the round of what was made is certified, and its finals say what of it was counted."""
         entry = None if self.made is None else chain.after_base(self.made.base)
         return isinstance(entry, Certificate) and chain.on_branch(entry.value)
 
     def is_abandoned(self, chain: Chain) -> bool:
-        """Whether the state on which what was made stands is none of the chain's any more."""
+        """True if the state on which what was made stands is none of the chain's any more."""
         if self.made is None or not self.is_over(chain) or self.awaits_finals(chain):
             return False
         return not isinstance(chain.after_base(self.made.base), Rebase)
@@ -366,7 +366,7 @@ class Contributions:
 
 
 def _is_exact(encoded: EncodedContribution) -> bool:
-    """Whether the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
+    """True if the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
     return encoded.codec.name == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2
 
 

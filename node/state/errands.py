@@ -27,7 +27,7 @@ ERRANDS_LIMIT = 512
 """More than peers that can be asked at once: one errand for each, one for the state, one for S(0)."""
 
 Performers = Mapping[type[Any], Callable[[Any], Awaitable[Any]]]
-"""What carries out each request."""
+"""Functions that carry out requests, by type of request."""
 
 
 async def carry_out(errand: Errand, performers: Performers) -> Any:

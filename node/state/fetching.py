@@ -40,7 +40,7 @@ OnProgress = Callable[[int, int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to fetch. `what` names it in errors. wanted: chunks and their sizes in bytes; here: which of them are.
+    """Chunks to fetch. `what` names them in errors. wanted: chunks and their sizes in bytes; here: those already here.
 
     introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread,
     with its BLAKE3 hash if `hashing`; raises RemoteError if the bytes are wrong. places: where chunks are received, if
@@ -191,7 +191,7 @@ class _Run:
 
 
 def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterator[tuple[PeerId, ChunkRef, list[int]]]:
-    """As few requests as say the same, in order: whom to ask, from which chunk on, and the sizes of the run."""
+    """Join asks into as few requests as say the same: whom to ask, from which chunk on, and the sizes of the run."""
     donor, first, sizes = PeerId(""), ChunkRef(ChunkSpace.ANCHOR, b"", 0), list[int]()
     for ask in asks:
         ref, size = wanted[ask.chunk]

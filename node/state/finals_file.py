@@ -57,7 +57,7 @@ class FinalsWriter:
         self._thread.shutdown(wait=False)
 
     def writes(self, finals: Finals) -> bool:
-        """Whether these very finals are what it writes."""
+        """True if these very finals are what it writes."""
         mine, plan = self._finals.chunks, finals.plan
         return self._finals.plan == plan and all(ours is other for ours, other in zip(mine, finals.chunks, strict=True))
 
@@ -116,7 +116,7 @@ class FinalsFile:
 
     @property
     def plan(self) -> Plan:
-        """Whose finals they are."""
+        """Plan whose finals they are."""
         return self._final_format.plan
 
     def payload(self, chunk: int) -> memoryview | None:
@@ -160,7 +160,7 @@ def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
 
 
 def paged(size: int) -> int:
-    """How many bytes of the file `size` bytes take."""
+    """Bytes of the file that a payload of `size` bytes takes: whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -204,7 +204,7 @@ class DirectFile:
             parts = _without(parts, self._write_some(parts))
 
     def _write_some(self, parts: Sequence[memoryview]) -> int:
-        """How many bytes of `parts` were written."""
+        """Write from the front of `parts`; return the bytes written, 0 where direct writing was refused."""
         try:
             return os.writev(self._file, parts)
         except OSError as error:
@@ -216,7 +216,7 @@ class DirectFile:
 
 
 def _without(parts: Sequence[memoryview], size: int) -> list[memoryview]:
-    """What is left of `parts` without the first `size` bytes."""
+    """Drop the first `size` bytes of `parts`, and return the rest."""
     left = []
     for part in parts:
         if size < len(part):

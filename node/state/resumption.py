@@ -65,7 +65,7 @@ class ResumeFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """What a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost."""
+    """Files that a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost."""
 
     files: ResumeFiles
     exact: bool
@@ -128,7 +128,7 @@ class Resumption:
 
     @property
     def writing(self) -> bool:
-        """Whether files are being written."""
+        """True if files are being written."""
         return self._pending is not None
 
     async def written(self, term: Term, round: int) -> None:
@@ -192,7 +192,7 @@ class Resumption:
     # -- files -----------------------------------------------------------------------------------------------
 
     def files(self, position: Position) -> ResumeFiles:
-        """Those of a round, whether they are there or not."""
+        """Files of a round, whether they are there or not."""
         stem = f"{position[0].rebases}.{position[0].rollbacks}-{position[1]}"
         return ResumeFiles(
             position=position, trainer=self._folder / f"{stem}.trainer", work=self._folder / f"{stem}.work"
@@ -204,7 +204,7 @@ class Resumption:
             make_folder(self._folder)
 
     def on_disk(self) -> list[ResumeFiles]:
-        """Those of whose rounds both files are there, newest first."""
+        """Files of the rounds of which both are there, newest first."""
         found = [_position_of(path) for path in self._folder.glob("*.work")] if self._folder.is_dir() else []
         files = [self.files(position) for position in sorted((p for p in found if p is not None), reverse=True)]
         return [pair for pair in files if pair.trainer.exists()]

@@ -33,7 +33,7 @@ class StateSaver:
 
     @property
     def lag_rounds(self) -> int:
-        """How many rounds the state on disk is behind."""
+        """Number of rounds by which the state on disk is behind."""
         return 0 if self._newest is None else self._newest.round - self._saved_round
 
     def begin(self, saved_round: int) -> None:

@@ -51,7 +51,7 @@ class StateServer:
         await stream.aclose()
 
     def answer(self, request: FetchRequest) -> FetchAnswer:
-        """What this node has of what is asked for. Blocks for finals that are on disk."""
+        """Answer a request from what this node has. Blocks for finals that are on disk."""
         if isinstance(request, GetChain):
             part = self._chain.after(request.after, CERTIFICATES_IN_ANSWER_LIMIT, request.rebases)
             return ChainPart(certificates=part, head=self._chain.height)

@@ -63,12 +63,12 @@ class Take(Protocol):
     """Takes entries of the chain from a peer: as `StateStore.take_entries`."""
 
     async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
-        """How many were new. Raises RemoteError, StorageError."""
+        """Take the entries, and return how many were new. Raises RemoteError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateStoreParts:
-    """What the state store works with."""
+    """Parts that the state store works with."""
 
     store: Store
     chain: Chain
@@ -117,22 +117,22 @@ class StateStore:
 
     @property
     def scores(self) -> DonorScores:
-        """What is remembered of the peers that were asked for something."""
+        """Scores of the peers that were asked for something."""
         return self._p.catchup.scores
 
     @property
     def replayed_rounds(self) -> int:
-        """For how many rounds the finals are fewer bytes than a state; 0 as long as that is not known."""
+        """Number of rounds whose finals are fewer bytes than a state; 0 as long as that is not known."""
         return self._p.catchup.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
-        """From whom the last state or finals came that were fetched."""
+        """Peers from which the last state or finals came that were fetched."""
         return self._p.catchup.donated
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         return self.state is not None and is_state_of(self._p.chain.standing, self.state)
 
     @property
@@ -143,7 +143,7 @@ class StateStore:
 
     @property
     def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
-        """What carries out the requests of an errand that are about the chain and about states."""
+        """Functions that carry out an errand's requests about the chain and about states."""
         return {
             **self._p.catchup.performers(self.on_chunk),
             AskChain: self.ask_chain,
@@ -427,6 +427,6 @@ class StateStore:
         return finals
 
     async def on_chunk(self, done: int, total: int) -> None:
-        """So many chunks of a state that is fetched are here."""
+        """Report that so many chunks of a state that is fetched are here."""
         self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
         await self._p.holds.at(self.head.next_round, "transfer", done / total)

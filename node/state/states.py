@@ -169,7 +169,7 @@ class StateCache:
         return self._finals.get(plan_hash)
 
     def has_finals(self, plan_hash: bytes) -> bool:
-        """Whether the finals of a plan are in memory or seem to be on disk. Blocks."""
+        """True if the finals of a plan are in memory or seem to be on disk. Blocks."""
         return plan_hash in self._finals or any(found == plan_hash for _, found, _ in self._finals_files())
 
     def served_plan(self, plan_hash: bytes) -> Plan | None:
@@ -292,7 +292,7 @@ class StateCache:
         return state
 
     def state_file(self, round: int) -> Path:
-        """Where the state of a round is saved, whether it is there or not."""
+        """Path at which the state of a round is saved, whether it is there or not."""
         return self._state_path(round)
 
     def _state_path(self, round: int) -> Path:

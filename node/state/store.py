@@ -1,4 +1,4 @@
-"""What a node keeps on disk, and the order in which it gets there.
+"""Data folder of a node: what it keeps on disk, and the order in which it gets there.
 
     node.key            identity (0600)
     lock                held while a node runs on this folder
@@ -79,7 +79,7 @@ HEAD_BYTES = len(MAGIC) + 8 + 4 + CHECK_BYTES
 OLD_CHECK_BYTES = 8
 OLD_HEAD_BYTES = 4 + OLD_CHECK_BYTES
 BLOCK_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""Bytes that a disk writes whole or not at all."""
 HOLE_MIN_BYTES = 16
 """Zeros at the beginning or end of a batch that may be a block that was not written."""
 AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
@@ -214,7 +214,7 @@ def make_folder(path: Path) -> None:
 
 
 class Fault(StrEnum):
-    """What is wrong with a log."""
+    """Kind of fault in a log."""
 
     TORN = "cut short"
     DAMAGED = "damaged"
@@ -222,7 +222,7 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Reading:
-    """What a log says. `good` bytes hold, and have `records`; the batch after them would be number `number`.
+    """Content of a log. `good` bytes hold, and have `records`; the batch after them would be number `number`.
 
     later: records in batches that hold behind what does not.
     """
@@ -248,7 +248,7 @@ def frame_record(record: bytes) -> bytes:
 
 
 def read_frames(data: bytes) -> Reading:
-    """What a log says whose bytes these are. Never raises."""
+    """Read a log of which these are the bytes. Never raises."""
     reading, batched = Reading(), False
     while reading.good < len(data):
         at = reading.good
@@ -311,7 +311,7 @@ def _old_record(data: bytes, at: int) -> bytes | None:
 
 
 def _judge_rest(data: bytes, reading: Reading, batched: bool) -> None:
-    """What the bytes are that do not hold, and what is found behind them."""
+    """Find out whether the bytes that do not hold are torn or damaged, and which records hold behind them."""
     at = reading.good
     reading.later = _batches_after(data, at) or ([] if batched else _old_after(data, at))
     torn = _is_torn_batch(data, at) if batched or data[at : at + 4] == MAGIC else _is_torn_record(data, at)
@@ -324,7 +324,7 @@ def _is_torn_magic(rest: bytes) -> bool:
 
 
 def _is_torn_batch(data: bytes, at: int) -> bool:
-    """Whether the last batch lacks bytes that were never written."""
+    """True if the last batch lacks bytes that were never written."""
     head, size = _head(data, at), len(data) - at
     if size < HEAD_BYTES:
         return True
@@ -342,7 +342,7 @@ def _is_torn_record(data: bytes, at: int) -> bool:
 
 
 def _has_hole(data: bytes, at: int) -> bool:
-    """Whether a block of the disk, or what of one is at either end, is all zeros."""
+    """True if a block of the disk, or the part of one at either end, is all zeros."""
     edges = [at, *range(at - at % BLOCK_BYTES + BLOCK_BYTES, len(data), BLOCK_BYTES), len(data)]
     pieces = (data[begin:end] for begin, end in pairwise(edges))
     return any(len(piece) >= HOLE_MIN_BYTES and not piece.strip(b"\0") for piece in pieces)
@@ -467,7 +467,7 @@ class Store:
             self._bound = self._read_agreement()
             self._floor = max(map(_position, self._bound), default=FIRST)
             self.damage: list[str] = []
-            """What is to be said of damaged logs, one line each, for the log and the user."""
+            """Messages about damaged logs, one line each, for the log and the user."""
             if self._agreement.damaged or self._chain.damaged:
                 self._mend()
             self._opened = opened.pop_all()
@@ -524,18 +524,18 @@ class Store:
         return self.folder / ("agreement.log" if log is self._agreement else "chain.log")
 
     def abstains(self, position: Position) -> bool:
-        """Whether this node may have signed in the round at `position` what it no longer knows."""
+        """True if this node may have signed in the round at `position` what it no longer knows."""
         lost = max((_position(record) for record in self._bound if record.kind == ABSTAIN), default=None)
         return position < self._floor or (lost is not None and position <= lost)
 
     def bound_in(self, position: Position) -> list[DurableRecord]:
-        """What binds this node in the round at `position`: that it abstains alone, where what it signed may be lost."""
+        """Records that bind this node in the round at `position`: one to abstain, where what it signed may be lost."""
         if self.abstains(position):
             return [_mark(ABSTAIN, position)]
         return [record for record in self.durable_records() if _position(record) == position]
 
     def forget_promises(self) -> None:
-        """As its user decided, sign again where promises may be lost; those that are known still bind.
+        """Sign again where promises may be lost, as the user decided; those that are known still bind.
 
         Raises StorageError.
         """
@@ -563,7 +563,7 @@ class Store:
         return number
 
     def durable_records(self) -> list[DurableRecord]:
-        """What this node bound itself to in rounds that are not decided, before a restart and since."""
+        """Records by which this node bound itself in rounds that are not decided, before a restart and since."""
         return [record for record in self._bound if record.kind != PASSED]
 
     def persist(self, *records: DurableRecord) -> None:
@@ -573,7 +573,7 @@ class Store:
         self._floor = max([self._floor, *map(_position, records)])
 
     def decided(self, value: Value) -> None:
-        """What was promised before the round after `value` binds nobody any more; the log is cut when it has grown."""
+        """Drop what was promised before the round after `value`, which binds nobody now; cut a log that has grown."""
         begins = next_position(value)
         self._bound = [record for record in self._bound if _position(record) >= begins]
         if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:

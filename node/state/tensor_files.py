@@ -162,7 +162,7 @@ class TensorFile:
         return self._data
 
     def span(self, name: str) -> tuple[int, int]:
-        """Where the tensor's bytes begin and end in `data`, whether they are all there or not. Raises DamagedFile."""
+        """Return where the tensor's bytes begin and end in `data`, whether all are there or not. Raises DamagedFile."""
         return self._entry(name).data_offsets
 
     def check_whole(self) -> None:

@@ -94,20 +94,20 @@ class _Donor:
     added_at: float = 0.0
 
     def busy_s(self, now: float) -> float:
-        """How long it has work for; 0 while nothing has come of it."""
+        """Seconds for which it has work; 0 while nothing has come of it."""
         seconds = max(now - self.added_at, 1e-3)
         rate = self.arrived_bytes / seconds if self.rate is None else max(self.rate, 1.0)
         return self.owed_bytes / rate if rate else 0.0
 
     def has_room(self, size: int) -> bool:
-        """Whether its window takes another chunk."""
+        """True if its window takes another chunk of `size` bytes."""
         if len(self.owed) < WINDOW_MIN_CHUNKS:
             return True
         return self.owed_bytes + size <= self._window and len(self.owed) < WINDOW_LIMIT_CHUNKS
 
     @property
     def runs_low(self) -> bool:
-        """Whether it is time to ask it for more."""
+        """True if it is time to ask it for more."""
         few = len(self.owed) <= REFILL_SHARE * WINDOW_LIMIT_CHUNKS and self.owed_bytes <= REFILL_SHARE * self._window
         return few or len(self.owed) < WINDOW_MIN_CHUNKS
 
@@ -131,27 +131,27 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether all chunks are here."""
+        """True if all chunks are here."""
         return not self._askers
 
     @property
     def missing(self) -> int:
-        """How many chunks are not here."""
+        """Number of chunks that are not here."""
         return len(self._askers)
 
     @property
     def donors(self) -> tuple[PeerId, ...]:
-        """Who is being asked."""
+        """Peers that are being asked."""
         return tuple(self._donors)
 
     @property
     def arrived_bytes(self) -> dict[PeerId, int]:
-        """How much of what is here came from whom, in bytes; who brought nothing is not named."""
+        """Bytes of what is here, by the peer that they came from; a peer that brought nothing is not named."""
         return {peer: size for peer, size in self._arrived_bytes.items() if size}
 
     @property
     def out(self) -> dict[PeerId, str]:
-        """Who is asked no more, and why."""
+        """Peers that are asked no more, each with the reason."""
         return dict(self._out)
 
     def rate(self, peer: PeerId) -> float | None:
@@ -188,7 +188,7 @@ class Transfer:
             donor.sample_bytes, donor.sample_at = donor.moved, now
 
     def requests(self, now: float) -> list[Ask]:
-        """What to ask for now; it counts as asked."""
+        """Return the chunks to ask for now, and of whom; they count as asked."""
         asks = []
         fastest_first = sorted(self._donors.values(), key=self._pace, reverse=True)
         for donor in filter(lambda donor: donor.runs_low, fastest_first):
@@ -282,17 +282,17 @@ class Transfer:
         return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)
 
     def busy_s(self, now: float) -> float:
-        """For how long no donor will have done all that was asked of it, if they are as fast as so far."""
+        """Seconds until the first donor will have done all that was asked of it, if they are as fast as so far."""
         if self._free and not all(donor.owed for donor in self._donors.values()):
             return 0.0
         return min((donor.busy_s(now) for donor in self._donors.values() if donor.owed), default=0.0)
 
     def deadline(self) -> float:
-        """When `look` may find somebody who stalls; infinity if nobody owes anything."""
+        """Time at which `look` may find somebody who stalls; infinity if nobody owes anything."""
         return min((self._timeout_at(donor) for donor in self._donors.values() if donor.owed), default=float("inf"))
 
     def failure(self, what: str) -> NetworkError:
-        """That nobody is left, and why."""
+        """Return the error that nobody is left to ask, with the reasons."""
         reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self._out.items()))
         return NetworkError(f"no peer has {what}" + (f" ({reasons})" if reasons else ""))
 
@@ -319,16 +319,16 @@ class TransferRun:
 
     @property
     def over(self) -> bool:
-        """Whether all is here, or nobody is left to ask."""
+        """True if all is here, or nobody is left to ask."""
         return self.transfer.done or not (self.transfer.donors or self._pending)
 
     def begin(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
-        """Of these, whom to introduce first of all."""
+        """Return the peers to introduce first of all, out of these."""
         ranked = self._scores.ranked(peers, now)[:DONOR_LIMIT]
         return [peer for peer in ranked if self.introduces(peer, now)]
 
     def introduces(self, peer: PeerId, now: float) -> bool:
-        """Whether to introduce `peer`, once more; then it is waited for."""
+        """True if `peer` is to be introduced once more; it is then waited for."""
         count = self._introductions.get(peer, 0)
         if count >= INTRODUCTION_LIMIT or self._scores.banned(peer, now):
             return False
@@ -369,8 +369,7 @@ class TransferRun:
         return self.transfer.look(now)
 
     def rest_s(self, now: float) -> float:
-        """For how long to let chunks gather while every donor has enough to do: a look at one costs as much as at
-        twenty."""
+        """Seconds to let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
         rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(now))
         return rest if rest >= REST_MIN_S else 0.0
 

@@ -1,4 +1,4 @@
-"""What has come of a state, kept on disk while the rest is on its way, so that a restart costs only what is missing.
+"""Unfinished transfers on disk: what has come of a state while the rest is on its way, so that a restart costs little.
 
     transfer/<rebases>.<rollbacks>-<round>-<first 8 bytes of the digest, in hex>/
         header    the canonical StateHeader
@@ -29,7 +29,7 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 FOLDER = "transfer"
 HEADER_LIMIT_BYTES = 2 << 20
 KEEP_AFTER_S = 2.0
-"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
+"""Seconds after which a transfer goes to disk: a shorter one is repeated sooner than written."""
 KEEP_LOOK_S = 0.1
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class TransferFolder:
         self._folder = folder / FOLDER
 
     def unfinished(self) -> list[TransferFile]:
-        """What there is, newest round first; what is no transfer, or has no readable header, is removed."""
+        """List the unfinished transfers, newest round first; remove what is none, or has no readable header."""
         found = []
         for path in list(self._folder.iterdir()) if self._folder.is_dir() else []:
             try:
@@ -147,7 +147,7 @@ class PartialDownload:
 
     @property
     def behind(self) -> bool:
-        """Whether something is to be written."""
+        """True if something is to be written."""
         return bool(self._noted)
 
     async def run(self) -> None:

@@ -93,7 +93,7 @@ class Rounds(ABC):
 
     @property
     def takers(self) -> Mapping[type, Taker]:
-        """Who takes which message of these rounds."""
+        """Handlers of these rounds' messages, by message type."""
         return {}
 
     @property

@@ -55,7 +55,7 @@ class Flat(Protocol):
 
     layout: Layout
     block_values: int
-    """How many values may be updated at a time: more than that is too much for the device, or a waste of copies."""
+    """Number of values that may be updated at a time: more is too much for the device, or a waste of copies."""
 
     def new_vector(self) -> torch.Tensor:
         """A vector of zeros."""
@@ -92,7 +92,7 @@ class Outgoing(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether `write` waits for no device."""
+        """True if `write` waits for no device."""
 
     def write(self, out: Vector) -> Contributed:
         """Write it to the front of `out`, before the next `apply`. Raises FloatingPointError if it is not finite."""
@@ -100,7 +100,7 @@ class Outgoing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedAccounts:
-    """What is kept for a restart.
+    """Accounts as they are kept for a restart.
 
     kept: progress that no contribution holds, l − c, or None for none; local: l itself, where mixing needs it to the
     bit. tokens: per fragment, of what is kept. marked: tokens taken off at the mark, None where there is none.
@@ -147,7 +147,7 @@ class _FromReplica:
 
 
 class _Standing:
-    """What a replica stands on, whatever it contributes."""
+    """Common part of both accounts: the anchor that a replica stands on, whatever it contributes."""
 
     def __init__(self, flat: Flat, contributions: int) -> None:
         self._flat = flat
@@ -174,7 +174,7 @@ class _Standing:
 
 
 class Accounts(_Standing):
-    """What a replica has contributed and has yet to contribute.
+    """Accounts of what a replica has contributed and has yet to contribute.
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
     then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. Between
@@ -201,27 +201,27 @@ class Accounts(_Standing):
 
     @property
     def tokens(self) -> int:
-        """Of all the work that no certificate has counted, as far as is known here."""
+        """Tokens of all the work that no certificate has counted, as far as is known here."""
         return sum(self._tokens) // self._fragments.count
 
     @property
     def mixes(self) -> bool:
-        """Whether anchors are mixed into the replica, so that `saved` holds all of it."""
+        """True if anchors are mixed into the replica, so that `saved` holds all of it."""
         return self._mixing is not None
 
     @property
     def waiting(self) -> bool:
-        """Whether a contribution was written and the anchor after it is not here yet."""
+        """True if a contribution was written and the anchor after it is not here yet."""
         return self._mark is not None
 
     @property
     def overlap_left(self) -> int:
-        """How many steps are to be made before the anchor after the newest contribution is applied."""
+        """Number of steps to be made before the anchor after the newest contribution is applied."""
         return max(0, self.overlap_steps - self.steps) if self.waiting else 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether another step may be made while the anchor after the newest contribution is not here."""
+        """True if another step may be made while the anchor after the newest contribution is not here."""
         return self.waiting and self.steps < self.overlap_steps + self.late_steps
 
     def count(self, tokens: int) -> None:
@@ -343,7 +343,7 @@ class Accounts(_Standing):
         raise LocalError(f"contribution {taken} was taken, but a later one or an anchor has replaced it")
 
     def saved(self, round: int) -> SavedAccounts:
-        """What is to be kept for a restart, as it stands. round: the last one whose contribution is in it.
+        """Return what is to be kept for a restart, as it stands. round: the last one whose contribution is in it.
 
         Raises LocalError before an `apply`.
         """
@@ -384,7 +384,7 @@ class Accounts(_Standing):
 
 
 def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:
-    """Those of `spans` where the bits of two host vectors differ; in as many threads as torch has, where that pays."""
+    """Return the spans in which two host vectors differ by bits; in as many threads as torch has, where that pays."""
 
     def differs(span: slice) -> bool:
         bits = np.int32 if (span.stop - span.start) % 2 else np.int64  # compared by words, three times as fast
@@ -435,7 +435,7 @@ class _FromGradients:
 
 
 class GradientAccounts(_Standing):
-    """What a replica that contributes gradients has contributed: it stands on the anchor exactly, and owes nothing.
+    """Accounts of a replica that contributes gradients: it stands on the anchor exactly, and owes nothing.
 
     A contribution is the gradient of the mean loss of one batch at the anchor, not clipped: clipping is of the swarm's
     mean, in the certified step (`collectives.adamw`). A gradient belongs to the anchor at which it was computed, so
@@ -451,7 +451,7 @@ class GradientAccounts(_Standing):
     def __init__(self, flat: Flat, *, contributions: int = 0) -> None:
         super().__init__(flat, contributions)
         self.waiting = False
-        """Whether a gradient was written and the anchor after it is not here yet."""
+        """True if a gradient was written and the anchor after it is not here yet."""
         self.tokens = 0
         """Of the batch whose gradient the parameters have."""
         self.steps = 0
@@ -464,7 +464,7 @@ class GradientAccounts(_Standing):
         self.tokens = tokens
 
     def mark(self, round: int) -> Outgoing:
-        """What `contribute` writes: there is no step beside it, and so nothing to be settled before."""
+        """Return what `contribute` writes: there is no step beside it, and so nothing to be settled before."""
         return _FromGradients(self)
 
     def contribute(self, out: Vector, round: int) -> Contributed:
@@ -492,7 +492,7 @@ class GradientAccounts(_Standing):
         self.tokens, self.waiting = 0, False
 
     def saved(self, round: int) -> SavedAccounts:
-        """What is to be kept for a restart: nothing. Raises LocalError before an `apply`."""
+        """Return what is to be kept for a restart: nothing. Raises LocalError before an `apply`."""
         if self._base is None:
             raise LocalError("a snapshot was ordered before any anchor was applied")
         return SavedAccounts(round=round, tokens=(0,))

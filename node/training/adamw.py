@@ -42,7 +42,7 @@ class AdamW:
         self._second = [moment.to(device) for moment in self._second]
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this."""
+        """Decay by this from the next step on."""
         self._weight_decay = weight_decay
 
     def zero_grad(self) -> None:

@@ -1,4 +1,4 @@
-"""How many inner steps a node makes in a round, so that the contributions of fast and slow nodes arrive together.
+"""Number of inner steps that a node makes in a round, so that contributions of fast and slow nodes arrive together.
 
     steps of node i = H · sᵢ / mean(s)        s: tokens/s of the live members, as each measured itself
 

@@ -35,7 +35,7 @@ class HostCopy(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
 
     def wait(self) -> torch.Tensor:
         """The values in host memory, ``(values,) float32``, which nobody else changes."""
@@ -71,7 +71,7 @@ class CopyUnderWay:
 
     @property
     def here(self) -> bool:
-        """Whether it is all there."""
+        """True if it is all there."""
         return bool(self._copied.query())
 
     def wait(self) -> torch.Tensor:
@@ -164,7 +164,7 @@ class FlatParameters:
 
     @property
     def _device(self) -> torch.device:
-        """Where the model is now; the host, if that is in several places."""
+        """Device that the model is on now; the host, if it is in several places."""
         devices = {parameter.device for parameter in self._parameters}
         return devices.pop() if len(devices) == 1 else torch.device("cpu")
 

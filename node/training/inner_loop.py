@@ -43,7 +43,7 @@ NONFINITE_LIMIT_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Restored:
-    """What was read back and waits for the share of the data that it belongs to."""
+    """Inner state that was read back and waits for the share of the data that it belongs to."""
 
     counters: InnerCounters
     random: RandomState
@@ -51,7 +51,7 @@ class _Restored:
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """What has been measured since the newest contribution was written; times in seconds."""
+    """Measurements since the newest contribution was written; times in seconds."""
 
     began: float
     steps: int = 0
@@ -81,7 +81,7 @@ class _Settled:
 
 
 class InnerOptimizer(Protocol):
-    """What moves the parameters: `adamw.AdamW`, or what behaves like it."""
+    """Optimizer that moves the parameters: `adamw.AdamW`, or what behaves like it."""
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -96,7 +96,7 @@ class InnerOptimizer(Protocol):
         """Take what it knows to where the parameters went."""
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this."""
+        """Decay by this from the next step on."""
 
 
 class Replica:
@@ -161,21 +161,21 @@ class Replica:
 
     @property
     def training(self) -> bool:
-        """Whether there are steps to be made."""
+        """True if there are steps to be made."""
         return self._order is not None
 
     @property
     def overlapping(self) -> bool:
-        """Whether steps are left to be made before the anchor after the newest contribution is applied."""
+        """True if steps are left to be made before the anchor after the newest contribution is applied."""
         return self._order is not None and self.accounts.overlap_left > 0
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing can be done but wait for the anchor after the newest contribution."""
+        """True if nothing can be done but wait for the anchor after the newest contribution."""
         return self._order is None and self.accounts.waiting
 
     def blocked(self, seconds: float) -> None:
-        """So long it stood still, `waiting`."""
+        """Count the seconds for which it stood still, `waiting`."""
         self._tally.blocked_s += seconds
 
     def rest(self) -> None:
@@ -302,7 +302,7 @@ class Replica:
         return [*self._optimizer.state(self._trained_names), *buffers]
 
     def inner_state(self, round: int) -> InnerState:
-        """What is to be kept of this replica for a restart, as it stands: live tensors, to be copied before any step.
+        """Return what is to be kept for a restart, as it stands: live tensors, to be copied before any step.
 
         round: the last one whose contribution is in it. Raises before an `apply`.
         """
@@ -316,7 +316,7 @@ class Replica:
         )
 
     def inner_state_bytes(self) -> int:
-        """How much memory a copy of it takes, as long as no progress is to be kept where that is rare."""
+        """Bytes that a copy of the inner state takes, as long as no progress is to be kept where that is rare."""
         tensors = [tensor for _, tensor in self.inner_state_tensors()]
         return room_bytes([*tensors, self._flat.new_vector()] if self.accounts.mixes else tensors)
 
@@ -364,7 +364,7 @@ class Replica:
             self.model.train()
 
     def _put_inner(self, own: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """What `inner_state_tensors` gave has been written to. They are live tensors here: that is all."""
+        """Take over what was written to the tensors of `inner_state_tensors`. They are live here: that is all."""
 
     def _optimize(self, batch: Any, order: Train) -> None:
         """Take one AdamW step and account for it; a step that is not finite changes nothing.

@@ -1,4 +1,4 @@
-"""What a trainer knows beside the certified state, copied to memory at once and written to disk beside the training.
+"""State of a trainer beside the certified one, copied to memory at once and written to disk beside the training.
 
     first.<parameter>, second.<parameter>   the inner optimizer's moments
     steps                                   how often each parameter was moved, int64
@@ -90,7 +90,7 @@ class InnerState:
         assignment: Assignment | None = None,
         drawn: int = 0,
     ) -> Self:
-        """What is to be kept beside these accounts. own: of optimizer and model; drawn: batches of the assignment."""
+        """Collect what is kept beside these accounts. own: of optimizer and model; drawn: batches of the assignment."""
         vectors = (("kept", accounts.kept), ("local", accounts.local))
         counters = InnerCounters(
             layout=layout.digest.hex(),
@@ -107,7 +107,10 @@ class InnerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How a snapshot went. copy_s: what the trainer waited; write_s: what the disk took beside it; failure: or not."""
+    """Result of writing a snapshot.
+
+    copy_s: for how long the trainer waited; write_s: what the disk took beside it; failure: empty if there was none.
+    """
 
     copy_s: float = 0.0
     write_s: float = 0.0
@@ -115,7 +118,7 @@ class Written:
     failure: str = ""
 
     def report(self, order: Snapshot) -> Snapshotted:
-        """What the daemon is told of it."""
+        """Return the report of it to the daemon."""
         return Snapshotted(
             round=order.round,
             path=order.path,
@@ -187,8 +190,11 @@ class Snapshotter:
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
 
     def _copy(self, pieces: Sequence[tuple[U8, U8]]) -> None:
-        """In as many threads as torch has. Each takes the next piece: none waits for another before the end, as
-        torch's own copies would after each tensor, and that is long on a machine that has other things to do."""
+        """Copy the pieces in as many threads as torch has.
+
+        Each thread takes the next piece: none waits for another before the end, as torch's own copies would after each
+        tensor, and that is long on a machine that has other things to do.
+        """
         if len(pieces) < 2 or torch.get_num_threads() == 1:
             for source, place in pieces:
                 np.copyto(place, source)
@@ -230,13 +236,13 @@ def _pieces(source: U8, place: U8) -> list[tuple[U8, U8]]:
 
 
 def room_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """How much memory the copies of these tensors take."""
+    """Bytes of memory that the copies of these tensors take."""
     sizes = (tensor.numel() * tensor.element_size() for tensor in tensors)
     return sum(-(-size // _PLACE_BYTES) * _PLACE_BYTES for size in sizes)
 
 
 def keepable(tensor: torch.Tensor) -> bool:
-    """Whether a file can hold tensors of this type."""
+    """True if a file can hold tensors of this type."""
     return tensor.dtype in _DTYPE_NAMES
 
 

@@ -1,4 +1,4 @@
-"""Whether two nodes train the same model: names and shapes of all parameters, compared as soon as they are linked.
+"""Comparison of two nodes' models: names and shapes of all parameters, as soon as the nodes are linked.
 
     GetLayout(after)  ─────►  LayoutPart(digest, total, names, shapes of up to PART_LIMIT_PARAMETERS from `after` on)
 
@@ -53,7 +53,7 @@ class GetLayout(Message, frozen=True, kw_only=True):
 
 
 class LayoutPart(Message, frozen=True, kw_only=True):
-    """Some of `total` parameters; `digest` is that of all, empty where no model is built yet."""
+    """Part of a list of `total` parameters; `digest` is that of all, empty where no model is built yet."""
 
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
     total: Count
@@ -66,7 +66,7 @@ Parameter = tuple[str, tuple[int, ...]]
 
 
 def part_of(layout: Layout | None, after: int) -> LayoutPart:
-    """What to answer to `GetLayout(after)`."""
+    """Return the answer to `GetLayout(after)`."""
     if layout is None:
         return LayoutPart(digest=b"", total=0)
     end = after + PART_LIMIT_PARAMETERS
@@ -148,7 +148,7 @@ class Layouts:
             raise _other_model(self._checked[peer])
 
     def alike(self, peers: frozenset[PeerId]) -> frozenset[PeerId]:
-        """Those of them whose model is known to be the one built here."""
+        """Peers, out of these, whose model is known to be the one built here."""
         return frozenset(peer for peer in peers if self._checked.get(peer) == "")
 
     async def watch(self, peer: PeerId) -> None:
@@ -162,7 +162,7 @@ class Layouts:
             self._watched.pop(peer, None)
 
     async def _check_watched(self, peer: PeerId, retry_s: float) -> bool:
-        """As `check`; where there was nothing to compare, return when there may be, or the link was lost."""
+        """Compare as `check` does; if there was nothing to compare, return when there may be, or the link was lost."""
         asks = self._watched[peer] = trio.Event()
         if await self.check(peer):
             return True

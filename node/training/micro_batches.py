@@ -10,7 +10,7 @@ import torch
 from shoal.protocol.errors import ConfigError
 
 _SHARED = (type(None), bool, int, float, str)
-"""What goes along with every part of a batch as it is."""
+"""Types of what goes along with every part of a batch as it is."""
 
 
 def split_batch(batch: Any, count: int) -> list[Any]:
@@ -36,7 +36,7 @@ def deal_batch(batch: Any, count: int) -> tuple[list[Any], int]:
 
 
 def _rows(batch: Any, option: str) -> int:
-    """How many rows all tensors of the batch have. option: what asks for cutting it."""
+    """Number of rows that all tensors of the batch have. option: what asks for cutting it."""
     rows = {len(tensor) if tensor.dim() else 0 for tensor in _tensors(batch, option)}
     if len(rows) != 1:
         what = "no tensors" if not rows else f"tensors of {', '.join(map(str, sorted(rows)))} rows"

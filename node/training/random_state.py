@@ -25,7 +25,7 @@ _NUMPY_WORDS = 624
 
 
 class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of the generators' states is no array."""
+    """Parts of the generators' states that are no arrays."""
 
     python_gauss: float | None
     numpy_position: Annotated[int, msgspec.Meta(ge=0, le=_NUMPY_WORDS)]
@@ -35,7 +35,7 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomState:
-    """Where the generators of this process stand: torch's on CPU and CUDA, Python's, numpy's."""
+    """State of this process's random generators: torch's on CPU and CUDA, Python's, numpy's."""
 
     cpu: npt.NDArray[np.uint8]
     cuda: npt.NDArray[np.uint8] | None
@@ -45,7 +45,7 @@ class RandomState:
 
     @staticmethod
     def capture(device: torch.device) -> RandomState:
-        """As they stand now; `device` is the one that the model is on."""
+        """Copy the generators' states as they stand now; `device` is the one that the model is on."""
         _, words, python_gauss = random.getstate()
         # numpy's own bookkeeping of the legacy generator, which is what np.random.* draws from
         legacy: Any = np.random.get_state(legacy=False)

@@ -1,4 +1,4 @@
-"""What the first process of a trainer tells the others of its group, and what they may answer.
+"""Messages of a trainer's first process to the others of its group, and what they may answer.
 
 The group is one trainer on several devices of one machine (`ranks`). Rank 0 is the process that the daemon knows; it
 alone has the accounts, and decides. The others do what they are told, in the order in which they are told it: each of
@@ -49,7 +49,7 @@ class Move(Message, frozen=True, kw_only=True):
 
 
 class Decay(Message, frozen=True, kw_only=True):
-    """From the next step on, decay by this."""
+    """Order to decay by this from the next step on."""
 
     weight_decay: float
 

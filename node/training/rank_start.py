@@ -1,4 +1,4 @@
-"""Where every process of a trainer's group but the first begins.
+"""Entry point of every process of a trainer's group but the first.
 
 Run by `shoal.node.training.ranks` as ``python -P -m shoal.node.training.rank_start CONTROL STORE PARENT``: two
 inherited descriptors, and the process id of rank 0, with which this one ends.

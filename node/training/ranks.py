@@ -37,7 +37,7 @@ BLAME_TIMEOUT_S = 1.0
 """An error in one rank waits so long for the death of another, which would be its cause."""
 REAP_DEADLINE_S = 1.0
 END_DEADLINE_S = 10.0
-"""Who has to wait for another to end the process does so no longer."""
+"""Seconds for which a thread or a rank waits at most for another to end the process."""
 PROGRAM = ("-m", "shoal.node.training.rank_start")
 LOOPBACK = "lo"
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +60,7 @@ class Ranks:
             self._connections.append(FrameSocket(ours))
 
     def watch(self, on_failed: Callable[[Failed], None]) -> None:
-        """From now on end this process when a rank dies, or after `on_failed` when one says that its workload raised.
+        """End this process from now on if a rank dies, or after `on_failed` if one says that its workload raised.
 
         `on_failed` is called in another thread, and must not return.
         """

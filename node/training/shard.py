@@ -148,7 +148,7 @@ class Shard:
         self._optimizer.step()
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this. No collective."""
+        """Decay by this from the next step on. No collective."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
             group["weight_decay"] = weight_decay
 
@@ -221,7 +221,7 @@ class Shard:
         set_optimizer_state_dict(self.model, self._optimizer, whole, options=_WRITE)
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """What of the model does not travel, live, by name: this rank's own. No collective."""
+        """State of the model that does not travel, live, by name: this rank's own. No collective."""
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         return [
             (name, value)
@@ -285,7 +285,7 @@ class HostCopies:
 
     @property
     def nbytes(self) -> int:
-        """How much was given back."""
+        """Bytes of device memory that were given back."""
         return sum(copy.nbytes() for _, copy in self._copies)
 
     def put_back(self) -> None:
@@ -343,7 +343,7 @@ def _blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def check_drawn(batch: Any) -> Any:
-    """What a rank drew after rank 0 had drawn a batch. Raises LocalError if it has none."""
+    """Return what a rank drew after rank 0 had drawn a batch. Raises LocalError if it has none."""
     if batch is None:
         raise LocalError("batches() ended in one process and not in another; equal assignments must give equal batches")
     return batch

@@ -93,7 +93,7 @@ class ShardedAdamW:
         self._ranks = ranks
 
     def zero_grad(self) -> None:
-        """Every backward pass begins with none."""
+        """Do nothing: every backward pass begins without gradients."""
 
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient."""
@@ -101,7 +101,7 @@ class ShardedAdamW:
         self._shard.move(lr)
 
     def decay(self, weight_decay: float) -> None:
-        """From the next step on, decay by this."""
+        """Decay by this from the next step on, in all ranks."""
         self._ranks.tell(Decay(weight_decay=weight_decay))
         self._shard.decay(weight_decay)
 
@@ -171,7 +171,7 @@ class ShardedReplica(Replica):
         self._shard.share_buffers()
 
     def inner_state_bytes(self) -> int:
-        """How much memory a copy of the inner state takes; no other rank is asked."""
+        """Bytes that a copy of the inner state takes; no other rank is asked."""
         buffers = [value for _, value in self._shard.buffers() if keepable(value)]
         moved = [value for name, value in self.model.named_parameters() if name in self._trained_names]
         moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in moved)
@@ -204,16 +204,16 @@ class ShardedReplica(Replica):
                 self.rest()
 
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
-        """As of one process."""
+        """Apply an anchor as one process does."""
         with self._awake():
             super().apply(anchor, round=round, taken=taken, fresh=fresh)
 
     def evaluate(self) -> float:
-        """As of one process."""
+        """Evaluate as one process does."""
         with self._awake():
             return super().evaluate()
 
     def inner_state(self, round: int) -> InnerState:
-        """As of one process."""
+        """Return the inner state as one process does."""
         with self._awake():
             return super().inner_state(round)

@@ -64,7 +64,7 @@ logger = logging.getLogger("shoal.trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSpec:
-    """What a trainer needs to know; the manifest's settings first, then this machine's.
+    """Settings of a trainer: the manifest's first, then this machine's.
 
     threads: of all `processes` together, though each has one at least.
     """
@@ -92,7 +92,7 @@ class TrainerSpec:
         accumulate: int = 1,
         processes: int = 1,
     ) -> TrainerSpec:
-        """That of a node of a swarm, on this machine."""
+        """Settings of the trainer of a swarm's node, on this machine."""
         return cls(
             workload=manifest.workload.name,
             options=manifest.workload.options,
@@ -108,7 +108,7 @@ class TrainerSpec:
 
     @property
     def threads_each(self) -> int:
-        """Of one process."""
+        """Number of threads of each process."""
         return max(1, self.threads // self.processes)
 
 
@@ -289,7 +289,7 @@ class Trainer:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
 
     async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
-        """From here on orders go to this child; the first is what the one before it did not do."""
+        """Send orders to this child from here on; the first is what the one before it did not do."""
         self._child, owes_initial = child, self._owes_initial
         if not self._announced:
             self._announced = True

@@ -1,4 +1,4 @@
-"""What daemon and trainer say to each other, framed as on every pipe (`shoal.node.pipe`).
+"""Messages between daemon and trainer, framed as on every pipe (`shoal.node.pipe`).
 
 Tensors never travel here: they lie in shared memory (`shared_tensors`), and a message says that they are ready.
 
@@ -53,12 +53,12 @@ class InnerSettings(InnerSection, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, manifest: Manifest) -> InnerSettings:
-        """Those of a swarm."""
+        """Take the settings from a swarm's manifest."""
         return cls(**msgspec.structs.asdict(manifest.inner))
 
 
 class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How contributions are cut and anchors applied: the rules at the top of `accounts`. mixing: None for diloco.
+    """Rules by which contributions are cut and anchors applied, as at the top of `accounts`. mixing: None for diloco.
 
     gradients: contributions are gradients at the anchor, by `GradientAccounts`; there is nothing to cut then.
     """
@@ -72,7 +72,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, manifest: Manifest) -> SyncSettings:
-        """Those of a swarm."""
+        """Take the settings from a swarm's manifest."""
         sync = manifest.sync
         return cls(
             chunk_values=manifest.round.chunk_values,
@@ -85,7 +85,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose share of the data: member number `member` of `members` in round `round` of seed `seed`.
+    """Share of the data: that of member number `member` of `members` in round `round` of seed `seed`.
 
     A `member` of `members` or more is a peer outside the electorate, numbered so as to differ from others.
     """
@@ -103,7 +103,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the flat vector is cut into parameters: sorted by name, tied ones once, all float32."""
+    """Layout of the flat vector: its parameters sorted by name, tied ones once, all float32."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

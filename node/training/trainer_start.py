@@ -1,4 +1,4 @@
-"""Where a trainer process begins: it imports torch, which takes seconds, and keeps count of them.
+"""Entry point of a trainer process: it imports torch, which takes seconds, and keeps count of them.
 
 Run as ``python -P -m shoal.node.training.trainer_start CONTROL MEMORY PROCESSES``; see trainer_process.py.
 """

@@ -71,7 +71,7 @@ class TrainingClient:
         self._evaluate_every = evaluate_every
         self._steady = SteadySpeed()
         self.speed_is_news = False
-        """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
+        """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
         self._initial = trio.Event()
         self._applied = trio.Event()
         self._applied.set()
@@ -83,7 +83,7 @@ class TrainingClient:
         self._blocked_s = 0.0
         self.paused = False
         self.resting = True
-        """Whether the trainer has done what it was ordered to."""
+        """True if the trainer has done what it was ordered to."""
         self.loss: float | None = None
         self.metric: float | None = None
         self.tokens_per_s = 0.0
@@ -215,7 +215,7 @@ class TrainingClient:
         return Assignment(seed=seed, round=previous.next_round, member=share_of(me, members), members=len(members))
 
     def is_current(self, event: Contribution) -> bool:
-        """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
+        """True if this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
         return event.order == self._orders
 
     def pseudo_gradient(self, numel: int) -> F32:
@@ -250,7 +250,7 @@ def _draw(peer: PeerId) -> int:
 
 
 def _seed_of(seed: int, term: Term) -> int:
-    """Another term trains on other data: the same again would lead to where it went back from."""
+    """Seed of a term's data, another for each term: the same again would lead to where it went back from."""
     if term == Term():
         return seed
     place = msgspec.msgpack.encode((seed, term.rebases, term.rollbacks))

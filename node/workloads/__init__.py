@@ -1,1 +1,1 @@
-"""What is trained: the workloads that come with Shoal."""
+"""Workloads that come with Shoal."""

@@ -239,7 +239,7 @@ def _as_text(value: Any, column: str, what: str) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a document is for evaluation, by the hash of its text."""
+    """True if a document is for evaluation, by the hash of its text."""
     return blake3.blake3(text.encode(errors="surrogatepass")).digest()[0] * HELD_OUT_ONE_IN < 256
 
 

@@ -1,4 +1,4 @@
-"""What a peer outside the electorate reads of a round's data: other pieces than the members, as long as there are any.
+"""Data of a peer outside the electorate: other pieces than the members read, as long as there are any.
 
 The members of a round shuffle all pieces alike, and member m of n reads the places m, m + n, m + 2n, ... of that order.
 Who is no member, because it was left out of the round before or belongs to no electorate, reads it from its end:
@@ -22,7 +22,7 @@ OUTSIDER_LANES: Final = 64
 
 
 def share_of_order(order: torch.Tensor, assignment: Assignment) -> torch.Tensor:
-    """What the one that `assignment` is for reads of the common order, ``(p,) int64``, in this sequence."""
+    """Part of the common order that the peer of `assignment` reads, ``(p,) int64``, in this sequence."""
     if assignment.member < assignment.members:
         return order[assignment.member :: assignment.members]
     backwards = order.flip(0)

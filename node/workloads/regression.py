@@ -50,7 +50,7 @@ class RegressionWorkload:
 
     @cached_property
     def _truth(self) -> torch.Tensor:
-        """What is to be learnt, the same everywhere: ``(inputs, outputs)``."""
+        """Matrix to be learnt, the same everywhere: ``(inputs, outputs)``."""
         return torch.randn(self.inputs, self.outputs, generator=torch.Generator().manual_seed(1))
 
     def _sample(self, generator: torch.Generator, count: int) -> Batch:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 WORKLOAD_NAME = "shoal.node.workloads.synthetic:SyntheticWorkload"
 TOKENS = 1
-"""What a contribution weighs."""
+"""Weight of a contribution."""
 
 
 def drawn_values(stream_seed: int, numel: int) -> F32:
-    """What a member takes off its replica, (numel,) float32: uniform in [-0.5, 0.5), the first value zero."""
+    """Values that a member takes off its replica, (numel,) float32: uniform in [-0.5, 0.5), the first zero."""
     generator = np.random.Generator(np.random.SFC64(stream_seed))
     values = generator.random(numel, dtype=np.float32)
     np.subtract(values, np.float32(0.5), out=values)
@@ -38,7 +38,7 @@ def drawn_values(stream_seed: int, numel: int) -> F32:
 
 
 def layout_of(numel: int) -> Layout:
-    """How the model's parameters lie in the flat vector."""
+    """Layout of the model's parameters in the flat vector of `numel` values."""
     return Layout(names=("idle", "vector"), shapes=((1,), (numel - 1,)), numel=numel)
 
 
@@ -59,7 +59,7 @@ class SyntheticWorkload:
         return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
-        """What is drawn for this member and round, once; then nothing more."""
+        """Draw once for this member and round; then nothing more."""
         import torch
 
         if self._gates is not None:
@@ -74,7 +74,7 @@ class SyntheticWorkload:
         return model.get_parameter("idle").sum() * 0.0, TOKENS
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """Nothing is learnt."""
+        """Return 0: nothing is learnt."""
         return 0.0
 
 
