@@ -11,10 +11,9 @@ from shoal.node.parts import Parts
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds
-from shoal.protocol.amending import Wanted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
-from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, Withdraw
+from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, Wanted, Withdraw
 from shoal.protocol.messages import Target
 
 

@@ -69,13 +69,6 @@ class AmendConsent(RoundMessage, frozen=True, kw_only=True):
     authority: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An amendment that is wanted, and the authority's signature on it or nothing."""
-
-    amendment: Amendment
-    authority: bytes = b""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class InForce:
     """The settings of a round, and the hash of the value that settled them."""

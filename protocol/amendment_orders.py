@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from shoal.protocol.amending import (
     InForce,
-    Wanted,
     is_done,
     is_the_authoritys,
     make_amendment,
@@ -28,7 +27,7 @@ from shoal.protocol.catching_up import Here
 from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, Steps, Tell
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Loaded
+from shoal.protocol.inputs import Loaded, Wanted
 from shoal.protocol.round import RoundMachine
 
 

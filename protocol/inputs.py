@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shoal.protocol.amending import Wanted
+import msgspec
+
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
+from shoal.protocol.messages import Amendment, Certificate, Message, Plan, Rebase, RoundMessage, Target, Term, Value
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An amendment that is wanted, and the authority's signature on it or nothing."""
+
+    amendment: Amendment
+    authority: bytes = b""
+
 
 Order = Target | Wanted
 """Order of a user that no round carries out by itself, and that stands until it is done."""

@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
-from shoal.protocol.amending import Wanted
 from shoal.protocol.amendment_orders import Amending
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.catching_up import CatchingUp
@@ -109,6 +108,7 @@ from shoal.protocol.inputs import (
     Tick,
     Trained,
     TrainerRestarted,
+    Wanted,
     Withdraw,
 )
 from shoal.protocol.messages import Certificate, Leave, Ready, Rebase, Report, RoundMessage, Value

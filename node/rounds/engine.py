@@ -20,13 +20,13 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
 from shoal.node.outcome import Notice, PhaseChanged
 from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.rounds.authority import signed_amendment, signed_rebase
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
 from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn, in_turn
 from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.rounds.participation import Participation, told_by_trainer
 from shoal.node.rounds.round_observer import RoundObserver
+from shoal.node.rounds.signing import signed_amendment, signed_rebase
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.rounds.surroundings import NodeSurroundings
 from shoal.node.state.errands import Errands

@@ -42,13 +42,12 @@ class Turn:
     over: trio.Event = field(default_factory=trio.Event)
 
     async def take(self) -> None:
-        """Do it. What else it raises is the engine's."""
+        """Do it. What else it raises is the engine's, which ends with it and with whoever waits."""
         try:
             self.result = await self.do()
         except (ConfigError, RemoteError) as error:
             self.error = error
-        finally:
-            self.over.set()
+        self.over.set()
 
 
 async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Any]]) -> Any:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from shoal.node.state.store import disk_errors, frame_record, read_records, sync_folder, write_atomically
-from shoal.protocol.amending import Wanted
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.inputs import Order
+from shoal.protocol.inputs import Order, Wanted
 from shoal.protocol.messages import Target
 from shoal.protocol.wire import canonical, decode
 

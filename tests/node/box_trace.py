@@ -27,8 +27,7 @@ import trio
 from blake3 import blake3
 
 from shoal.node.outcome import PhaseChanged
-from shoal.protocol.amending import Wanted
-from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, SetPaused, Withdraw
+from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, SetPaused, Wanted, Withdraw
 from shoal.protocol.messages import Certificate, Message
 from shoal.protocol.wire import canonical
 from tests.node import swarm_in_a_box

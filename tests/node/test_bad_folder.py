@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from shoal.node.node import stored_chain
-from shoal.node.rounds.order_file import OrderFile
+from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import read_state
 from shoal.node.state.store import Store, frame_record
@@ -127,19 +127,19 @@ def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(small_disk: P
 
 
 def test_order_that_does_not_fit_leaves_the_one_before(small_disk: Path) -> None:
-    order = OrderFile(small_disk / "rollback.order", Target, again="shoal rollback --to")
+    orders = OrderFiles(small_disk)
     before, after = Target(3, bytes(32)), Target(2, bytes(32))
-    order.write(before)
+    orders.write(before)
     fill(small_disk)
     with pytest.raises(StorageError, match="is full; free some space"):
-        order.write(after)
-    assert order.read() == before
+        orders.write(after)
+    assert orders.read() == (before,)
     (small_disk / "ballast").unlink()
-    order.write(after)
-    assert order.read() == after
+    orders.write(after)
+    assert orders.read() == (after,)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for attempt in (partial(order.write, before), order.remove):
+    for attempt in (partial(orders.write, before), partial(orders.remove, Target)):
         with pytest.raises(StorageError, match="cannot be written; give this user the folder"):
             attempt()
-    assert order.read() == after
+    assert orders.read() == (after,)
     assert os.listdir(small_disk) == ["rollback.order"]

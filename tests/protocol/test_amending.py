@@ -15,7 +15,6 @@ from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.amending import (
     AMENDABLE,
     InForce,
-    Wanted,
     amended_settings,
     is_the_authoritys,
     make_amend_consent,
@@ -30,6 +29,7 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Wanted
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     NO_HASH,

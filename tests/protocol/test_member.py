@@ -14,7 +14,6 @@ from shoal.collectives.partition import deal
 from shoal.lab.box import Box, Surroundings
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.amending import Wanted
 from shoal.protocol.catching_up import RETRY_S
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.departure import LINGER_S
@@ -68,6 +67,7 @@ from shoal.protocol.inputs import (
     StateSought,
     Tick,
     Trained,
+    Wanted,
     Withdraw,
 )
 from shoal.protocol.member import TRANSITIONS, Member, Standing

@@ -33,7 +33,7 @@ BASES = {"Message", "RoundMessage", "_About", "_VersionOnly"}
 OF_ONE_MACHINE = (
     "shoal.protocol.durable",
     "shoal.protocol.forks",
-    "shoal.protocol.membership",
+    "shoal.protocol.inputs",
     "shoal.protocol.manifest",
     "shoal.protocol.membership",
     "shoal.node.training.trainer_messages",

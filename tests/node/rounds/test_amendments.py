@@ -35,7 +35,6 @@ from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.amending import (
     AmendConsent,
-    Wanted,
     make_amend_consent,
     make_amendment,
     settings_of,
@@ -45,7 +44,7 @@ from shoal.protocol.amendment_orders import Amending
 from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, Steps, Tell
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.inputs import Loaded
+from shoal.protocol.inputs import Loaded, Wanted
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
