@@ -8,9 +8,9 @@ import typer
 
 from shoal.cli.options import Withdraw
 from shoal.cli.status import ORDER_DEADLINE_S
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import request
-from shoal.node.options import Option
+from shoal.node.option import Option
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ import typer
 
 from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line
-from shoal.node.config import DEFAULT_DATA_DIR, NETWORK, Data, DataDir, Device, check_listen
-from shoal.node.options import HostPort, Option, parse_host_port
+from shoal.node.option import HostPort, Option, parse_host_port
+from shoal.node.options import DEFAULT_DATA_DIR, NETWORK, Data, DataDir, Device, check_listen
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 

@@ -11,7 +11,7 @@ import typer
 
 from shoal.cli.options import AsJson
 from shoal.cli.text import in_one_line
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES, Verdict, describe
 from shoal.protocol.manifest import load_manifest

@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.text import in_one_line
 from shoal.cli.verify import CheckpointDir, ExpectedManifest, expected_manifest
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed

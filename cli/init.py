@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli.options import AUTHORITY_KEY_NAME, NODE_KEY_NAME, Strategy
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir
-from shoal.node.options import Option
+from shoal.node.option import Option
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest

@@ -14,10 +14,10 @@ import typer
 
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.cli.text import count, in_one_line
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import NodeNotRunning, request
 from shoal.node.discovery.credentials import authority_key, revoke
-from shoal.node.options import Option
+from shoal.node.option import Option
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when

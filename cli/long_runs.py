@@ -14,7 +14,7 @@ import typer
 from shoal.cli.options import ReportOptions
 from shoal.cli.render import ShowNow, progress_display
 from shoal.cli.text import in_one_line
-from shoal.node.options import Option
+from shoal.node.option import Option
 
 PROBLEMS_SHOWN = 5
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from shoal.node.config import PANELS, TRAINING, WATCHING
-from shoal.node.options import Option, option_of
+from shoal.node.option import Option, option_of
+from shoal.node.options import PANELS, TRAINING, WATCHING
 
 NODE_KEY_NAME = "node.key"
 AUTHORITY_KEY_NAME = "authority.key"

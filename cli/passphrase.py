@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol import key_file
 
 KeyPassphraseFile = Annotated[

@@ -17,8 +17,8 @@ import typer
 
 from shoal.cli.options import ProgressOptions
 from shoal.cli.text import in_one_line
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir, Listen
-from shoal.node.options import Option, check_options
+from shoal.node.option import Option, check_options
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir, Listen
 from shoal.protocol.address import parse_listen_address
 from shoal.protocol.errors import ConfigError, StorageError
 

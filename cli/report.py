@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.text import count
-from shoal.node.options import Option
+from shoal.node.option import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from shoal.cli.joining import follow_link, read_link
 from shoal.cli.open_files import allow_files
 from shoal.cli.options import NODE_KEY_NAME, AllowWorkload, ProgressOptions
 from shoal.cli.render import RunProgress, progress_display
-from shoal.node.config import SHARING, NodeConfig, NodeOptions
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
-from shoal.node.options import check_options, given_options
+from shoal.node.option import check_options, given_options
+from shoal.node.options import SHARING, NodeConfig, NodeOptions
 from shoal.node.outcome import Outcome, Progress
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity

@@ -7,8 +7,8 @@ import typer
 
 from shoal.cli.options import AsJson
 from shoal.cli.render import print_status
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import Status, request
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import NetworkError
 
 STATUS_DEADLINE_S = 10.0

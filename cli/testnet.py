@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from shoal.cli.long_runs import LongRunOptions, run_and_report
 from shoal.cli.options import AllowWorkload
 from shoal.cli.render import ShowNow
-from shoal.node.options import Option
+from shoal.node.option import Option
 
 if TYPE_CHECKING:
     from shoal.testnet.reports.report import Report

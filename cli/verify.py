@@ -11,7 +11,7 @@ import typer
 
 from shoal.cli.options import AsJson
 from shoal.cli.text import count, in_one_line
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shoal.node.config import DEFAULT_DATA_DIR, DataDir
+from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 
 

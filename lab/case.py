@@ -4,7 +4,7 @@
                     ├──document──► --json
                     └──lines─────► people
 
-A spec's fields are the command's options (`shoal.node.options`); how its result is told is declared
+A spec's fields are the command's options (`shoal.node.option`); how its result is told is declared
 here, once for all (`CaseOptions`).
 Targets are declared where the number is measured (`shoal.lab.targets`).
 """
@@ -24,7 +24,7 @@ import typer
 from shoal.cli.options import AsJson, ProgressOptions, ReportOptions, command_of
 from shoal.cli.render import ShowNow, progress_display
 from shoal.lab.targets import Row, missed
-from shoal.node.options import Option, check_options
+from shoal.node.option import Option, check_options
 from shoal.protocol.errors import ConfigError
 
 MISSED = 1

@@ -17,7 +17,7 @@ from typing import Final, Self
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.events import Certified, Failed
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId

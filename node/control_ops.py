@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.discovery.link_ops import link_handlers, link_orders
+from shoal.node.options import Hold
 from shoal.node.parts import Parts
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders

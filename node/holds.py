@@ -9,7 +9,7 @@ import threading
 
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.events import Holding, Released
 

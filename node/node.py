@@ -24,7 +24,6 @@ from shoal.collectives.outer import OuterSettings
 from shoal.collectives.traffic import KINDS as PLAN_KINDS
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audits.auditing import Auditing
-from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_ops import handlers, orders
 from shoal.node.dashboard.facts import NodeSource
@@ -38,6 +37,7 @@ from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.parts import Parts
 from shoal.node.reporting import events

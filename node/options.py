@@ -1,146 +1,429 @@
-"""An option of a command, declared once: as the metadata of the field or parameter that it fills.
+"""Options of one run of a node, beside the manifest, and how its user gives them.
 
-The options of `shoal run` are the fields of `NodeOptions`, in `shoal.node.config`.
-
-    threads: Annotated[int, Option("--threads", help="CPU threads of the trainer.", check=Within(0, 4096))] = 0
-
-The type and the default are the field's own. From this one line come the option of the command line with its
-environment variable and its place in `--help` (`shoal.cli.options`), the check of what the user wrote, and the row in
-the page of commands (`shoal.lab.commands_page`). A field without an `Option` is none of the user's.
+Each field of `NodeOptions` is an option of `shoal run`, declared here and nowhere else: to add one, add a field, and
+read it where it is needed as `config.<field>`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Final, Literal
 
+import platformdirs
+
+from shoal.node.option import HostPort, Option, Within, check_exists, parse_host_port, parse_rate
+from shoal.node.reporting.event_sinks import check_installed
+from shoal.node.training.rank_messages import PROCESSES_LIMIT
+from shoal.protocol.address import parse_address, parse_listen_address
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
+from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
+from shoal.protocol.terms import RollbackPolicy
 
-RATE_LIMIT_BYTES_PER_S = 10**12
-PORT_LIMIT = 65_535
+DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
 
-_RATE = re.compile(r"(?P<number>\d{1,12}(\.\d{1,6})?) ?(?P<prefix>[kKMG]i?)?(?P<unit>B|bit|bps)?(/s)?", re.ASCII)
-_PREFIXES = {None: 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+NETWORK: Final = "Network"
+TRAINING: Final = "Training"
+SHARING: Final = "Sharing rollouts"
+CHECKPOINTS: Final = "Checkpoints, and going along with others"
+WATCHING: Final = "Watching"
+PANELS: Final = (NETWORK, TRAINING, SHARING, CHECKPOINTS, WATCHING)
+"""The headings of `--help`, in this order; options without one come first."""
 
-Check = Callable[[Any, str], object]
-"""Takes a value and the option's name. Raises ConfigError that says what to do."""
-Parse = Callable[[str, str], object]
-"""Takes what the user wrote and the option's name; returns the value. Raises ConfigError."""
+ANY_PORT: Final = HostPort("0.0.0.0", 0)
+HOLD_PHASES = ("train", "plan", "reduce", "repair", "certify", "transfer")
+THREAD_LIMIT = 4096
+ACCUMULATE_LIMIT = 4096
+ROUND_LIMIT = 2**53
+HOLD_LIMIT = 256
+CHECKPOINT_LIMIT = 100_000
 
-
-class Option:
-    """Declaration of an option, as far as its field's type and default leave it open.
-
-    names: such as "--out", "-o"; "--relay/--no-relay" is a pair that says yes or no. panel: the heading under which
-    `--help` shows it. parse: of an option that is written as text and is none; the default's `str` is that text. A
-    field that is a tuple is an option that may be repeated, and both parse and the text are of one of its items.
-    check: of the value of the whole field, unless that is None.
-    """
-
-    def __init__(
-        self,
-        *names: str,
-        help: str,
-        metavar: str | None = None,
-        panel: str | None = None,
-        hidden: bool = False,
-        parse: Parse | None = None,
-        check: Check | None = None,
-    ) -> None:
-        self.names = names
-        self.help, self.metavar, self.panel, self.hidden = help, metavar, panel, hidden
-        self.parse, self.check = parse, check
-
-    @property
-    def name(self) -> str:
-        """The first long one, without its opposite."""
-        return next(name for name in self.names if name.startswith("--")).partition("/")[0]
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that stands for it, whatever command it belongs to."""
-        return "SHOAL_" + self.name.removeprefix("--").replace("-", "_").upper()
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
 
-def option_of(hint: object) -> Option | None:
-    """The option that an annotation declares."""
-    found = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((one for one in found if isinstance(one, Option)), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Test mode: stop at this point of this round until released. `progress` is in 0..1 of the phase."""
+
+    round: int
+    phase: str
+    progress: float = 0.0
+
+    @staticmethod
+    def parse(text: str) -> Hold:
+        """A hold written ROUND:PHASE[:PROGRESS]. Raises ConfigError."""
+        try:
+            round_text, phase, *rest = text.split(":")
+            hold = Hold(round=int(round_text), phase=phase, progress=float(rest[0]) if rest else 0.0)
+        except (ValueError, IndexError):
+            raise ConfigError(f"a hold is written ROUND:PHASE[:PROGRESS], like 3:reduce:0.4, not {text!r}") from None
+        if phase not in HOLD_PHASES or not 0 <= hold.progress <= 1:
+            raise ConfigError(f"a hold's phase is one of {', '.join(HOLD_PHASES)} and its progress in 0..1: {text!r}")
+        return hold
 
 
-def options_of(kind: type) -> dict[str, Option]:
-    """The options that a dataclass declares, by its fields."""
-    found = {name: option_of(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-    return {name: option for name, option in found.items() if option is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageAddress:
+    """Address of the node's page. or_free: at any free port if that one is taken."""
 
-
-def check_options(options: Any) -> None:
-    """Raise ConfigError for the first option of a dataclass whose value cannot be used."""
-    for name, option in options_of(type(options)).items():
-        value = getattr(options, name)
-        if option.check is not None and value is not None:
-            option.check(value, option.name)
-
-
-def given_options(options: Any) -> Iterator[Option]:
-    """The options of a dataclass that are not what they are by default."""
-    declared = options_of(type(options))
-    for field in fields(options):
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        if field.name in declared and getattr(options, field.name) != default:
-            yield declared[field.name]
-
-
-class Within:
-    """Checks that a number is in least..most. what: what it would be there; advice: what helps where it is not."""
-
-    def __init__(self, least: float, most: float, advice: str = "", *, what: str = "") -> None:
-        self.least, self.most = least, most
-        self._what, self._advice = what, f"; {advice}" if advice else ""
-
-    def __call__(self, value: float, option: str) -> None:
-        """Raise ConfigError if it is not."""
-        if self.least <= value <= self.most:
-            return
-        if self._what:
-            raise ConfigError(f"{option}: {value} is no {self._what}{self._advice}")
-        raise ConfigError(f"{option}: {value} is not in {self.least}..{self.most}{self._advice}")
-
-
-def check_exists(path: str | Path, option: str) -> None:
-    """Raise ConfigError where there is no such file or folder."""
-    if not Path(path).exists():
-        raise ConfigError(f"{option}: there is no {path}; check the path")
-
-
-class HostPort(NamedTuple):
-    """Address to listen at; port 0 lets the system choose."""
-
-    host: str
-    port: int
+    host: str = "127.0.0.1"
+    port: int = 8420
+    or_free: bool = True
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(HostPort(self.host, self.port))
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> PageAddress | None:
+        """The address that a user wrote; None for "off". Where nobody named a port, another does if it is taken."""
+        if text == "off":
+            return None
+        host, port = parse_host_port(text, option)
+        return cls(host=host, port=port, or_free=text == str(cls()))
 
 
-def parse_host_port(text: str, option: str) -> HostPort:
-    """Host and port of "0.0.0.0:4100" or "[::]:4100". Raises ConfigError that names `option`."""
-    match = re.fullmatch(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})", text, re.ASCII)
-    if match is None or int(match["port"]) > PORT_LIMIT:
-        raise ConfigError(f"{option}: {text!r} is not HOST:PORT; write 0.0.0.0:4100, or [::]:4100 for IPv6")
-    return HostPort(match["v6"] or match["host"], int(match["port"]))
+def check_device(device: str, option: str) -> None:
+    """Raise ConfigError for what names no device."""
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"{option}: {device!r} is none of auto, cpu, cuda, cuda:N, mps")
 
 
-def parse_rate(text: str, option: str) -> int:
-    """Bytes per second out of "10M", "5MiB/s" or "80Mbit". Raises ConfigError that names `option`."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{option}: {text!r} is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second")
-    bits_per_unit = 1 if match["unit"] in ("bit", "bps") else 8
-    rate = int(float(match["number"]) * _PREFIXES[match["prefix"]] * bits_per_unit / 8)
-    if not 1 <= rate <= RATE_LIMIT_BYTES_PER_S:
-        raise ConfigError(f"{option}: {text!r} is no useful rate; leave {option} out for no limit")
-    return rate
+def check_joined(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for the first that is no node's address."""
+    for address in addresses:
+        parse_address(address)
+
+
+def check_listen(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for the first on which no node can listen."""
+    for address in addresses:
+        parse_listen_address(address)
+
+
+def check_hivemind(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for an address that is no hivemind peer's, or where hivemind is not installed."""
+    if addresses:
+        from shoal.swarm.rendezvous.hivemind import check_peers
+
+        check_peers(addresses, option)
+
+
+def parse_hold(text: str, option: str) -> Hold:
+    """One hold. Raises ConfigError."""
+    return Hold.parse(text)
+
+
+def check_holds(holds: Sequence[Hold], option: str) -> None:
+    """Raise ConfigError where there are too many."""
+    if len(holds) > HOLD_LIMIT:
+        raise ConfigError(f"{option}: at most {HOLD_LIMIT}")
+
+
+def check_tensorboard(folder: Path, option: str) -> None:
+    """Raise ConfigError where TensorBoard is not installed."""
+    check_installed(tensorboard=True, wandb=False)
+
+
+def check_wandb(project: str, option: str) -> None:
+    """Raise ConfigError where the library of Weights & Biases is not installed."""
+    check_installed(tensorboard=False, wandb=True)
+
+
+DataDir = Annotated[Path, Option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
+Listen = Annotated[
+    tuple[str, ...],
+    Option(
+        "--listen",
+        help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.",
+        panel=NETWORK,
+        check=check_listen,
+    ),
+]
+Device = Annotated[
+    str, Option("--device", help="auto, cpu, cuda, cuda:1 … or mps.", panel=TRAINING, check=check_device)
+]
+Data = Annotated[
+    str | None,
+    Option(
+        "--data",
+        help="A file or folder to train on, for workloads that read one.",
+        metavar="PATH",
+        panel=TRAINING,
+        check=check_exists,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Options of one run of a node, checked by `check_options`."""
+
+    data_dir: DataDir = DEFAULT_DATA_DIR
+    join: Annotated[
+        tuple[str, ...],
+        Option(
+            "--join",
+            help="A member's address, as its `shoal status` shows it. Repeatable.",
+            panel=NETWORK,
+            check=check_joined,
+        ),
+    ] = ()
+    listen: Listen = ("/ip4/0.0.0.0/tcp/0",)
+    lane_listen: Annotated[
+        HostPort,
+        Option(
+            "--lane-listen",
+            help="Where to listen for bulk data.",
+            metavar="HOST:PORT",
+            panel=NETWORK,
+            parse=parse_host_port,
+        ),
+    ] = ANY_PORT
+    device: Device = "auto"
+    threads: Annotated[
+        int,
+        Option(
+            "--threads",
+            help="CPU threads of the trainer; 0: its own choice.",
+            panel=TRAINING,
+            check=Within(0, THREAD_LIMIT, "0 lets the trainer choose"),
+        ),
+    ] = 0
+    accumulate: Annotated[
+        int,
+        Option(
+            "--accumulate",
+            help="Cut each batch into so many parts, for a device with little memory.",
+            metavar="PARTS",
+            panel=TRAINING,
+            check=Within(1, ACCUMULATE_LIMIT, "1 cuts nothing"),
+        ),
+    ] = 1
+    processes: Annotated[
+        int,
+        Option(
+            "--processes",
+            help="Train with so many processes, one for each CUDA device, that hold the model together.",
+            metavar="COUNT",
+            panel=TRAINING,
+            check=Within(1, PROCESSES_LIMIT, "1 starts one trainer"),
+        ),
+    ] = 1
+    data: Data = None
+    """Never taken from the manifest."""
+    rounds: Annotated[
+        int | None,
+        Option(
+            "--rounds",
+            help="Stop after so many certified rounds.",
+            panel=TRAINING,
+            check=Within(1, ROUND_LIMIT, "leave --rounds out to go on for ever", what="number of rounds"),
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int,
+        Option(
+            "--checkpoint-every",
+            help="Rounds from one checkpoint to the next; 0: none.",
+            metavar="ROUNDS",
+            panel=CHECKPOINTS,
+            check=Within(0, ROUND_LIMIT, "0 makes none", what="number of rounds"),
+        ),
+    ] = 10
+    checkpoint_keep: Annotated[
+        int,
+        Option(
+            "--checkpoint-keep",
+            help="How many checkpoints stay, the newest ones.",
+            metavar="COUNT",
+            panel=CHECKPOINTS,
+            check=Within(1, CHECKPOINT_LIMIT),
+        ),
+    ] = 3
+    dashboard: Annotated[
+        PageAddress | None,
+        Option(
+            "--dashboard",
+            help="Where this node's page is served; port 0 for any. Beyond this machine it asks for a token.",
+            metavar="HOST:PORT|off",
+            panel=WATCHING,
+            parse=PageAddress.parse,
+        ),
+    ] = PageAddress()
+    max_upload: Annotated[
+        int | None,
+        Option("--max-upload", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE", panel=NETWORK, parse=parse_rate),
+    ] = None
+    """In bytes/s, as the next one."""
+    max_download: Annotated[
+        int | None,
+        Option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE", panel=NETWORK, parse=parse_rate),
+    ] = None
+    shared_memory: Annotated[
+        bool,
+        Option(
+            "--shared-memory/--no-shared-memory",
+            help="Hand nodes on this machine what they get in memory.",
+            panel=NETWORK,
+        ),
+    ] = True
+    mdns: Annotated[bool, Option("--mdns/--no-mdns", help="Find members on the local network.", panel=NETWORK)] = True
+    relay: Annotated[
+        bool,
+        Option("--relay/--no-relay", help="Pass on, for members behind routers, what they encrypt.", panel=NETWORK),
+    ] = True
+    """Once others reach this node from outside."""
+    port_mapping: Annotated[
+        bool,
+        Option(
+            "--port-mapping/--no-port-mapping",
+            help="Ask the router for ports (UPnP) if nobody reaches this.",
+            panel=NETWORK,
+        ),
+    ] = True
+    rendezvous: Annotated[
+        Literal["auto", "on", "off"],
+        Option(
+            "--rendezvous",
+            help="Meet members by SwarmId in a Kademlia table of strangers; auto: where an address beyond this "
+            "machine is named.",
+            panel=NETWORK,
+        ),
+    ] = "auto"
+    hivemind: Annotated[
+        tuple[str, ...],
+        Option(
+            "--hivemind",
+            help="A peer of a hivemind DHT in which to meet members as well. Repeatable.",
+            metavar="ADDR",
+            panel=NETWORK,
+            check=check_hivemind,
+        ),
+    ] = ()
+    loop_patience_s: Annotated[
+        float,
+        Option(
+            "--loop-patience",
+            help="With the workload own-loop: leave after so many seconds in which no loop is attached; 0: never.",
+            metavar="SECONDS",
+            panel=TRAINING,
+            check=Within(0, sys.float_info.max, "0 is for ever", what="number of seconds"),
+        ),
+    ] = 0.0
+    rollback: Annotated[
+        RollbackPolicy,
+        Option(
+            "--rollback",
+            help="When to agree to going back: never, spike (of its own loss) or always.",
+            panel=CHECKPOINTS,
+        ),
+    ] = "spike"
+    authority_amendments: Annotated[
+        bool,
+        Option(
+            "--authority-amendments/--no-authority-amendments",
+            help="Agree to amended settings that the swarm's authority signed.",
+            panel=CHECKPOINTS,
+        ),
+    ] = True
+    forget_promises: Annotated[
+        bool,
+        Option(
+            "--forget-promises",
+            help="After a log was damaged, sign again though promises may be lost; for who is needed to go on. Once.",
+            panel=CHECKPOINTS,
+        ),
+    ] = False
+    take_over: Annotated[
+        bool,
+        Option(
+            "--take-over",
+            help="Go on although this node's key was in use elsewhere: the other copy of its data folder is gone.",
+        ),
+    ] = False
+    tensorboard: Annotated[
+        Path | None,
+        Option(
+            "--tensorboard",
+            help="Write event files for TensorBoard into this folder.",
+            metavar="FOLDER",
+            panel=WATCHING,
+            check=check_tensorboard,
+        ),
+    ] = None
+    wandb: Annotated[
+        str | None,
+        Option(
+            "--wandb",
+            help="Log to this project of Weights & Biases.",
+            metavar="PROJECT",
+            panel=WATCHING,
+            check=check_wandb,
+        ),
+    ] = None
+    test_mode: Annotated[bool, Option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
+        False
+    )
+    holds: Annotated[
+        tuple[Hold, ...],
+        Option(
+            "--hold",
+            help="ROUND:PHASE[:PROGRESS] to stop at.",
+            hidden=True,
+            parse=parse_hold,
+            check=check_holds,
+        ),
+    ] = ()
+    rollouts: Annotated[
+        Literal["train", "sample", "judge"],
+        Option(
+            "--rollouts",
+            help="With strategy rollouts: train, sample (generate for others only) or judge (score others' only).",
+            panel=SHARING,
+        ),
+    ] = "train"
+    local_groups: Annotated[
+        int | None,
+        Option(
+            "--local-groups",
+            help="With strategy rollouts: own groups a round, if not the manifest's.",
+            panel=SHARING,
+            check=Within(1, GROUPS_LIMIT),
+        ),
+    ] = None
+    external_groups: Annotated[
+        int | None,
+        Option(
+            "--external-groups",
+            help="With strategy rollouts: others' groups a round, if not the manifest's.",
+            panel=SHARING,
+            check=Within(0, GROUPS_LIMIT),
+        ),
+    ] = None
+    group_size: Annotated[
+        int | None,
+        Option(
+            "--group-size",
+            help="With strategy rollouts: completions of one task, if not the manifest's.",
+            panel=SHARING,
+            check=Within(COMPLETION_LEAST, COMPLETION_LIMIT),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig(NodeOptions):
+    """One node's local settings, and the manifest of its swarm. join: those that a link names, too."""
+
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, options: NodeOptions, manifest: Manifest, *, join: tuple[str, ...]) -> NodeConfig:
+        """The configuration of a run with these options."""
+        given = {one.name: getattr(options, one.name) for one in fields(NodeOptions)}
+        return cls(manifest=manifest, **{**given, "join": join})

@@ -37,11 +37,11 @@ from typing import Self
 import blake3
 import torch
 
-from shoal.node.config import DEFAULT_DATA_DIR
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts
 from shoal.node.training.flat_parameters import FlatParameters

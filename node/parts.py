@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.node.config import NodeConfig
 from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.reducing import ReductionDriver

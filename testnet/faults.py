@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.events import Holding
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import NetworkError

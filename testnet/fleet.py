@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.testnet.journal import Journal

@@ -21,8 +21,8 @@ from typing import Final, Protocol
 
 import trio
 
-from shoal.node.config import Hold
 from shoal.node.control_client import ControlRefused, request
+from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import Listening, RoundEnded

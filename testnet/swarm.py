@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from shoal.collectives.gossip import GossipSettings
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.events import CaughtUp, Evaluated, Failed, Holding, Linked, RoundEnded
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError

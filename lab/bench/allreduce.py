@@ -41,8 +41,8 @@ from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
 from shoal.lab.case import Case, LongCaseOptions, Spec, tell_nothing
 from shoal.lab.targets import Row, Spread, Target
-from shoal.node.config import Hold
-from shoal.node.options import Option, Within, check_options
+from shoal.node.option import Option, Within, check_options
+from shoal.node.options import Hold
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.check import check_round
 from shoal.testnet.faults import kill

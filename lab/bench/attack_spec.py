@@ -14,7 +14,7 @@ from shoal.lab.bench.machine import Machine
 from shoal.lab.bench.train_spec import TrainBench
 from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest

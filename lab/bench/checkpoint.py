@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
 from shoal.protocol.errors import ConfigError, LocalError
 

@@ -36,7 +36,7 @@ from shoal.lab.bench.machine import Machine, this_machine
 from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, run_rival
 from shoal.lab.case import Numbers, Spec, parse_numbers, tell_nothing
 from shoal.lab.targets import Row, Spread, Target
-from shoal.node.options import Option, Within, check_options
+from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CODECS: Final = ("fp32", "int8")

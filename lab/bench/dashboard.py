@@ -30,9 +30,9 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
+from shoal.node.options import PageAddress
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"

@@ -27,7 +27,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
 from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.reporting.events import Contributed, Linked, Listening, Started
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId

@@ -39,7 +39,7 @@ from shoal.lab.case import Case, Spec
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.targets import Row, Target
 from shoal.node.control_client import request
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind
 from shoal.node.reporting.events import Certified, Listening

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target, missed
-from shoal.node.options import Option, Within, check_options
+from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.links import LINK_LIMIT
 

@@ -30,7 +30,7 @@ from shoal.lab.bench.join_donor import (
     send_message,
 )
 from shoal.lab.case import Spec
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.errands import carry_out
 from shoal.node.state.states import StateCache

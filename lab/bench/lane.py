@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
 SHARED: Final = Target(name="one encrypted lane beside plaintext", unit="× plaintext's rate", least=0.8)

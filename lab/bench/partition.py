@@ -30,7 +30,7 @@ from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event

@@ -23,7 +23,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
 from shoal.lab.fleet import Swarm, end, untested_command
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind
 from shoal.node.reporting.events import Contributed, Evaluated, Event, Resumed, RoundStarted, TrainerStarted, name_of

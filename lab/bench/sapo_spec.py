@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.lab.bench.machine import Machine
 from shoal.lab.case import Numbers, Spec, parse_numbers
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
 from shoal.node.sapo.gym import GymFamily

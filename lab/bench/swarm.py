@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from shoal.lab.fleet import Swarm, untested_command
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started

@@ -24,7 +24,7 @@ import msgspec
 from shoal.cli.options import Strategy
 from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within, check_options
+from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest

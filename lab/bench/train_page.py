@@ -25,7 +25,7 @@ from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_
 from shoal.lab.bench.train_spec import CHURN_PERIOD_ROUNDS, SECTIONS, Point, TrainBench
 from shoal.lab.case import Case, LongCaseOptions, Numbers, PageOptions, Spec, end, parse_numbers
 from shoal.lab.page import UNKNOWN, publish, spread, table, verdict
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.node.state.store import write_atomically
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES

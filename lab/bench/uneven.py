@@ -22,7 +22,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.train_swarm import Speeds, speeds_of
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
-from shoal.node.options import Option, Within
+from shoal.node.option import Option, Within
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest_workload import Option as WorkloadOption
 from shoal.testnet.nodes import Launch, Runtime, node_command

@@ -39,7 +39,7 @@ from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, read_node, round_at, times_of
 from shoal.lab.case import Case, LongCaseOptions, Spec, tell_nothing
 from shoal.lab.targets import Row, Target
-from shoal.node.options import Option, Within, check_options
+from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.links.namespaces import Network, has_netem, network, why_not
 from shoal.testnet.links.wan_profiles import Profile, profile_of, uplinks_of

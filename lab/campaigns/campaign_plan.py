@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from shoal.node.config import HOLD_PHASES
+from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 
 Kind = Literal[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
-from shoal.node.options import Option
+from shoal.node.option import Option
 
 if TYPE_CHECKING:
     from shoal.lab.campaigns.campaign import Campaign

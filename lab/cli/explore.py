@@ -13,7 +13,7 @@ import typer
 
 from shoal.cli.options import AsJson
 from shoal.cli.text import count
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from shoal.cli.options import AsJson
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:

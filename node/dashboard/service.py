@@ -16,9 +16,9 @@ from pathlib import Path
 
 import trio
 
-from shoal.node.config import PageAddress
 from shoal.node.dashboard.facts import Source
 from shoal.node.dashboard.token import link_of, load_token
+from shoal.node.options import PageAddress
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import trio
 
-from shoal.node.config import NodeConfig
 from shoal.node.discovery.credentials import CHECKPOINT_NAME, kept_checkpoint
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.state.chain_choice import Ask, ChainChoice, ChoiceParts
 from shoal.node.state.chain_comparison import fetched_after

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from shoal.node.config import NodeConfig
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.store import write_atomically
 from shoal.protocol.address import parse_any

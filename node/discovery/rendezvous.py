@@ -17,7 +17,7 @@ from typing import Protocol
 
 import trio
 
-from shoal.node.config import NodeConfig
+from shoal.node.options import NodeConfig
 from shoal.node.parts import Parts
 from shoal.node.services import Service
 from shoal.protocol.address import parse_address

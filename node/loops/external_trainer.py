@@ -28,7 +28,6 @@ from pathlib import Path
 import trio
 
 from shoal.node.child_process import SEND_DEADLINE_S, ChildDied, ChildRaised, Connection
-from shoal.node.config import NodeConfig
 from shoal.node.control import listen_privately
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
@@ -40,6 +39,7 @@ from shoal.node.loops.loop_messages import (
     turned_away,
     unpack_attaching,
 )
+from shoal.node.options import NodeConfig
 from shoal.node.pipe import Message, frame_of
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors

@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from shoal.node.config import NodeConfig
+from shoal.node.options import NodeConfig
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbSink

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.node.audit import AuditTrail
-from shoal.node.config import NodeConfig
 from shoal.node.holds import Holds
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.reducing import ReductionDriver

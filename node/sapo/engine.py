@@ -28,8 +28,8 @@ import msgspec
 import trio
 
 from shoal.node.child_process import Child, ChildDied, ChildRaised, Deaths, running_child
-from shoal.node.config import NodeConfig
 from shoal.node.control_client import RolloutStatus
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
 from shoal.node.pipe import Failed, Pause, Resume
 from shoal.node.reporting import events

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.cli import run
 from shoal.cli.main import execute
-from shoal.node.config import DEFAULT_DATA_DIR, Hold, NodeConfig
-from shoal.node.options import HostPort
+from shoal.node.option import HostPort
+from shoal.node.options import DEFAULT_DATA_DIR, Hold, NodeConfig
 from shoal.node.outcome import Outcome, Progress, RoundCertified, TrainerTraceback
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest

@@ -32,7 +32,7 @@ from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.cli.bench import COMMANDS, load
 from shoal.lab.targets import Row, Spread, Target, missed
-from shoal.node.options import Option
+from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.lane_rate import LaneSpeed
 

@@ -11,9 +11,9 @@ import trio
 from shoal.collectives.finals import Finals
 from shoal.collectives.outer import OuterSettings
 from shoal.node.audit import AuditTrail
-from shoal.node.config import NodeConfig
 from shoal.node.holds import Holds
 from shoal.node.node import stored_chain
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.events import Event
 from shoal.node.reporting.round_log import RoundLog

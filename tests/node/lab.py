@@ -24,8 +24,8 @@ from typing import Any, Self
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from shoal.node.config import Hold
 from shoal.node.control_client import request
+from shoal.node.options import Hold
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.state.store import RecordLog, Store
 from shoal.protocol.agreement import DurableRecord

@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.config import Hold
 from shoal.node.holds import Holds
+from shoal.node.options import Hold
 from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog

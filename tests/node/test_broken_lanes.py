@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.config import NodeConfig
 from shoal.node.node import Node
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Outcome
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.state.store import Store

@@ -11,8 +11,8 @@ import torch
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.node.config import NodeConfig
 from shoal.node.loops.external_trainer import trainer_of
+from shoal.node.options import NodeConfig
 from shoal.node.state.contributions import Contributions
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, Snapshotter

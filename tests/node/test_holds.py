@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from shoal.node import holds as holds_module
-from shoal.node.config import Hold
 from shoal.node.holds import Holds, round_to
+from shoal.node.options import Hold
 from shoal.node.reporting.event_log import EventLog
 from shoal.protocol.errors import ConfigError
 

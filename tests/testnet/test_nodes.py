@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.events import Listening
 from shoal.testnet import nodes
 from shoal.testnet.faults import FaultRecord, holds_for

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from shoal.node.config import HOLD_PHASES
+from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import (

@@ -19,7 +19,7 @@ from shoal.lab.campaigns.chaos import Chaos, bound_of, judge, run_chaos
 from shoal.lab.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_scenario, hand
 from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, render_page, report_of, to_json
 from shoal.lab.cli.chaos import scenario_line, summary
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.reporting.events import Holding, Listening, RoundStarted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
-from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
+from shoal.node.options import PageAddress
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 DEADLINE_S = 90.0

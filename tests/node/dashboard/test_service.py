@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
-from shoal.node.config import PageAddress
 from shoal.node.dashboard import server
 from shoal.node.dashboard.service import PageService, bound, url_of
 from shoal.node.dashboard.site import read_history
+from shoal.node.options import PageAddress
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.events import Evaluated, Linked
 from shoal.protocol.errors import ConfigError

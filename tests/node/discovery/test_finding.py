@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.config import NodeConfig
 from shoal.node.discovery import finding as finding_module
 from shoal.node.discovery.finding import BOOK_NAME, Finding
+from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Progress
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.config import NodeConfig
 from shoal.node.discovery import rendezvous as rendezvous_module
 from shoal.node.discovery.rendezvous import Rendezvous, Table, wants_table
+from shoal.node.options import NodeConfig
 from shoal.protocol.manifest import Manifest, NetworkSection
 from shoal.protocol.wire import SwarmId
 from shoal.swarm import dialling as dialling_module

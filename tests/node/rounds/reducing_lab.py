@@ -17,8 +17,8 @@ import trio
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import FinalFormat, Finals, UseFinal
 from shoal.collectives.traffic import PlanTraffic
-from shoal.node.config import Hold
 from shoal.node.holds import Holds
+from shoal.node.options import Hold
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds import copying, reducing
 from shoal.node.rounds.reducing import ReductionDriver

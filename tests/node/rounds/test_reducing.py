@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from shoal.collectives.finals import Finals, UseFinal
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.rounds import reducing
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Relay

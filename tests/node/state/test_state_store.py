@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import trio
 
-from shoal.node.config import Hold
+from shoal.node.options import Hold
 from shoal.node.outcome import StateFetched
 from shoal.node.state import state_server as state_server_module
 from shoal.protocol.agreement import DurableRecord

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from shoal.node.config import NodeOptions, PageAddress
-from shoal.node.options import (
+from shoal.node.option import (
     Option,
     Within,
     check_exists,
@@ -19,6 +18,7 @@ from shoal.node.options import (
     parse_host_port,
     parse_rate,
 )
+from shoal.node.options import NodeOptions, PageAddress
 from shoal.protocol.errors import ConfigError
 
 
