@@ -209,10 +209,6 @@ class Disk:
         """Those after the first `height`, for who knows so many rebases."""
         return self.ledger.after(height, self.height, rebases)
 
-    def certificates_after(self, height: int) -> tuple[Certificate, ...]:
-        """The certificates after the first `height` entries, for who knows of no rebase."""
-        return tuple(entry for entry in self.entries_after(height, 0) if isinstance(entry, Certificate))
-
     def take(self, value: Value, state: F32) -> None:
         """Hold the state that `value` certifies."""
         self.state, self.held, self.held_value, self.blank = state, value.hash, value, False

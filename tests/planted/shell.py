@@ -36,6 +36,19 @@ SHELL: tuple[Bug, ...] = (
         "resumption.find(chain, countable=True)",
     ),
     bug(
+        "who waits for a turn that the disk ended goes on with nothing",
+        "tests/node/test_box_failures.py::test_nodes_whose_disks_fail_at_random_let_nothing_out_that_is_not_safe",
+        """
+            self.error = error
+        self.over.set()
+        """,
+        """
+            self.error = error
+        finally:
+            self.over.set()
+        """,
+    ),
+    bug(
         "the ready mark not written before Ready",
         "tests/node/test_swarm_in_a_box.py"
         "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
