@@ -567,10 +567,10 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        going = any(peer.running and peer.peer_rounds.goes for peer in self.peers)
-        if self._best < rounds or self.calm.awaited() or going:
+        if self._best < rounds or self.calm.awaited():
             return False
-        return all(self._has(peer, rounds) for peer in self.peers if peer.running)
+        running = [peer for peer in self.peers if peer.running]
+        return all(self._has(peer, rounds) and not peer.peer_rounds.goes for peer in running)
 
     @staticmethod
     def _has(peer: SimulatedPeer, round: int) -> bool:
