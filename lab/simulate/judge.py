@@ -1,4 +1,4 @@
-"""What must hold in every simulated run, judged from outside: it sees all that is said and asks no machine's opinion.
+"""Rules for every simulated run, judged from outside: the judge sees all that is said and asks no machine's opinion.
 
     no fork              of a round no two values ever have the votes of a quorum, counted as they are sent
     the reference        a certified digest is that of the state which a plain computation makes of the contributions
