@@ -76,7 +76,8 @@ class Calm:
     def _is_calm(self, now: float) -> bool:
         swarm, network = self._swarm, self._swarm.network
         troubled = swarm.is_troubled(now) or swarm.scenario.loss or self._somebody_lies
-        if troubled or network.walls or network.slowed or network.lossy:
+        slow = network.slowed or now < network.cleared_at
+        if troubled or network.walls or slow or network.lossy:
             return False
         living = {peer for peer in swarm.peers if peer.up}
         return all(
