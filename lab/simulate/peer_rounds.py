@@ -391,7 +391,7 @@ class PeerRounds(Reducing, Surroundings):
         if isinstance(asked, GetChain):
             return ChainPart(disk.entries_after(asked.height, asked.rebases))
         if isinstance(asked, GetHeader):
-            header = self.obtaining.cache.begin_serving(asked.round, self._now)
+            header = self.obtaining.begin_serving(asked.round)
             if header is not None and "header" in self._peer.lies:
                 header = replace(header, hashes=header.hashes[::-1])
             return HeaderAnswer(asked.round, header)
