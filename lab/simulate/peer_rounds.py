@@ -457,8 +457,11 @@ class PeerRounds(Reducing, Surroundings):
     def _find_work(self, effect: FindWork) -> bool:
         return self.work.find(countable=effect.countable)
 
-    def _settle_work(self, effect: SettleWork | ResumeWork) -> None:
+    def _settle_work(self, effect: SettleWork) -> None:
         self.work.settle()
+
+    def _resume_work(self, effect: ResumeWork) -> None:
+        self.work.resume()
 
     def _finish_work(self, effect: FinishWork) -> None:
         self.work.finish()
@@ -607,7 +610,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: nothing,
     Repair: PeerRounds._repair,
-    ResumeWork: PeerRounds._settle_work,
+    ResumeWork: PeerRounds._resume_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
     SignAmendment: PeerRounds._sign_amendment,
