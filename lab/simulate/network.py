@@ -211,6 +211,8 @@ class Network:
     """Peers whose own connection loses messages, beside what the network loses."""
     slowed: dict[int, float] = field(default_factory=dict)
     """By what the rates of a peer are divided."""
+    cleared_at: float = 0.0
+    """When all that was given to slow connections has left them, of those that are slow no more."""
     _delays: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -234,6 +236,12 @@ class Network:
     def passes(self, sender: int, to: int) -> bool:
         """True if no partition stands between the two, in this direction."""
         return not any(sender in wall.one and to in wall.other for wall in self.walls)
+
+    def quicken(self, peer: int) -> None:
+        """A peer is as fast as ever, once what waits on its connection is through: that goes at the rate of before."""
+        self.slowed.pop(peer, None)
+        place = self.places[peer]
+        self.cleared_at = max(self.cleared_at, place.up_free_at, place.down_free_at)
 
     def delay_s(self, sender: int, to: int) -> float:
         """One way, with jitter."""

@@ -141,6 +141,16 @@ class Obtaining:
             name = f"peer {self._peer.number} holds another state of round {state.round}"
             raise Violation("the reference", name)
 
+    def begin_serving(self, round: int) -> Header | None:
+        """The header of a state that is served from now on: from disk, if it is kept there to be gone back to."""
+        header, ledger = self.cache.begin_serving(round, self.now), self._disk.ledger
+        if header is None and round <= ledger.standing.round:
+            value = ledger.value(round)
+            if value.hash in self._disk.kept:
+                self.serve(State(value, self._disk.kept[value.hash]))
+                header = self.cache.begin_serving(round, self.now)
+        return header
+
     def stop(self) -> None:
         """The process ended."""
         for fetching in self.transfers.values():
@@ -417,6 +427,10 @@ class Obtaining:
         self._fetch(job, sorted(self._peer.watch.links))
 
     # -- transfers ---------------------------------------------------------------------------------------------
+
+    def fetches(self, round: int) -> bool:
+        """Whether the state of a round is on its way."""
+        return any(one.job.question == GetHeader(round) and not one.over for one in self.transfers.values())
 
     def _fetch(self, job: Job, others: Sequence[int]) -> None:
         self.transfers = {scope: one for scope, one in self.transfers.items() if not one.over}

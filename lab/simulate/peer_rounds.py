@@ -391,7 +391,7 @@ class PeerRounds(Reducing, Surroundings):
         if isinstance(asked, GetChain):
             return ChainPart(disk.entries_after(asked.height, asked.rebases))
         if isinstance(asked, GetHeader):
-            header = self.obtaining.cache.begin_serving(asked.round, self._now)
+            header = self.obtaining.begin_serving(asked.round)
             if header is not None and "header" in self._peer.lies:
                 header = replace(header, hashes=header.hashes[::-1])
             return HeaderAnswer(asked.round, header)
@@ -457,8 +457,11 @@ class PeerRounds(Reducing, Surroundings):
     def _find_work(self, effect: FindWork) -> bool:
         return self.work.find(countable=effect.countable)
 
-    def _settle_work(self, effect: SettleWork | ResumeWork) -> None:
+    def _settle_work(self, effect: SettleWork) -> None:
         self.work.settle()
+
+    def _resume_work(self, effect: ResumeWork) -> None:
+        self.work.resume()
 
     def _finish_work(self, effect: FinishWork) -> None:
         self.work.finish()
@@ -607,7 +610,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: nothing,
     Repair: PeerRounds._repair,
-    ResumeWork: PeerRounds._settle_work,
+    ResumeWork: PeerRounds._resume_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
     SignAmendment: PeerRounds._sign_amendment,

@@ -38,7 +38,7 @@ class Undo:
 
     def quicken(self) -> None:
         """It is as fast as ever."""
-        self.swarm.network.slowed.pop(self.peer.number, None)
+        self.swarm.network.quicken(self.peer.number)
 
     def mend(self) -> None:
         """Its connection loses nothing of its own any more."""
