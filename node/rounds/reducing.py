@@ -20,10 +20,11 @@ from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.memory import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
+from shoal.collectives.stalls import STALL_S
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import Copying
-from shoal.node.rounds.pace import STALL_S, Pace, Stall, planned_ways
+from shoal.node.rounds.pace import Pace, Stall, planned_ways
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
