@@ -79,7 +79,7 @@ STATE: tuple[Bug, ...] = (
     bug(
         "a liar is banned for the same time again and again",
         "tests/node/state/test_chunk_requests.py::test_liar_is_banned_for_longer_each_time",
-        "score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)",
+        "score.banned_until = now + score.bans.next_s()",
         "score.banned_until = now + BAN_S",
     ),
     bug(
