@@ -104,6 +104,10 @@ class Surroundings:
         """Nobody."""
         return frozenset()
 
+    def leaving(self) -> Collection[PeerId]:
+        """Nobody."""
+        return ()
+
     @staticmethod
     def may_join(peer: PeerId) -> bool:
         """Everyone may."""

@@ -104,21 +104,42 @@ def lead(previous: Value, view: int) -> PeerId:
     return order[view % len(order)]
 
 
-def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
-    """True if the others cannot go on unless the leave of `me` is counted.
+class Parting(enum.Enum):
+    """Consequence for those who stay of a member's going in the middle of a round."""
 
-    Where they can, a promise is of no use: the next certificate drops who is gone. Where they cannot, and several leave
-    at once, not all may promise, or nobody could ever vote again: of those who would have to, the first in the order of
-    leads goes without.
+    FREE = enum.auto()
+    """They go on without it, or could not with it either, or nobody stays."""
+    PROMISE = enum.auto()
+    """They go on once its leave is counted."""
+    NEEDED = enum.auto()
+    """They go on only with it."""
+
+
+def parting(
+    previous: Value,
+    me: PeerId,
+    alive: Collection[PeerId],
+    leaves: Collection[PeerId],
+    leaving: Collection[PeerId] = (),
+) -> Parting:
+    """Work out what the going of `me` means for those who stay, while those in `leaving` are about to go as well.
+
+    Where they can go on, a promise is of no use, the next certificate drops who is gone; and it would do harm: who
+    comes back in the same round could not vote. Nor may all promise, or nobody could ever vote again: the first in the
+    order of leads, the last planner aside, never does. Everyone counts it as living, itself at least, so this holds
+    whatever each has heard of the others.
     """
     living = [peer for peer in lead_order(previous) if peer in alive and peer not in leaves]
-
-    def stuck_without(peer: PeerId) -> bool:
-        others = [other for other in living if other != peer]
-        return bool(others) and not is_quorum(previous, others, leaves)
-
-    needing = [peer for peer in living if stuck_without(peer)]
-    return me in needing and (len(needing) < len(living) or needing[0] != me)
+    going = {me, *leaving}.intersection(living)
+    staying = set(living) - going
+    if me not in going or not staying or is_quorum(previous, staying, leaves):
+        return Parting.FREE
+    if not is_quorum(previous, living, leaves):
+        return Parting.FREE
+    spared = next((peer for peer in living if peer != previous.planner), me)
+    promising = going - {spared}
+    enough = is_quorum(previous, staying, {*leaves, *promising})
+    return Parting.PROMISE if me in promising and enough else Parting.NEEDED
 
 
 def follows(value: Value, previous: Value) -> bool:

@@ -1,27 +1,33 @@
 """Leaving the swarm: because the user asks, or because the rounds this node was to take part in are done.
 
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
-    asked to leave    go at once where nobody counts on this node; else promise to sign nothing more, and then go
+    asked to leave    hear for TOGETHER_S who leaves too; go where those who stay can go on; where they can once this
+                      leave is counted, promise to sign nothing more, and then go
 
 What is waited for, for LEAVE_TIMEOUT_S at most:
 
     a vote under way                     the others may need it
     another to have the state            where others live and none of them has it: it would be lost to them. Until one
                                          has it, this node serves it and trains no more, so that it is the newest
+    a round without those who left       where those who stay are no quorum, nor would be if this leave were counted:
+                                         in the round after the one that they certify together, fewer count
     others to be members                 where this node alone can certify and others have its state: the round that
                                          it certifies makes them members, who go on without it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
+from shoal.protocol.certificate import Parting
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 LINGER_S = 5.0  # after the last round, for the others to certify it too
+TOGETHER_S = 1.0
+"""From being asked to leave, for those who leave in the same moment to be heard."""
 LEAVE_TIMEOUT_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
 
 
@@ -48,7 +54,7 @@ class Departure:
         self._have_certificate: set[PeerId] = set()
         self._told = False
         self.needed = False
-        """True if this node is to leave, and stays for the sake of others who want what it has."""
+        """True if this node is to leave, and stays for the sake of others who want the state that it has."""
         self.finished = False
         self.left = False
 
@@ -86,23 +92,32 @@ class Departure:
         """True if this node may contribute where nobody else does; who is to leave only does to hand over."""
         return not self.asked or self._hands_over(machine)
 
-    def advise(self, machine: RoundMachine, now: float) -> LeaveStep:
-        """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary."""
+    def advise(self, machine: RoundMachine, now: float, *, leaving: Collection[PeerId] = ()) -> LeaveStep:
+        """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary.
+
+        leaving: peers that are about to leave too, as far as is known.
+        """
         if self._asked_at is None or self.left:
             return LeaveStep.STAY
-        overdue = self.overdue(now)
-        alone = machine.holds_alone()
-        self.needed = not overdue and (alone or self._hands_over(machine))
-        if self.needed:
+        overdue, alone = self.overdue(now), machine.holds_alone()
+        parting = machine.parting(leaving) if machine.agreement.member else Parting.FREE
+        hearing = now < self._asked_at + TOGETHER_S and not machine.votes_alone()
+        hands_over, votes_on = self._hands_over(machine), parting is Parting.NEEDED and not hearing
+        self.needed = not overdue and (alone or hands_over)
+        if self.needed or (votes_on and not overdue):
             self._tell_of_waiting(machine)
-            return LeaveStep.REST if alone and machine.phase is Phase.TRAIN else LeaveStep.STAY
-        if overdue and alone:
-            self._tell(only_copy_goes(machine.previous.state_round))
-        elif overdue and self._hands_over(machine):
-            self._tell(last_voter_goes(machine.previous.state_round))
-        if not machine.agreement.member or not machine.leave_needs_promise() or overdue:
-            return LeaveStep.STAY if machine.phase is Phase.CERTIFY and not overdue else LeaveStep.GO
-        return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
+            return LeaveStep.REST if (alone or votes_on) and machine.phase is Phase.TRAIN else LeaveStep.STAY
+        if overdue:
+            if alone:
+                self._tell(only_copy_goes(machine.previous.state_round))
+            elif hands_over or votes_on:
+                self._tell(last_voter_goes(machine.previous.state_round))
+            return LeaveStep.GO
+        if hearing and machine.agreement.member:
+            return LeaveStep.STAY
+        if parting is Parting.PROMISE:
+            return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
+        return LeaveStep.STAY if machine.phase is Phase.CERTIFY else LeaveStep.GO
 
     def _hands_over(self, machine: RoundMachine) -> bool:
         return not self.finished and machine.hands_over()

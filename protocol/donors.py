@@ -6,9 +6,11 @@ It has no clock: times are in seconds of any monotonic one, rates in bytes/s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.identity import PeerId
 
 HEDGE_S: Final = 0.5
@@ -24,9 +26,9 @@ SCORE_LIMIT: Final = 256
 
 @dataclass(slots=True)
 class _Score:
-    offences: int = 0
+    bans: Backoff = field(default_factory=partial(Backoff, BAN_S, BAN_LIMIT_S))
     banned_until: float = float("-inf")
-    disappointments: int = 0
+    rests: Backoff = field(default_factory=partial(Backoff, REST_S, REST_LIMIT_S))
     rests_until: float = float("-inf")
     rate: float | None = None
 
@@ -50,19 +52,18 @@ class DonorScores:
     def offended(self, peer: PeerId, now: float) -> None:
         """It served something that is not what it should be."""
         score = self._of(peer)
-        score.offences += 1
-        score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)
+        score.banned_until = now + score.bans.next_s()
 
     def disappointed(self, peer: PeerId, now: float) -> None:
         """It did not answer, or what it claimed to have it does not have."""
         score = self._of(peer)
-        score.disappointments += 1
-        score.rests_until = now + min(REST_S * 2 ** min(score.disappointments - 1, 30), REST_LIMIT_S)
+        score.rests_until = now + score.rests.next_s()
 
     def showed(self, peer: PeerId) -> None:
         """It had what it claimed."""
         score = self._of(peer)
-        score.disappointments, score.rests_until = 0, float("-inf")
+        score.rests.reset()
+        score.rests_until = float("-inf")
 
     def resting(self, peer: PeerId, now: float) -> bool:
         """True if it is to be left alone for now, or asked after all others."""

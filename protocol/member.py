@@ -783,7 +783,7 @@ class Member:
 
     def _try_leave(self, machine: RoundMachine) -> Steps:
         """Promise to sign nothing more, where the round allows and somebody stays; then go."""
-        leave_step = self._departure.advise(machine, self._now)
+        leave_step = self._departure.advise(machine, self._now, leaving=self._here.leaving())
         while self._said:
             yield Tell(self._said.pop(0))
         if leave_step is LeaveStep.PROMISE:

@@ -21,7 +21,7 @@ A broken connection is confirmed in one of two ways: its machine refuses another
 it cannot be re-made, and all those whom we asked gave the peer up or could not re-make theirs either. Not to reach a
 peer is no evidence by itself: a firewall may stand between two that everybody else reaches. So a peer to which we have
 no link is asked after through others at once, and for as long as they vouch for it it is alive. How long a peer may
-hang in a reduction is `STALL_S` of `shoal.node.rounds.pace`.
+hang in a reduction is `STALL_S` of `shoal.collectives.stalls`.
 
 Three rules keep it honest:
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import BATCH_LIMIT_ITEMS, AnnouncementBatch, CatchUpRequest
 
@@ -45,11 +46,15 @@ class OfferCatchUp:
         self._history: OrderedDict[int, _Published] = OrderedDict()
         self._asked: OrderedDict[PeerId, None] = OrderedDict()
         self._news = 0
-        self.period_s = ASK_PERIOD_S
-        """The time to wait until the next turn."""
+        self._period = Backoff(ASK_PERIOD_S, ASK_PERIOD_LIMIT_S)
 
     def __len__(self) -> int:
         return len(self._history)
+
+    @property
+    def period_s(self) -> float:
+        """The time to wait until the next turn."""
+        return self._period.pause_s
 
     # -- an origin ---------------------------------------------------------------------------------------------
 
@@ -99,8 +104,10 @@ class OfferCatchUp:
 
     def end_turn(self) -> None:
         """All answers of this turn are here, or will not come."""
-        is_quiet = not self._news and not self._with_gaps()
-        self.period_s = min(2 * self.period_s, ASK_PERIOD_LIMIT_S) if is_quiet else ASK_PERIOD_S
+        if self._news or self._with_gaps():
+            self._period.reset()
+        else:
+            self._period.next_s()
 
     def _with_gaps(self) -> list[PeerId]:
         return [peer for peer in self._asked if self._missing(peer).missing]

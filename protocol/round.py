@@ -43,7 +43,7 @@ from shoal.protocol.agreement import (
     FreeToPlan,
 )
 from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
-from shoal.protocol.certificate import lead, leave_needs_promise
+from shoal.protocol.certificate import Parting, lead, parting
 from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
@@ -315,9 +315,13 @@ class RoundMachine:
         """True if the living members could certify this round."""
         return self._facts.has_quorum()
 
-    def leave_needs_promise(self) -> bool:
-        """True if this node must promise its leave; False if it may simply go."""
-        return leave_needs_promise(self.previous, self.me, self._facts.alive, self.agreement.leaves)
+    def parting(self, leaving: Collection[PeerId]) -> Parting:
+        """Work out what this node's going means for those who stay, while those in `leaving` are about to go too."""
+        return parting(self.previous, self.me, self._facts.alive, self.agreement.leaves, leaving)
+
+    def votes_alone(self) -> bool:
+        """True if no other voter is here."""
+        return self._facts.others().isdisjoint(self.previous.members)
 
     def holds_alone(self) -> bool:
         """True if there are others, and none of them has the state from which this round begins."""
@@ -325,8 +329,7 @@ class RoundMachine:
 
     def hands_over(self) -> bool:
         """True if this node alone can certify this round, so that others become members who have its state."""
-        apart = self._facts.others().isdisjoint(self.previous.members)
-        return apart and self.agreement.member and self.has_quorum() and bool(self._facts.holders())
+        return self.votes_alone() and self.agreement.member and self.has_quorum() and bool(self._facts.holders())
 
     def nobody_trains(self) -> bool:
         """True if no living member is making a contribution or has made one."""

@@ -102,6 +102,10 @@ class Surroundings(Protocol):
         """Peers believed alive that may be gone."""
         ...
 
+    def leaving(self) -> Collection[PeerId]:
+        """Peers that say that they are about to leave."""
+        ...
+
     def linked(self) -> Collection[PeerId]:
         """Peers that can be told something."""
         ...

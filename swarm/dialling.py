@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
 from shoal.protocol.admission import Admission
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.places import Rank
@@ -40,7 +41,7 @@ class _Dial:
     """Time from which a peer that is not linked may be dialled, and the pause after that."""
 
     at: float
-    backoff_s: float = DIAL_BACKOFF_S
+    backoff: Backoff = field(default_factory=partial(Backoff, DIAL_BACKOFF_S, DIAL_BACKOFF_LIMIT_S))
     under_way: bool = False
 
 
@@ -138,15 +139,14 @@ class Dialling:
                 await self._links.meet(peer, self.addresses_of(peer), deadline_s=DIAL_DEADLINE_S)
         except Refused as error:
             logger.warning("%s", error)
-            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
+            dial.backoff.exhaust()
         except NoPlaceLeft as error:
             logger.info("%s", error)
-            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
+            dial.backoff.exhaust()
         except (NetworkError, RemoteError) as error:
             logger.debug("dialling: %s", error)
             if not isinstance(error, NotReached) or error.silent:
                 self._shut_out(self.addresses_of(peer))
         finally:
             dial.under_way = False
-            dial.at = trio.current_time() + dial.backoff_s
-            dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)
+            dial.at = trio.current_time() + dial.backoff.next_s()

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from shoal.protocol.address import parse_address
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates, TokenBucket, take_of_all
@@ -145,17 +146,16 @@ async def ask_again(ask: Callable[[float], Awaitable[Manifest]], ends_at: float,
 
     Raises the last NetworkError when no time is left for another try, and at once whatever else `ask` raises.
     """
-    pause_s = FIRST_PAUSE_S
+    pauses = Backoff(FIRST_PAUSE_S, PAUSE_LIMIT_S)
     while True:
         try:
             return await ask(min(TRY_DEADLINE_S, ends_at - trio.current_time()))
         except NetworkError as error:
-            taken_s = pause_s * rng.uniform(0.5, 1.5)
+            taken_s = pauses.next_s() * rng.uniform(0.5, 1.5)
             if trio.current_time() + taken_s + FIRST_PAUSE_S >= ends_at:
                 raise  # a try without time would only hide the reason
             logger.debug("no manifest yet: %s", error)
         await trio.sleep(taken_s)
-        pause_s = min(2 * pause_s, PAUSE_LIMIT_S)
 
 
 async def _ask(host: Host, peer: PeerId, addresses: list[str], swarm: SwarmId, deadline_s: float) -> Manifest:

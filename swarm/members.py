@@ -207,6 +207,10 @@ class Members:
         """Those of them that neither this node nor those it asked could reach."""
         return frozenset(self.machine.in_state(State.SUSPECT))
 
+    def leaving(self) -> frozenset[PeerId]:
+        """Those not believed dead whose records say that they are about to leave."""
+        return frozenset(peer for peer in self.machine.alive() if self._is_leaving(peer))
+
     def record_of(self, peer: PeerId) -> NodeRecord | None:
         """The newest record of a peer."""
         return self.book.get(peer)
@@ -337,12 +341,15 @@ class Members:
     def lost(self, peer: PeerId) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
         self.changes.put(Change("lost", peer))
-        record = self.book.get(peer)
-        if self.admission.is_revoked(peer, record) or (record is not None and record.phase == "leaving"):
+        if self.admission.is_revoked(peer, self.book.get(peer)) or self._is_leaving(peer):
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             return
         self._carry_out(self.machine.connection_lost(peer, trio.current_time()))
         self._jobs.send_nowait(partial(self._remake, peer))
+
+    def _is_leaving(self, peer: PeerId) -> bool:
+        record = self.book.get(peer)
+        return record is not None and record.phase == "leaving"
 
     async def _remake(self, peer: PeerId) -> None:
         host = self._hosts.pop(peer, None)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind, read_log
 from shoal.node.reporting.events import Certified, RoundEnded, RoundStarted, Signed, ViewChanged
-from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S

@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32, codec
+from shoal.collectives.stalls import STALL_S
 from shoal.lab.rows.row_effects import Begun, RowDone, RowEffect, SumRow, Tell, TookOver
 from shoal.lab.rows.row_list import Roster
 from shoal.lab.rows.row_messages import RowSaid, Stamp
@@ -57,7 +58,6 @@ from shoal.lab.simulate.rows import (
 )
 from shoal.lab.simulate.scenario import Churn, Scenario
 from shoal.lab.simulate.simulation import NoQuorum, Simulation
-from shoal.node.rounds.pace import STALL_S
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import domain_hash

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.judge import Violation
-from shoal.node.state.transfer import IDLE_LIMIT_S, LOOK_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
+from shoal.node.state.chunk_requests import IDLE_LIMIT_S, LOOK_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
 from shoal.protocol.donors import BAN_S
 from shoal.protocol.messages import Value
 from shoal.swarm.lanes.chunks import REQUEST_LIMIT

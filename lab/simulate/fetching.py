@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.talk import Answer, ChunkFrame, ChunkRequest, GetFinals, GetHeader
+from shoal.node.state.chunk_requests import LOOK_S, TransferRun
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
-from shoal.node.state.transfer import LOOK_S, TransferRun
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId

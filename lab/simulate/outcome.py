@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.donations import Donations
 from shoal.lab.simulate.judge import Judge
-from shoal.node.state.transfer import Transfer
+from shoal.node.state.chunk_requests import Transfer
 from shoal.protocol.group_pull import GroupPull
 from shoal.protocol.offer_book import OfferBook
 from shoal.protocol.offer_catch_up import OfferCatchUp

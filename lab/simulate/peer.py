@@ -10,7 +10,7 @@ from shoal.lab.simulate.disk import Disk
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.peer_rounds import PeerRounds
 from shoal.lab.simulate.watch import LinkTalk, Watch
-from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
+from shoal.node.state.chunk_requests import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.early import EARLY_LIMIT_MESSAGES
 from shoal.protocol.facts import READIES_LIMIT
 from shoal.protocol.identity import Identity

@@ -119,6 +119,8 @@ APART_S = 2.0
 """Whoever has its state takes part in the round after it so soon."""
 GOODBYE_S = 0.2
 """A promise to leave has so long to go out."""
+RECORD_S = 0.2
+"""A record is heard by everyone who is linked after so long."""
 
 
 class PeerRounds(Reducing, Surroundings):
@@ -150,6 +152,7 @@ class PeerRounds(Reducing, Surroundings):
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
         self._going_since: float | None = None
+        self._leaving_since: float | None = None
         self._apart_since = self._now
         self.paused_in_round = False
 
@@ -196,6 +199,15 @@ class PeerRounds(Reducing, Surroundings):
     def suspected(self) -> frozenset[PeerId]:
         """Peers among the living that may be gone."""
         return self._peer.watch.suspected()
+
+    def leaving(self) -> frozenset[PeerId]:
+        """Who of those linked says in its record that it is about to leave, and said so long enough ago."""
+        others = (self._swarm.peers[other] for other in self._peer.watch.links)
+        return frozenset(other.id for other in others if other.peer_rounds.says_leaving(self._now - RECORD_S))
+
+    def says_leaving(self, at: float) -> bool:
+        """Whether its record said at that time that it is about to leave."""
+        return self._leaving_since is not None and self._leaving_since <= at
 
     def linked(self) -> list[PeerId]:
         """Peers that can be told something."""
@@ -298,6 +310,10 @@ class PeerRounds(Reducing, Surroundings):
             self._trained_at = None
             self._box.put(Trained(self.machine.round, None))
         self._box.put(Tick())
+        if not self.member.leaving or self.member.needed:
+            self._leaving_since = None
+        elif self._leaving_since is None:
+            self._leaving_since = now
         self._check_rest(now)
         if self.machine is not None and self._peer.lies:
             self._swarm.say_falsely(self._peer, falsehoods(self._peer.lies, self._peer.id, self.machine))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.reduce import Kept, Reduction
+from shoal.collectives.stalls import STALL_S
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
 from shoal.lab.simulate.work import Work
-from shoal.node.rounds.pace import STALL_S, Pace, Stall
+from shoal.node.rounds.pace import Pace, Stall
 from shoal.protocol.effects import CloseOff, Repair
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId

@@ -11,10 +11,12 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.network import IN_FLIGHT_S
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
 from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
@@ -63,7 +65,7 @@ LinkTalk = Hello | Reset | Announce | SignOfLife
 @dataclass(slots=True)
 class _Dial:
     at: float
-    backoff_s: float = DIAL_BACKOFF_S
+    backoff: Backoff = field(default_factory=partial(Backoff, DIAL_BACKOFF_S, DIAL_BACKOFF_LIMIT_S))
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +126,7 @@ class Watch:
                 if dial is None:
                     dial = self._dials[other] = _Dial(now + self._deferral_s(other))
                 if now >= dial.at:
-                    dial.at = now + dial.backoff_s + DIAL_DEADLINE_S
-                    dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)
+                    dial.at = now + dial.backoff.next_s() + DIAL_DEADLINE_S
                     self._greet(other, answer=False)
 
     def _deferral_s(self, other: int) -> float:
@@ -154,7 +155,7 @@ class Watch:
         if not reset.nobody:
             return
         if (dial := self._dials.get(other)) is not None:
-            dial.at = min(dial.at, self._swarm.timeline.now + dial.backoff_s)
+            dial.at = min(dial.at, self._swarm.timeline.now + dial.backoff.pause_s)
         if (remake := self._remakes.get(other)) is not None and remake.begun > remake.failed:
             remake.refused = True
             self._failed(other, remake, remake.begun)

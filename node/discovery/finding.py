@@ -22,6 +22,7 @@ from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.store import write_atomically
 from shoal.protocol.address import parse_any
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
@@ -144,14 +145,13 @@ class Finding:
 
     async def _join(self, address: str) -> None:
         """Keep trying one address until a link comes of it, or its peer says no."""
-        pause_s = JOIN_RETRY_S
+        full = Backoff(JOIN_RETRY_S, FULL_RETRY_LIMIT_S)
         while True:
             try:
                 peer = await self._links.join(address, deadline_s=JOIN_DEADLINE_S)
             except NoPlaceLeft as error:
                 self._note_full(address, error)
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, FULL_RETRY_LIMIT_S)
+                await trio.sleep(full.next_s())
                 continue
             except NetworkError as error:
                 logger.info("cannot join through %s yet: %s", address, error)
@@ -207,7 +207,7 @@ class Finding:
 
     async def _seek_known(self) -> None:
         """Dial whom the book names, now and whenever nobody is linked."""
-        pause_s = BOOK_RETRY_S
+        retries = Backoff(BOOK_RETRY_S, BOOK_RETRY_LIMIT_S)
         while True:
             self._alone = trio.Event()
             dialled = self.book.in_order()[:BOOK_DIALS_LIMIT]
@@ -218,10 +218,9 @@ class Finding:
             self._check_welcome()
             if self._links.linked():
                 await self._alone.wait()
-                pause_s = BOOK_RETRY_S
+                retries.reset()
             else:
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, BOOK_RETRY_LIMIT_S)
+                await trio.sleep(retries.next_s())
 
     async def _seek(self, known: KnownPeer) -> None:
         peer = PeerId(known.peer)

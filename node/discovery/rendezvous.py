@@ -21,6 +21,7 @@ from shoal.node.options import NodeConfig
 from shoal.node.parts import Parts
 from shoal.node.services import Service
 from shoal.protocol.address import parse_address
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address_book import AddressBook
@@ -107,16 +108,17 @@ class Rendezvous:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce and look up until cancelled; started at once."""
         task_status.started()
-        pause_s = ALONE_S
+        alone = Backoff(ALONE_S, ALONE_LIMIT_S)
         while True:
             self._wake = trio.Event()
             with trio.move_on_after(GO_DEADLINE_S):
                 await self._go()
             linked = bool(self._members.links.linked())
+            if linked:
+                alone.reset()
             await trio.sleep(LEAST_S)
-            with trio.move_on_after(PERIOD_S if linked else pause_s):
+            with trio.move_on_after(PERIOD_S if linked else alone.next_s()):
                 await self._wake.wait()
-            pause_s = ALONE_S if linked else min(2 * pause_s, ALONE_LIMIT_S)
 
     def heard(self, change: Change) -> None:
         """Wake the task if the last link was lost, or if one came and the point was announced while there was none."""

@@ -178,6 +178,8 @@ class Engine:
         else:
             if isinstance(event, Tick) and self.phase != self._shown_phase:
                 self._shown_phase = self.phase
+                if self.leaving:
+                    self._p.announce()  # those who leave in the same moment look who else does
                 self._p.on_progress(PhaseChanged(phase=self.phase, round=self._state_store.head.next_round))
             await self._feed(event)
 

@@ -24,8 +24,8 @@ from shoal.swarm.links import Links
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone;
-    `may_join` whether the swarm lets a peer in."""
+    """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone, `leaving` who says
+    that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in."""
 
     config: NodeConfig
     identity: Identity
@@ -43,5 +43,7 @@ class EngineParts:
     standstill: Standstill
     traffic_bytes: Callable[[], dict[str, int]]
     suspected: Callable[[], frozenset[PeerId]]
+    leaving: Callable[[], frozenset[PeerId]]
+    announce: Callable[[], None]
     on_progress: Callable[[Progress], None]
     may_join: Callable[[PeerId], bool] = lambda peer: True

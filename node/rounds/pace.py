@@ -12,18 +12,12 @@ from typing import Protocol
 
 from shoal.collectives.frame_relay import Way
 from shoal.collectives.reduce import Reduction
-from shoal.collectives.stalls import BusyRate, StallWatch
+from shoal.collectives.stalls import LATE_S, STALL_LIMIT_S, STALL_S, BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import doubled
 from shoal.swarm.lanes.socket import Moved
 
-STALL_S = 2.0
-STALL_LIMIT_S = 16.0
-"""The stall deadline: doubled with every plan that a round has come to, whichever lead made it and for whatever reason,
-so that those behind one narrow link are not evicted in turn."""
-LATE_S = 1.0
-"""Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
 QUIET_S = 1.0
 """Finals that others have already are had from them once their owner has moved nothing for so long."""
 RATE_LEAST_S = 0.5

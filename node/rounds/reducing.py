@@ -20,11 +20,13 @@ from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.memory import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
+from shoal.collectives.stalls import STALL_S
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import Copying
-from shoal.node.rounds.pace import STALL_S, Pace, Stall, planned_ways
+from shoal.node.rounds.pace import Pace, Stall, planned_ways
 from shoal.node.state.catchup import CatchUp
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
@@ -63,7 +65,7 @@ class _RelayedPath:
     """A peer that plans had reached through another: until when it is left at that, and for how long the next time."""
 
     until: float
-    pause_s: float
+    backoff: Backoff
 
 
 logger = logging.getLogger(__name__)
@@ -289,8 +291,8 @@ class ReductionDriver:
             self._relayed_paths.clear()
         now, last = time.monotonic(), self._relayed_paths.get(peer)
         recent = last is not None and now - last.until < RELAYED_PATH_LIMIT_S
-        pause_s = last.pause_s if last is not None and recent else RELAYED_PATH_S
-        self._relayed_paths[peer] = _RelayedPath(now + pause_s, min(2 * pause_s, RELAYED_PATH_LIMIT_S))
+        again = last.backoff if last is not None and recent else Backoff(RELAYED_PATH_S, RELAYED_PATH_LIMIT_S)
+        self._relayed_paths[peer] = _RelayedPath(now + again.next_s(), again)
 
     async def _try_all_again(self, peers: Iterable[PeerId]) -> None:
         async with trio.open_nursery() as nursery:

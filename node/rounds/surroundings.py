@@ -93,6 +93,10 @@ class NodeSurroundings:
         """Peers believed alive that may be gone."""
         return self._p.suspected()
 
+    def leaving(self) -> frozenset[PeerId]:
+        """Peers that say in their records that they are about to leave."""
+        return self._p.leaving()
+
     def linked(self) -> frozenset[PeerId]:
         """Peers that can be told something."""
         return self._p.links.linked()

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from shoal.node.state.transfer import LOOK_S, Ask, TransferRun
+from shoal.node.state.chunk_requests import LANE_DEADLINE_S, LOOK_S, Ask, TransferRun
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -30,7 +30,6 @@ from shoal.swarm.lanes.chunks import (
 )
 from shoal.swarm.lanes.pool import LanePool
 
-LANE_DEADLINE_S: Final = 10.0  # for a lane to a donor
 PROGRESS_STEPS: Final = 8
 
 logger = logging.getLogger(__name__)

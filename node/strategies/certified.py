@@ -40,6 +40,8 @@ def engine_parts(parts: Parts) -> EngineParts:
         standstill=parts.standstill,
         traffic_bytes=parts.traffic_bytes,
         suspected=parts.members.suspected,
+        leaving=parts.members.leaving,
+        announce=parts.members.announce,
         may_join=parts.members.may_join,
         on_progress=parts.on_progress,
     )

@@ -20,6 +20,7 @@ import trio
 
 from shoal.node.outcome import Notice, Progress
 from shoal.node.training.trainer_messages import Layout
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Count
@@ -154,10 +155,10 @@ class Layouts:
     async def watch(self, peer: PeerId) -> None:
         """Compare with a peer once both have built their models, for as long as it is linked."""
         await self._known.wait()
-        retry_s = RETRY_S
+        retries = Backoff(RETRY_S, RETRY_LIMIT_S)
         try:
-            while not await self._check_watched(peer, retry_s) and peer in self._linked():
-                retry_s = min(2 * retry_s, RETRY_LIMIT_S)
+            while not await self._check_watched(peer, retries.next_s()) and peer in self._linked():
+                pass
         finally:
             self._watched.pop(peer, None)
 

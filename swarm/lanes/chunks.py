@@ -2,9 +2,9 @@
 
 A chunk is named by what it belongs to (`space`, and 8 bytes of the state's digest or the plan's hash) and its number.
 A fetch asks any number of donors for any chunks. Which, whom and how many at once is for who drives it to decide
-(`shoal.node.state.transfer`). Every complete chunk is handed to `accept`, in the thread of the lane that brought its
-last frame: it alone knows whether the bytes are right. A lane that verifies does not receive meanwhile, so a donor can
-be no faster than its bytes are checked, and donors on several lanes are checked side by side.
+(`shoal.node.state.chunk_requests`). Every complete chunk is handed to `accept`, in the thread of the lane that brought
+its last frame: it alone knows whether the bytes are right. A lane that verifies does not receive meanwhile, so a donor
+can be no faster than its bytes are checked, and donors on several lanes are checked side by side.
 
 Nothing is believed here. A donor can waste the time of its own chunks, no more. The bytes of a chunk are decrypted
 into the place where it belongs, if its owner lends that (`Places`), or else into a buffer. Either has one writer: the

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.protocol.backoff import Backoff
 from shoal.swarm.lanes.seal import LANES_PER_PEER_LIMIT
 from shoal.swarm.lanes.socket import Moved
 
@@ -52,7 +53,7 @@ class LaneCount:
         self._limit = limit
         self._window: _Window | None = None
         self._steady_since: float | None = None  # since when there are as many lanes as wanted
-        self._hold_off_s = HOLD_OFF_MIN_S
+        self._hold_off = Backoff(HOLD_OFF_MIN_S, HOLD_OFF_LIMIT_S)
         self._hold_until = 0.0
 
     @property
@@ -95,7 +96,7 @@ class LaneCount:
             return
         if self.trying:
             self._kept = self.wanted
-            self._hold_off_s = HOLD_OFF_MIN_S
+            self._hold_off.reset()
         if now >= self._hold_until and self.wanted < self._limit and rate >= RATE_MIN_BYTES_PER_S:
             self.wanted = min(2 * self._kept, self._limit)
             self._rate_to_reach = rate if held and self.wanted <= HELD_LANES else RISE * rate
@@ -104,5 +105,4 @@ class LaneCount:
     def _fall_back(self, now: float) -> None:
         self.wanted = self._kept
         self._steady_since = self._window = None
-        self._hold_until = now + self._hold_off_s
-        self._hold_off_s = min(2 * self._hold_off_s, HOLD_OFF_LIMIT_S)
+        self._hold_until = now + self._hold_off.next_s()

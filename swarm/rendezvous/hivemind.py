@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.rendezvous.hivemind_messages import (
@@ -104,7 +105,8 @@ class Hivemind:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process running until cancelled; started at once. Cancellation ends it, within END_DEADLINE_S."""
         task_status.started()
-        pause_s = RESTART_S
+        restarts = Backoff(RESTART_S, RESTART_LIMIT_S)
+        restarts.next_s()  # the first pause is for a process that was ready
         while True:
             was_ready = False
             try:
@@ -114,8 +116,9 @@ class Hivemind:
                 logger.warning("hivemind: %s", error)
             finally:
                 self._ready = trio.Event()
-            pause_s = RESTART_S if was_ready else min(2 * pause_s, RESTART_LIMIT_S)
-            await trio.sleep(pause_s)
+            if was_ready:
+                restarts.reset()
+            await trio.sleep(restarts.next_s())
 
     async def run_once(self) -> None:
         """One life of the process, which cancellation ends. Raises HivemindFailed when it ends or gets nowhere."""

@@ -12,7 +12,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.outer import OuterSettings
 from shoal.node.audit import AuditTrail
 from shoal.node.holds import Holds
-from shoal.node.node import stored_chain
+from shoal.node.node import FAREWELL_S, stored_chain
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.events import Event
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 NUMEL = 2 * 4096 + 512
 """Three chunks, the last one ragged."""
+RECORD_S = 0.05
+"""Until others have a node's record."""
 
 
 class Life:
@@ -72,6 +74,7 @@ class Life:
         self.told: list[Progress] = []
         self.events: list[Event] = []
         self.scope = trio.CancelScope()
+        self.says_leaving = False
 
     # -- its parts -------------------------------------------------------------------------------------------
 
@@ -145,9 +148,22 @@ class Life:
                 standstill=self.standstill,
                 traffic_bytes=dict,
                 suspected=frozenset,
+                leaving=self._leaving,
+                announce=self._announce,
                 on_progress=self.told.append,
             )
         )
+
+    def _announce(self) -> None:
+        def heard() -> None:
+            self.says_leaving = True
+
+        self.box.net.after(RECORD_S, heard)
+
+    def _leaving(self) -> frozenset[PeerId]:
+        """Those whose newest record says so; who is gone says so until the others notice it."""
+        said = (life for life in self.box.lives if life is not None and life.says_leaving)
+        return frozenset(life.peer for life in said if not life.engine.member.needed)
 
     def _trainer_told(self, event: TrainerEvent) -> None:
         self.training_client.heard(event)
@@ -190,6 +206,7 @@ class Life:
                 self.box.notice(self)
                 await self.checkpoints.expect(self.trainer.layout)
                 await self.engine.run(numel=NUMEL)
+                await trio.sleep(FAREWELL_S)  # its last words are on their way
                 nursery.cancel_scope.cancel()
         self.ended_by = "left"
 

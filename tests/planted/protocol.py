@@ -21,6 +21,19 @@ PROTOCOL: tuple[Bug, ...] = (
         "if True else JOINER",
     ),
     bug(
+        "who leaves does not hear of those who leave with it",
+        "tests/lab/simulate/test_leaving.py"
+        "::test_two_of_three_that_leave_in_the_same_moment_leave_one_that_certifies_alone",
+        "going = {me, *leaving}.intersection(living)",
+        "going = {me}.intersection(living)",
+    ),
+    bug(
+        "all may promise to leave",
+        "tests/protocol/test_certificate.py::test_leave_is_never_promised_by_all_whatever_each_knows_of_the_others",
+        "promising = going - {spared}",
+        "promising = going",
+    ),
+    bug(
         "a rollback with consents of half, the planner not among them",
         "tests/protocol/test_terms.py::test_consents_of_half_are_a_quorum_only_with_the_planner_among_them",
         "and is_quorum(previous, rollback.consenting, value.leaves)",

@@ -85,13 +85,13 @@ STATE: tuple[Bug, ...] = (
     ),
     bug(
         "a liar is banned for the same time again and again",
-        "tests/node/state/test_transfer.py::test_liar_is_banned_for_longer_each_time",
-        "score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)",
+        "tests/node/state/test_chunk_requests.py::test_liar_is_banned_for_longer_each_time",
+        "score.banned_until = now + score.bans.next_s()",
         "score.banned_until = now + BAN_S",
     ),
     bug(
         "chunks that a dropped donor owed are asked of nobody",
-        "tests/node/state/test_transfer.py::test_stalled_donor_is_dropped_and_its_chunks_come_from_others",
+        "tests/node/state/test_chunk_requests.py::test_stalled_donor_is_dropped_and_its_chunks_come_from_others",
         """
         if not self._askers[chunk]:
             self._free.appendleft(chunk)
@@ -103,7 +103,7 @@ STATE: tuple[Bug, ...] = (
     ),
     bug(
         "a chunk of two donors counts twice",
-        "tests/node/state/test_transfer.py::test_random_donors_bring_everything_exactly_once",
+        "tests/node/state/test_chunk_requests.py::test_random_donors_bring_everything_exactly_once",
         """
         for donor in askers:
             self._let_go(donor, chunk)
@@ -115,7 +115,7 @@ STATE: tuple[Bug, ...] = (
     ),
     bug(
         "a donor that sends nothing is waited for as long as one that is busy",
-        "tests/node/state/test_transfer.py::test_only_donor_that_stalls_ends_the_transfer_at_the_deadline",
+        "tests/node/state/test_chunk_requests.py::test_only_donor_that_stalls_ends_the_transfer_at_the_deadline",
         "return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)",
         "return donor.moved_at + IDLE_LIMIT_S",
     ),

@@ -260,6 +260,10 @@ class Node(Surroundings):
     def alive(self) -> frozenset[PeerId]:
         return frozenset(self.present)
 
+    def leaving(self) -> list[PeerId]:
+        others = (node for node in self.lab.nodes if node.up and node.peer in self.present)
+        return [node.peer for node in others if node.member.leaving and not node.member.needed]
+
     def linked(self) -> list[PeerId]:
         return [peer for peer in self.present if peer != self.peer]
 

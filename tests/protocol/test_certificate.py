@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import combinations
 
 import msgspec
@@ -11,13 +11,14 @@ import pytest
 from shoal.lab import signed
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.certificate import (
+    Parting,
     check_certificate,
     follows,
     genesis,
     is_quorum,
     lead,
     lead_order,
-    leave_needs_promise,
+    parting,
     verify_step,
 )
 from shoal.protocol.chain import Chain
@@ -319,25 +320,70 @@ def test_same_value_certified_in_two_views_is_one_link() -> None:
     assert chain.head.hash == other.head.hash
 
 
-def promises(previous: Value, alive: Iterable[PeerId]) -> list[bool]:
+def partings(previous: Value, alive: Iterable[PeerId], leaving: Collection[PeerId] = ()) -> list[Parting]:
+    """For each that lives, in the order of leads."""
     living = set(alive)
-    return [leave_needs_promise(previous, peer, living, ()) for peer in previous.members if peer in living]
+    return [parting(previous, peer, living, (), leaving) for peer in lead_order(previous) if peer in living]
 
 
-@pytest.mark.parametrize("count", range(1, 8))
-def test_leave_never_takes_the_votes_of_all_who_live_at_once(count: int) -> None:
+def known_to(previous: Value) -> list[tuple[frozenset[PeerId], frozenset[PeerId]]]:
+    """All that may be known: who lives, and who of them is leaving."""
+    return [(frozenset(a), frozenset(g)) for a in subsets(previous.members) for g in subsets(a)]
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+def test_leave_is_never_promised_by_all_whatever_each_knows_of_the_others(count: int) -> None:
     previous = start(count)
-    for alive in subsets(previous.members):
-        assert not alive or not all(promises(previous, alive))
+    may_promise = {
+        me
+        for me in previous.members
+        for alive, leaving in known_to(previous)
+        if me in alive and parting(previous, me, alive, (), leaving) is Parting.PROMISE
+    }
+    assert len(may_promise) < count
 
 
-def test_leave_is_promised_only_where_the_others_could_not_go_on_without() -> None:
+@pytest.mark.parametrize("count", range(1, 6))
+def test_leave_is_promised_only_where_those_who_stay_go_on_with_it_and_not_without(count: int) -> None:
+    previous = start(count)
+    for alive, leaving in known_to(previous):
+        staying = alive - leaving
+        found = {me: parting(previous, me, alive, (), leaving) for me in leaving}
+        promised = [me for me, one in found.items() if one is Parting.PROMISE]
+        if promised:
+            assert not is_quorum(previous, staying, ())
+            assert is_quorum(previous, staying, [me for me in leaving if me in promised])
+        elif staying and is_quorum(previous, alive, ()) and not is_quorum(previous, staying, ()):
+            assert set(found.values()) == {Parting.NEEDED}
+
+
+def test_leave_is_promised_where_one_other_could_not_go_on_without() -> None:
     two, three = start(2), start(3)
-    planner_only = [peer == two.planner for peer in two.members]
-    assert promises(two, two.members) == planner_only
-    assert promises(three, three.members) == [False] * 3
-    for gone in three.members:  # two of three must go on together: one of them has to promise, the other may not
-        assert sorted(promises(three, [peer for peer in three.members if peer != gone])) == [False, True]
+    planner_only = [Parting.PROMISE if peer == two.planner else Parting.FREE for peer in lead_order(two)]
+    assert partings(two, two.members) == planner_only
+    assert partings(three, three.members) == [Parting.FREE] * 3
+    for gone in three.members:  # one dead and one counted out: half of those left are no quorum
+        left = [peer for peer in three.members if peer != gone]
+        assert partings(three, left) == [Parting.NEEDED] * 2
+        assert {parting(three, peer, left, (), left) for peer in left} == {Parting.FREE}
+
+
+def test_two_of_three_that_leave_together_promise_or_see_the_round_through_and_three_simply_go() -> None:
+    three = start(3)
+    order = lead_order(three)
+    spared = next(peer for peer in order if peer != three.planner)
+    for stays in order:
+        leaving = [peer for peer in order if peer != stays]
+        found = {peer: parting(three, peer, order, (), leaving) for peer in leaving}
+        if stays == spared:
+            assert found == dict.fromkeys(leaving, Parting.PROMISE)
+        elif stays == three.planner:
+            assert found == {peer: Parting.NEEDED if peer == spared else Parting.PROMISE for peer in leaving}
+            (other,) = set(leaving) - {spared}
+            assert parting(three, spared, order, (other,)) is Parting.FREE  # once the other's promise is heard
+        else:
+            assert found == dict.fromkeys(leaving, Parting.NEEDED)
+    assert {parting(three, peer, order, (), order) for peer in order} == {Parting.FREE}
 
 
 def test_what_anybody_can_sign_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

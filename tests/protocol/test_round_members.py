@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from shoal.protocol.agreement import Standing
+from shoal.protocol.departure import TOGETHER_S
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.messages import (
     NO_HASH,
@@ -21,6 +22,9 @@ from tests.protocol.round_node import SETTINGS
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 __all__ = ["paper_signatures"]
+
+LONG_S = 4.0
+"""Training in which there is time to leave."""
 
 
 # -- quorum --------------------------------------------------------------------------------------------------
@@ -166,29 +170,31 @@ def test_paused_member_votes_and_stays_without_weight() -> None:
 
 def test_leaver_without_whom_the_others_can_go_on_just_goes() -> None:
     for seed in range(6):
-        lab = RoundLab(3, seed=seed)
+        lab = RoundLab(3, seed=seed, train_s=LONG_S)
         lab.run_until(lab.height_of_all(1), 10)
         lab.run_for(0.3)
         lab.leave(2)
+        lab.run_for(TOGETHER_S + 0.2)
         assert not lab.nodes[2].up
-        lab.run_until(lab.height_of([0, 1], 2), ROUND_S + 1)
+        lab.run_until(lab.height_of([0, 1], 2), LONG_S + 2)
         assert lab.value(2).leaves == ()
         assert lab.members(2) == {0, 1}
-        lab.run_until(lab.height_of([0, 1], 4), 3 * ROUND_S)
+        lab.run_until(lab.height_of([0, 1], 4), 3 * LONG_S)
 
 
 def test_leaver_without_whom_the_other_could_not_go_on_is_counted_out_and_gone() -> None:
     for seed in range(6):
-        lab = RoundLab(2, seed=seed)
+        lab = RoundLab(2, seed=seed, train_s=LONG_S)
         lab.run_until(lab.height_of_all(1), 10)
         lab.run_for(0.3)
         leaver = lab.number(lab.value(1).planner)
         lab.leave(leaver)
+        lab.run_for(TOGETHER_S + 0.2)
         assert lab.nodes[leaver].running().agreement.standing is Standing.LEFT
-        lab.run_until(lab.height_of([1 - leaver], 2), ROUND_S + 1)
+        lab.run_until(lab.height_of([1 - leaver], 2), LONG_S + 2)
         assert lab.value(2).leaves == (lab.nodes[leaver].peer,)
         assert lab.members(2) == {1 - leaver}
-        lab.run_until(lab.height_of([1 - leaver], 4), 3 * ROUND_S)
+        lab.run_until(lab.height_of([1 - leaver], 4), 3 * LONG_S)
         assert lab.value(3).leaves == ()
         assert not lab.nodes[leaver].up
 
@@ -221,8 +227,43 @@ def test_two_of_three_that_leave_one_after_the_other_leave_one_that_goes_on() ->
         lab.run_until(lab.height_of_all(leaver), 10)
         lab.run_for(0.3)
         lab.leave(leaver)
-    lab.run_until(lab.height_of([0], 4), 10)
-    assert lab.members(3) == {0}
+    lab.run_until(lab.height_of([0], 5), 15)
+    assert lab.members(4) == {0}
+
+
+@pytest.mark.parametrize("stays", range(3))
+@pytest.mark.parametrize("while_reducing", [False, True])
+def test_two_of_three_that_leave_in_the_same_moment_leave_one_that_goes_on(stays: int, while_reducing: bool) -> None:
+    for seed in range(2):
+        lab = RoundLab(3, seed=seed, train_s=LONG_S)
+        lab.run_until(lab.height_of_all(1), 10)
+        lab.run_for(0.3)
+        if while_reducing:
+            lab.run_until(lab.reducing(stays), LONG_S + 2)
+        began = lab.now
+        for leaver in {0, 1, 2} - {stays}:
+            lab.leave(leaver)
+        lab.run_until(lab.height_of([stays], 5), 6 * LONG_S)
+        assert lab.members(5) == lab.contributors(5) == {stays}
+        assert [node.number for node in lab.nodes if node.up] == [stays]
+        assert lab.decided_at[5] - began < 4 * (LONG_S + 2)
+
+
+def test_all_that_leave_in_the_same_moment_promise_nothing_and_any_majority_goes_on_later() -> None:
+    for dead in range(3):
+        lab = RoundLab(3, seed=dead, train_s=LONG_S)
+        lab.run_until(lab.height_of_all(1), 10)
+        lab.run_for(0.3)
+        for leaver in range(3):
+            lab.leave(leaver)
+        lab.run_for(TOGETHER_S + 0.5)
+        assert not any(node.up for node in lab.nodes)
+        assert not any(record.kind == "leave" for node in lab.nodes for record in node.log)
+        back = {0, 1, 2} - {dead}
+        for number in back:
+            lab.restart(number)
+        lab.run_until(lab.height_of(back, 3), 4 * LONG_S)
+        assert lab.members(3) == back
 
 
 def test_node_on_another_state_is_not_planned() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.rounds.pace import LATE_S, STALL_S
+from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.testnet.links.namespaces import Uplink
 from tests.testnet.links_lab import assert_everyone_is_in_every_chunk, needs_namespaces, plan, run, scenario
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.stalls import STALL_S
 from shoal.lab.rows.row_effects import RowEffect, SumRow, Tell
 from shoal.lab.rows.row_messages import RowLoss
 from shoal.lab.rows.row_round import RowPhase, RowRound
@@ -19,7 +20,6 @@ from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.rings import REACH
 from shoal.lab.simulate.rows import Given, row_work
 from shoal.lab.simulate.scenario import Churn, Scenario
-from shoal.node.rounds.pace import STALL_S
 
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
 

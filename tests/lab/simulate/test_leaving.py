@@ -1,4 +1,4 @@
-"""Simulated members that leave with what the others need: the only copy of a state, the only vote."""
+"""Simulated members that leave with what the others need: the only copy of a state, the only vote, or together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.simulate.outcome import Components, Workload
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.protocol.departure import LEAVE_TIMEOUT_S
+from shoal.protocol.departure import LEAVE_TIMEOUT_S, TOGETHER_S
 from shoal.protocol.round import RoundMachine
 
 LEFT_AT_S = 15.01
@@ -109,3 +109,13 @@ def test_leaver_whose_state_takes_too_long_to_fetch_goes_when_its_patience_is_ov
     outcome = simulation.run()
     assert 9.3 + LEAVE_TIMEOUT_S <= simulation.left_at[0] < 9.3 + LEAVE_TIMEOUT_S + 1.0
     assert (outcome.violation, outcome.states_fetched) == ("", 0)  # nobody can go on: that is for a rebase to mend
+
+
+@pytest.mark.parametrize("stays", range(3))
+def test_two_of_three_that_leave_in_the_same_moment_leave_one_that_certifies_alone(stays: int) -> None:
+    faults = tuple(Fault(kind="leave", at_s=14.0, peer=peer) for peer in range(3) if peer != stays)
+    simulation = Gone(Scenario(peers=3, rounds=10, seed=1, fault=faults))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.rounds_certified) == ("", "", 10)
+    assert simulation.peers[stays].disk.chain[-1].members == (simulation.peers[stays].id,)
+    assert all(14.0 + TOGETHER_S <= at < 14.0 + LEAVE_TIMEOUT_S for at in simulation.left_at.values())

@@ -104,7 +104,7 @@ def test_seeded_trainer_that_is_told_nothing_is_found(monkeypatch: pytest.Monkey
 
 
 def test_seeded_leave_that_never_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Departure, "advise", lambda *_: LeaveStep.STAY)
+    monkeypatch.setattr(Departure, "advise", lambda *_, **__: LeaveStep.STAY)
     assert run_scenario(scenario(Fault(kind="leave", peer=1, at_s=1.0, duration_s=40.0))).violation == "a leave"
     assert departure_module.LEAVE_TIMEOUT_S < 40
 

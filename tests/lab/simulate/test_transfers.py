@@ -17,8 +17,8 @@ from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.lab.simulate.states import Header
 from shoal.lab.simulate.talk import ChunkRequest, GetHeader
-from shoal.node.state import transfer as transfer_module
-from shoal.node.state.transfer import STALL_S, Transfer
+from shoal.node.state import chunk_requests as requests_module
+from shoal.node.state.chunk_requests import STALL_S, Transfer
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import RemoteError
 
@@ -188,7 +188,7 @@ def test_seeded_wait_for_a_donor_that_hangs_is_found() -> None:
 
 def test_seeded_requests_without_bound_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_scenario(joined(), Components(transfer=AsksEveryone)).violation == "bounded requests"
-    monkeypatch.setattr(transfer_module._Donor, "has_room", lambda donor, size: True)
+    monkeypatch.setattr(requests_module._Donor, "has_room", lambda donor, size: True)
     outcome = run_scenario(joined())
     assert outcome.violation == "bounded requests"
     assert "brought nothing yet" in outcome.detail

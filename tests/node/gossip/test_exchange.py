@@ -17,8 +17,8 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector, dither_of, encode_vector
 from shoal.collectives.state import StateHeader
 from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorCache
+from shoal.node.state.chunk_requests import STALL_S
 from shoal.node.state.fetching import Fetcher
-from shoal.node.state.transfer import STALL_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Standing

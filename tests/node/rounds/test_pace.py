@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from shoal.collectives.progress import Waiting
-from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_LIMIT_S, STALL_S, Pace, Stall
+from shoal.collectives.stalls import LATE_S, STALL_LIMIT_S, STALL_S
+from shoal.node.rounds.pace import QUIET_S, Pace, Stall
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.socket import Moved

@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from shoal.collectives.progress import Waiting
+from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.node.rounds.copying import COPY_RETRY_S
-from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_S
+from shoal.node.rounds.pace import QUIET_S
 from shoal.node.rounds.reducing import FETCH_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan

@@ -13,7 +13,8 @@ import trio
 from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
 from shoal.collectives.progress import Waiting
-from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
+from shoal.collectives.stalls import LATE_S, STALL_S
+from shoal.node.rounds.pace import Stall
 from shoal.node.rounds.reducing import FETCH_TIMEOUT_S, RELAYED_PATH_LIMIT_S, RELAYED_PATH_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId

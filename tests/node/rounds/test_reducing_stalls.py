@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import trio
 
+from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.node.rounds import reducing
-from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
+from shoal.node.rounds.pace import Stall
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan

@@ -10,7 +10,7 @@ import trio
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, header_of
-from shoal.node.state import transfer as transfer_module
+from shoal.node.state import chunk_requests as requests_module
 from shoal.protocol.identity import PeerId
 from tests.node.donors import World
 from tests.node.ledger import GRID, Ledger
@@ -85,4 +85,4 @@ def assert_fine(state: CertifiedState, world: World, round: int) -> None:
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if chunks were megabytes: a donor is asked for four at first."""
-    monkeypatch.setattr(transfer_module, "WINDOW_FIRST_BYTES", 16_000)
+    monkeypatch.setattr(requests_module, "WINDOW_FIRST_BYTES", 16_000)

@@ -14,7 +14,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.state import header_of
 from shoal.node.state import state_server as state_server_module
 from shoal.node.state.catchup import replay_limit_rounds
-from shoal.node.state.transfer import STALL_S
+from shoal.node.state.chunk_requests import STALL_S
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan

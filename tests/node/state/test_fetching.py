@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
+from shoal.node.state.chunk_requests import INTRODUCTION_LIMIT
 from shoal.node.state.fetching import Fetcher, Job, _Run
-from shoal.node.state.transfer import INTRODUCTION_LIMIT
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId

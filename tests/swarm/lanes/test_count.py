@@ -251,7 +251,7 @@ def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> Non
             closed = net.sinks[peer].closed
             await until(lambda: not closed.empty() and len(lanes_of(pool, peer)) == 1, deadline_s=LONG_S, look_s=LOOK_S)
             count = pool._table.pair(peer).count
-            assert (count.wanted, count._hold_off_s) == (1, 2 * HOLD_OFF_MIN_S)
+            assert (count.wanted, count._hold_off.pause_s) == (1, 2 * HOLD_OFF_MIN_S)
             # Nothing was lost with the lane that went.
             await until(lambda: net.sinks[peer].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
             assert closed.get_nowait() == (sender, None)
@@ -279,7 +279,7 @@ def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
                         post(pools[me], peer, MB)
                         posted[peer] += MB // HEADER.length
                 return all(
-                    pools[me]._table.pair(peer).count._hold_off_s == 2 * HOLD_OFF_MIN_S
+                    pools[me]._table.pair(peer).count._hold_off.pause_s == 2 * HOLD_OFF_MIN_S
                     and lanes_of(pools[me], peer) == first[me]
                     for me, peer in pairs
                 )

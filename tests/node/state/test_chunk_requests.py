@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shoal.node.state import transfer as transfer_module
-from shoal.node.state.transfer import (
+from shoal.node.state import chunk_requests as requests_module
+from shoal.node.state.chunk_requests import (
     IDLE_LIMIT_S,
     STALL_S,
     WINDOW_LIMIT_BYTES,
@@ -136,7 +136,7 @@ def test_window_is_what_a_donor_brings_in_half_a_second() -> None:
     donors = [Donor(FAST, 1000 * MB), Donor(SLOW, 10 * MB)]
     Simulation(chunks(2000), donors).run()
     assert donors[0].most_owed <= WINDOW_LIMIT_BYTES
-    assert donors[1].most_owed <= max(transfer_module.WINDOW_FIRST_BYTES, 6 * MB)
+    assert donors[1].most_owed <= max(requests_module.WINDOW_FIRST_BYTES, 6 * MB)
 
 
 def test_donor_is_asked_again_once_a_quarter_of_its_window_is_free() -> None:

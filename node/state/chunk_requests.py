@@ -60,6 +60,7 @@ IDLE_LIMIT_S: Final = 30.0
 DONOR_LIMIT: Final = 16
 """Donors of one transfer; of more, those that were fastest the last time."""
 INTRODUCTION_LIMIT: Final = 2  # times that a donor is asked into one transfer
+LANE_DEADLINE_S: Final = 10.0  # for a lane to a donor
 LOOK_S: Final = 0.1
 """Between two looks at how the donors do."""
 REST_SHARE: Final = 0.25
