@@ -31,9 +31,11 @@ class GetChain(LaneMessage):
 
 @dataclass(frozen=True, slots=True)
 class ChainPart(LaneMessage):
-    """The answer: entries in order."""
+    """The answer: entries in order, and how many the answerer has in all."""
 
+    asked: GetChain
     entries: tuple[Entry, ...]
+    head: int
 
 
 @dataclass(frozen=True, slots=True)
