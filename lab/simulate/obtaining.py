@@ -125,7 +125,7 @@ class Obtaining:
     @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self._disk.held == self._disk.ledger.standing.hash
+        return not self._disk.blank and self._disk.held == self._disk.ledger.standing.hash
 
     @property
     def held(self) -> State | None:
@@ -338,7 +338,7 @@ class Obtaining:
             raise RemoteError("answers a request for a header with something else", peer=peer)
         if answer.header is None:
             raise NetworkError("no state of that round")
-        if answer.header.digest != value.digest:
+        if value.round and answer.header.digest != value.digest:  # S(0) nobody certifies
             raise RemoteError("offers another state for the certified one", peer=peer)
         return answer.header
 

@@ -35,6 +35,7 @@ from shoal.lab.simulate.talk import (
     Payload,
     PeerTalk,
     falsehoods,
+    one_more,
 )
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
@@ -396,7 +397,8 @@ class PeerRounds(Reducing, Surroundings):
     def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
         disk = self._disk
         if isinstance(asked, GetChain):
-            return ChainPart(asked, disk.entries_after(asked.height, asked.rebases), disk.height)
+            part = ChainPart(asked, disk.entries_after(asked.height, asked.rebases), disk.height)
+            return one_more(part, disk.newest) if "chain" in self._peer.lies else part
         if isinstance(asked, GetHeader):
             header = self.obtaining.cache.begin_serving(asked.round, self._now)
             if header is not None and "header" in self._peer.lies:

@@ -120,6 +120,15 @@ def with_flipped_digest(report: Report) -> Report:
     return msgspec.structs.replace(report, digest=bytes(b ^ 0xFF for b in report.digest))
 
 
+def one_more(part: ChainPart, newest: Certificate | None) -> ChainPart:
+    """What a liar serves of the chain: after the newest round it has one more, which nobody signed."""
+    if newest is None:
+        return part
+    value = msgspec.structs.replace(newest.value, round=newest.value.next_round, base=newest.value.hash)
+    invented = msgspec.structs.replace(newest, value=value)
+    return ChainPart(part.asked, (*part.entries, invented), part.head + 1)
+
+
 def falsehoods(lies: Collection[str], me: PeerId, machine: RoundMachine) -> list[Message]:
     """What a liar says unasked: that everyone else stalls, and things that are not its to say."""
     head, plan = machine.previous, machine.plan
