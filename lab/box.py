@@ -7,11 +7,12 @@ table of functions by kind of effect. One that is not in the table is an error.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Input, OfState
 from shoal.protocol.member import Member
@@ -99,6 +100,7 @@ class Surroundings:
     paused = False
     resting = True
     waits_alone = False
+    forks: Sequence[Fork] = ()
 
     def suspected(self) -> frozenset[PeerId]:
         """Nobody."""
@@ -114,6 +116,6 @@ class Surroundings:
         return True
 
     @staticmethod
-    def stands_still(head: Value) -> str | None:
-        """Nothing keeps anyone from signing."""
-        return None
+    def key_is_elsewhere(head: Value) -> bool:
+        """No key is in two places."""
+        return False

@@ -28,7 +28,7 @@ from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_ops import handlers, orders
 from shoal.node.dashboard.facts import NodeSource
 from shoal.node.dashboard.service import PageService
-from shoal.node.discovery.chain_places import choice_of
+from shoal.node.discovery.chain_places import ChainPlaces
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.reaching import Reaching
@@ -45,7 +45,7 @@ from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
 from shoal.node.reporting.round_log import RoundLog
-from shoal.node.rounds.fork_watch import ForkWatch
+from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
@@ -131,9 +131,8 @@ class Node:
         training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
         self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, cache=cache, outer=outer)
-        ask = catchup.certificates
-        forks = ForkWatch(folder=folder, chain=chain, ask=ask, say=links.broadcast, log=round_log, tell=on_progress)
-        choice = choice_of(config, folder=folder, chain=chain, host=host, members=members, ask=ask, tell=on_progress)
+        forks = ForkFile(folder)
+        chain_places = ChainPlaces(config, folder=folder, chain=chain, host=host, members=members)
         state_store = StateStore(
             StateStoreParts(
                 store=store,
@@ -142,7 +141,6 @@ class Node:
                 catchup=catchup,
                 earlier=EarlierStates(folder, chain=chain, cache=cache, outer=outer),
                 links=links,
-                choice=choice,
                 key_use=self.key_use,
                 holds=holds,
                 log=round_log,
@@ -168,7 +166,8 @@ class Node:
             holds=holds,
             layouts=self.layouts,
             training_client=training_client,
-            standstill=Standstill(forks=forks, key_use=self.key_use),
+            standstill=Standstill(forks=forks, key_use=self.key_use, chain=chain),
+            chain_places=chain_places,
             state_store=state_store,
             resumption=resumption,
             checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
@@ -226,7 +225,6 @@ class Node:
         parts.members.register(rounds.takers)
         parts.members.on_elsewhere = self.key_use.saw_record
         self.reaching.connect()
-        parts.state_store.parted = parts.standstill.forks.suspect
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.node.discovery.chain_places import ChainPlaces
 from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.options import NodeConfig
@@ -59,6 +60,7 @@ class Parts:
     layouts: Layouts
     training_client: TrainingClient
     standstill: Standstill
+    chain_places: ChainPlaces
     state_store: StateStore
     resumption: Resumption
     checkpoints: Checkpoints

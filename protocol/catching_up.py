@@ -8,6 +8,9 @@ rounds. When it is over, what came of it is an input of the member (`StateSought
     not in a round   come to the state at the head                  RETRY_S after it began; at once if it brought one
     another S(0)     fetch it from the first founder                RETRY_S after it was over
 
+    certificates: who has none yet, or not the one that its link names, chooses a chain (chain_choice.py)
+                  else those that follow on the head, of one peer after the other; from who has a later rebase on
+                  another chain than the one here, that one
     to the head:  ask for certificates ─► the state there ─► and again, as long as rounds went on meanwhile
     the state:    replay, where the finals that lack are fewer bytes than a state
                   else a whole one: one that came in part, or the newest that most of those hold who hold any; and
@@ -24,14 +27,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.chain_choice import ChainChoice
+from shoal.protocol.chain_comparison import Difference, difference, fetched_after
 from shoal.protocol.claims import Claims
-from shoal.protocol.donors import DonorScores
+from shoal.protocol.donors import HEDGE_S, DonorScores
 from shoal.protocol.errands import (
-    AskChain,
+    AskEntries,
     AskHolders,
     Clock,
     CountLacking,
@@ -40,18 +46,25 @@ from shoal.protocol.errands import (
     FindBegun,
     FindEarlier,
     Holders,
+    InTurn,
     KeepEarlier,
-    LookInto,
     LookUp,
     OfHeader,
+    ReplaceChain,
     Replay,
     Steps,
+    TakeEntries,
 )
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.fork_watch import ForkWatch
+from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import GenesisFetched, OfState, StateHeld, StateSought
-from shoal.protocol.messages import Target, Value
+from shoal.protocol.messages import Entry, Target, Value
 from shoal.protocol.newcomers import coming
+from shoal.protocol.peering import ChainPart
 from shoal.protocol.surroundings import Rules
+from shoal.protocol.wire import COUNTER_LIMIT
 
 RETRY_S: Final = 1.0
 """Between two attempts to come to a state that peers could not give."""
@@ -61,6 +74,10 @@ PURSUE_AFTER_S: Final = 1.0
 """A catching up that was shorter is not suspected to have missed a round."""
 ASKED_LIMIT: Final = 32
 """Peers that are asked what they hold; of more, those that were fastest the last time."""
+ANSWER_TIMEOUT_S: Final = 0.5
+"""For certificates from others, once a member has answered or new ones came."""
+EMPTY_TIMEOUT_S: Final = 2.0
+"""The same once somebody who is no member had nothing new."""
 
 logger = logging.getLogger(__name__)
 
@@ -166,15 +183,25 @@ class Here(Protocol):
 class CatchingUp:
     """A member's search for entries and states: which errand is due, and what is held of what comes.
 
-    `scores` are of all who are asked. Times are those of the member, in whose hands it is.
+    `scores` are of all who are asked; `fork_watch` is told of who has another chain. checkpoint: of the link by which
+    this node joins. Times are those of the member, in whose hands it is.
     """
 
-    def __init__(self, me: PeerId, here: Here, scores: DonorScores) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        here: Here,
+        scores: DonorScores,
+        fork_watch: ForkWatch,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self._me = me
         self._here = here
         self._scores = scores
+        self._fork_watch = fork_watch
         self._claims = Claims(scores)
         self._search = StateSearch(scores, lambda: here.replayed_rounds)
+        self._choice = ChainChoice(here, checkpoint, self._search.clock)
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
         self._retry_at = 0.0
@@ -239,8 +266,85 @@ class CatchingUp:
     # -- errands ---------------------------------------------------------------------------------------------
 
     def _look_into(self, peer: PeerId) -> Steps:
-        new: bool = yield LookInto(peer)
+        try:
+            new: bool = yield from (self._choose() if self._choice.pending else self._extend_from(peer))
+        except (NetworkError, RemoteError) as error:
+            _log(peer, error)
+            new = False
         self._claims.answered(peer, self._here.chain.head, self._search.clock.now, new=new)
+
+    # -- the chain -------------------------------------------------------------------------------------------
+
+    def _look_for_entries(self, peers: tuple[PeerId, ...], *, until_one: bool = False) -> Steps:
+        """Take newer entries of the chain from these peers, asked in this order, and wait for nobody who is slow.
+
+        until_one: the first that answers is enough. Raises ConfigError where this node has to choose between chains and
+        cannot.
+        """
+        if self._choice.pending:
+            try:
+                yield from self._choose()
+            except RemoteError as error:
+                logger.info("the chain that was chosen: %s", error)
+            return
+        steps = partial(self._ask_one, frozenset(self._here.chain.head.members), until_one)
+        yield InTurn(peers, lambda peer: self._errand(steps(peer)), apart_s=HEDGE_S)
+
+    def _ask_one(self, members: Collection[PeerId], until_one: bool, peer: PeerId) -> Steps:
+        """Comes to the seconds for which the others are worth waiting for once `peer` has answered."""
+        before = self._here.chain.height
+        try:
+            yield from self._extend_from(peer)
+        except (NetworkError, RemoteError) as error:
+            _log(peer, error)
+            self._scores.disappointed(peer, self._search.clock.now)
+            return None
+        if until_one:
+            return 0.0
+        return ANSWER_TIMEOUT_S if peer in members or self._here.chain.height > before else EMPTY_TIMEOUT_S
+
+    def _choose(self) -> Steps:
+        """Take the chain that a newcomer may take, if somebody serves one; whether anything was new.
+
+        Raises ConfigError, and RemoteError where the chain here went on otherwise meanwhile.
+        """
+        entries: Sequence[Entry] = yield from self._choice.choose()
+        return bool(entries) and (yield TakeEntries(tuple(entries), trusted=True)) > 0
+
+    def _extend_from(self, peer: PeerId) -> Steps:
+        """Take newer entries from one peer, those of one answer after the other; whether there were any.
+
+        Raises NetworkError, RemoteError.
+        """
+        chain, any_new = self._here.chain, False
+        while True:
+            part: ChainPart = yield AskEntries(peer, chain.height, chain.head.term.rebases)
+            try:
+                new: int = yield TakeEntries(part.certificates)
+            except RemoteError:
+                self._fork_watch.suspect(peer, self._search.clock.now)
+                yield from self._go_over_to(peer)
+                raise
+            any_new |= new > 0
+            if not new or chain.height >= part.head:
+                return any_new
+
+    def _go_over_to(self, peer: PeerId) -> Steps:
+        """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.
+
+        Raises RemoteError, NetworkError.
+        """
+        chain = self._here.chain.snapshot()
+        later: ChainPart = yield AskEntries(peer, COUNTER_LIMIT, chain.head.term.rebases)
+        if not later.certificates:
+            return  # there is no rebase of which this node does not know
+        found: Difference = yield from difference(chain.entries, peer)
+        theirs: Chain = yield from fetched_after(chain.up_to(found.height), peer, Chain.extend)
+        if theirs.head.term.rebases > chain.head.term.rebases:
+            logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
+            yield ReplaceChain(theirs, found.height)
+
+    # -- states ----------------------------------------------------------------------------------------------
 
     def _come(self) -> Steps:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
@@ -250,7 +354,7 @@ class CatchingUp:
         peers = list(here.linked())
         if first or not fresh:
             peers.sort(key=lambda peer: peer not in first)
-            yield self._asking(peers, first)
+            yield from self._look_for_entries(self._in_order(peers, first))
         if not here.current:
             awaited = self._can_be_awaited()
             if awaited:
@@ -260,14 +364,14 @@ class CatchingUp:
             yield LookUp(tuple(peers))
         return StateSought(state, clock.now - began)
 
-    def _asking(self, peers: Collection[PeerId], first: Collection[PeerId]) -> AskChain:
-        """Ask members before others, those in `first` before these, and who did not answer lately after them."""
+    def _in_order(self, peers: Collection[PeerId], first: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """Members before others, those in `first` before these, and who did not answer lately after them."""
         scores, members = self._scores, self._here.chain.head.members
         order = sorted(
             peers,
             key=lambda peer: (scores.resting(peer, self._search.clock.now), peer not in first, peer not in members),
         )
-        return AskChain(peers=tuple(order), members=frozenset(members))
+        return tuple(order)
 
     def _can_be_awaited(self) -> bool:
         """True if this node, no member, was overtaken though it needs far less than a lead would wait for it."""
@@ -292,7 +396,7 @@ class CatchingUp:
                 state = found = nearer
             if closely or (nearer is not None and search.clock.now - began > PURSUE_AFTER_S):
                 order = tuple(sorted(peers, key=lambda peer: peer not in here.donors))
-                yield AskChain(peers=order, members=frozenset(here.chain.head.members), until_one=True)
+                yield from self._look_for_entries(order, until_one=True)
             if here.chain.head.hash == goal if nearer is None else is_state_of(here.chain.standing, nearer):
                 break
         return found if found is None or on_branch(here.chain, found) else None
@@ -317,6 +421,10 @@ class CatchingUp:
     def _fetch_earlier(self, chain: Chain, round: int) -> Steps:
         state: OfState | None = yield from self._search.nearer(None, chain, sorted(self._here.linked()))
         return state if state is not None and state.round == round else None
+
+
+def _log(peer: PeerId, error: Exception) -> None:
+    logger.info("certificates from %s: %s", peer, error)
 
 
 def is_state_of(value: Value, state: OfState) -> bool:

@@ -15,6 +15,7 @@ from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, N
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.errands import Errand
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import OfPlan, OfState, Order
 from shoal.protocol.messages import Amendment, Certificate, Entry, Held, Message, Plan, RelayedWay, Value
@@ -333,6 +334,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepFork:
+    """Have a fork on disk, among `Surroundings.forks` from now on, and tell the user."""
+
+    fork: Fork
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """This node takes part in nothing more."""
 
@@ -379,6 +387,7 @@ MemberEffect = (
     | Mismatch
     | Blame
     | Tell
+    | KeepFork
     | Goodbye
 )
 """All that a driver of members does. One that it does not know is an error."""

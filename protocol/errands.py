@@ -1,25 +1,23 @@
 """Errands: what a member seeks beside its rounds, as one request after the other.
 
 A driver carries a request out, however long that takes, and tells the errand what came of it, for the next; which it
-is, is decided by who made the errand (catching_up.py). A request that brings nothing comes to nothing, and is no error.
+is, is decided by who made the errand (catching_up.py). A request that brings nothing comes to nothing, and is no error,
+but for those that say that they fail: of these the errand is told why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import OfState
-from shoal.protocol.messages import Value
+from shoal.protocol.messages import Entry, Value
 
-ANSWER_TIMEOUT_S: Final = 0.5
-"""For certificates from others, once a member has answered or new ones came."""
-EMPTY_TIMEOUT_S: Final = 2.0
-"""The same once somebody who is no member had nothing new."""
 HEADER_TIMEOUT_S: Final = 0.5
 """After the first answer to what peers hold, the others have this long to be counted; who is later may still give."""
 
@@ -33,29 +31,78 @@ class OfHeader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskChain:
-    """Ask these peers for newer entries of the chain, in this order, and wait for nobody who is slow; take what holds.
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Carry out an errand for each of these peers: the next when one is over, or has taken `apart_s`; the others go on.
 
-    until_one: the first that answers is enough.
+    Each errand comes to how many seconds from then on the others are still worth waiting for, None if that is open.
+    What is under way after that is given up.
     """
 
     peers: tuple[PeerId, ...]
-    members: frozenset[PeerId]
-    until_one: bool = False
-
-    def wait_s(self, peer: PeerId, *, grew: bool) -> float:
-        """Seconds for which the others are worth waiting for once `peer` answered; grew: the chain did meanwhile."""
-        if self.until_one:
-            return 0.0
-        return ANSWER_TIMEOUT_S if peer in self.members or grew else EMPTY_TIMEOUT_S
+    errand: Callable[[PeerId], Errand]
+    apart_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class LookInto:
-    """Ask a peer that claims to be ahead for newer entries, and take what holds. Comes to whether there were any."""
+class AskEntries:
+    """Ask a peer for entries of the chain after the first `after`, or from the first rebase on that is not known to who
+    knows of so many.
+
+    Comes to a `ChainPart`, of which nothing is checked. Fails with a NetworkError or RemoteError.
+    """
 
     peer: PeerId
+    after: int
+    rebases: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeEntries:
+    """Extend the chain by these, and have them on disk. Comes to how many were new.
+
+    trusted: they lead to the checkpoint of this node's link, which was checked. Fails with a RemoteError at the first
+    that does not follow or does not hold; those before it stay.
+    """
+
+    entries: tuple[Entry, ...]
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceChain:
+    """Go on with `theirs`, which has the first `height` entries in common with the chain here, and a later rebase.
+
+    Nothing is done where that rebase came another way meanwhile.
+    """
+
+    theirs: Chain
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitLinks:
+    """Wait for peers that are known and not linked yet, so many seconds at most."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookElsewhere:
+    """Fetch what a peer serves at each of the places that the user named for it, if there are several.
+
+    Comes to chains that go on from `base`, by place.
+    """
+
+    peer: PeerId
+    base: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the user."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +195,13 @@ class LookUp:
 
 
 Request = (
-    AskChain
-    | LookInto
+    InTurn
+    | AskEntries
+    | TakeEntries
+    | ReplaceChain
+    | AwaitLinks
+    | LookElsewhere
+    | Warn
     | FindBegun
     | CountLacking
     | AskHolders
@@ -181,10 +233,15 @@ class Errand:
         self.outcome: Any = None
 
     def go_on(self, came: Any, now: float) -> Request | None:
-        """The last request came to that, the first time None; the next request, None if the errand is over."""
+        """The last request came to that, the first time None; the next request, None if the errand is over.
+
+        A NetworkError or RemoteError is why the request failed. Raises what the errand does not take, ConfigError where
+        the user has to decide.
+        """
         self._clock.now = now
+        failed = isinstance(came, NetworkError | RemoteError)
         try:
-            return self._steps.send(came)
+            return self._steps.throw(came) if failed else self._steps.send(came)
         except StopIteration as over:
             self.outcome = over.value
             return None

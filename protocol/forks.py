@@ -11,7 +11,9 @@ A *checkpoint* names one certificate. Who joins by a link that has one takes onl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -19,6 +21,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term, Value
 
 SHOWN_HASH_CHARS = 12
+FORKS_LIMIT: Final = 64
+"""That are kept, and told of; the first one stops this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,11 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "in two places; this node signs nothing more until the authority decides: `shoal rebase` at its node, "
             "`--forget PEER` for who lied or `--keep-all`"
         )
+
+
+def binding(forks: Iterable[Fork], head: Value) -> Fork | None:
+    """The fork that keeps a node with this head from signing anything more, if one of these does."""
+    return next((fork for fork in forks if fork.binds(head)), None)
 
 
 def same_position(one: Value, other: Value) -> bool:

@@ -184,6 +184,14 @@ class StateSought:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainCompared:
+    """The chain here was compared with a peer's. theirs: the certificate with which that one parts from it, if any."""
+
+    peer: PeerId
+    theirs: Certificate | None
+
+
+@dataclass(frozen=True, slots=True)
 class GenesisFetched:
     """S(0) as the first founder has it."""
 
@@ -208,5 +216,6 @@ Input = (
     | HeadMoved
     | Loaded
     | StateSought
+    | ChainCompared
     | GenesisFetched
 )

@@ -87,10 +87,13 @@ from shoal.protocol.effects import (
 )
 from shoal.protocol.errands import Errand
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.fork_watch import ForkWatch
+from shoal.protocol.forks import Checkpoint, binding
 from shoal.protocol.going_back import GoingBack
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
     Amend,
+    ChainCompared,
     Evaluated,
     GenesisFetched,
     GoBack,
@@ -131,6 +134,8 @@ from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 ANSWER_PERIOD_S = 1.0
 """Between two answers to one peer that is behind."""
 ANSWERED_LIMIT_PEERS = 1024
+FORKED, ABSTAINING = "forked", "abstaining"
+"""Why a member stands still, as it is shown to the user."""
 
 
 class Standing(enum.Enum):
@@ -145,7 +150,8 @@ class Standing(enum.Enum):
 class Member:
     """One member's decisions. `rounds`: how many to take part in; `newcomers`: who is on the way to a state.
 
-    catching_up: what it looks for beside its rounds. scores: what is remembered of those who are asked.
+    catching_up: what it looks for beside its rounds. scores: what is remembered of those who are asked. checkpoint: of
+    the link by which it joins.
     """
 
     def __init__(
@@ -157,6 +163,7 @@ class Member:
         scores: DonorScores,
         policies: Policies = USUAL,
         rounds: int | None = None,
+        checkpoint: Checkpoint | None = None,
         make: Callable[..., RoundMachine] = RoundMachine,
     ) -> None:
         self._identity = identity
@@ -178,7 +185,8 @@ class Member:
         self._now = 0.0
         self._steps: Steps | None = None
         self.newcomers = Newcomers()
-        self.catching_up = CatchingUp(self._me, surroundings, scores)
+        self._fork_watch = ForkWatch(surroundings)
+        self.catching_up = CatchingUp(self._me, surroundings, scores, self._fork_watch, checkpoint)
         self._going_back = GoingBack(self._me, surroundings, self.catching_up, policies.rollback)
         self._amending = Amending(self._me, surroundings, follows=policies.amendments)
         self.machine: RoundMachine | None = None
@@ -310,6 +318,8 @@ class Member:
         message, position, head = heard.message, heard.position, self._head
         machine, current = self.machine, next_position(head)
         yield Examine(heard.peer, message)
+        if not isinstance(message, Rebase):
+            yield from self._fork_watch.heard(heard.peer, message, position, self._now)
         if position <= current:  # who claims to be beyond this round is on its way to no state that there is
             self.newcomers.heard(heard.peer, message, self._now)
         if isinstance(message, Rebase):
@@ -379,6 +389,7 @@ class Member:
 
     def _tick(self, event: Tick) -> Steps:
         yield from self._look_around()
+        yield from self._seek(self._fork_watch.due(self._now))
         yield from self._seek(self.catching_up.due(self._now, in_round=self.machine is not None))
         machine = self.machine
         if machine is None:
@@ -521,6 +532,10 @@ class Member:
             yield from self._resume_work()
         yield from self._begin_round_or_finish()
 
+    def _chain_compared(self, event: ChainCompared) -> Steps:
+        yield from self._fork_watch.compared(event)
+        yield from self._look_around()
+
     def _genesis_fetched(self, event: GenesisFetched) -> Steps:
         """Hold the first founder's S(0), if its word still decides, and begin the first round again on it."""
         yield from self._look_around()
@@ -539,7 +554,10 @@ class Member:
 
     def _may_not_sign(self) -> bool:
         """True if this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
-        self._still = self._here.stands_still(self._head)
+        if binding(self._here.forks, self._head) is not None:
+            self._still = FORKED
+        else:
+            self._still = ABSTAINING if self._here.key_is_elsewhere(self._head) else None
         return self._still is not None
 
     # -- effects of the round --------------------------------------------------------------------------------
@@ -837,6 +855,7 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     HeadMoved: _everywhere(Member._head_moved),
     Loaded: _everywhere(Member._loaded),
     StateSought: {**_everywhere(Member._state_sought), Standing.LINGERING: Member._sought_late},
+    ChainCompared: {**_everywhere(Member._chain_compared), Standing.LINGERING: Member._chain_compared},
     GenesisFetched: _everywhere(Member._genesis_fetched),
 }
 """By input, what a member does with it where it stands."""

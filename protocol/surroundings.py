@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.durable import DurableRecord
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import OfState
 from shoal.protocol.messages import Value
@@ -114,8 +115,16 @@ class Surroundings(Protocol):
         """True if the swarm lets a peer in."""
         ...
 
-    def stands_still(self, head: Value) -> str | None:
-        """In a word why nothing may be signed after `head`; None if it may. Raises StorageError."""
+    @property
+    def forks(self) -> Sequence[Fork]:
+        """Forks that this node has seen, and keeps; more by `KeepFork`."""
+        ...
+
+    def key_is_elsewhere(self, head: Value) -> bool:
+        """True if this node's key may be in use elsewhere, so that it may sign nothing after `head`.
+
+        Raises StorageError.
+        """
         ...
 
     def rules(self, round: int) -> Rules:

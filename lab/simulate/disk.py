@@ -26,6 +26,7 @@ from shoal.node.state.resumption import Resumption
 from shoal.node.state.store import Store
 from shoal.protocol.chain import Chain
 from shoal.protocol.durable import DurableRecord
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Order
 from shoal.protocol.manifest import Manifest
@@ -95,7 +96,8 @@ def unheard() -> Iterator[None]:
 class Disk:
     """Data that survive a crash. held: the hash of the value whose state `state` is. blank: it has none but the first.
 
-    orders: of the user. saved: the newest states, and kept: those to go back to, by the hash of their value.
+    forks: seen by it. orders: of the user. saved: the newest states, and kept: those to go back to, by the hash of
+    their value.
 
     tears: the process dies with its next write to a log, of whose batch this share of the bytes is there.
     """
@@ -109,6 +111,7 @@ class Disk:
     manifest: Manifest | None = None
     blank: bool = False
     finals: dict[bytes, Finals] = field(default_factory=dict)
+    forks: list[Fork] = field(default_factory=list)
     orders: dict[type[Order], Order] = field(default_factory=dict)
     saved: dict[bytes, F32] = field(default_factory=dict)
     kept: dict[bytes, F32] = field(default_factory=dict)
@@ -151,6 +154,13 @@ class Disk:
         self.logs.append_certificate(entry)
         self.logs.decided(entry.value)
         return True
+
+    def replace(self, theirs: Chain, height: int) -> None:
+        """Go on with another chain, which has the first `height` entries in common with the one here."""
+        self.logs.replace_chain(theirs.entries)
+        self.ledger.replace(theirs)
+        for entry in theirs.entries[height:]:
+            self.logs.decided(entry.value)
 
     def tear(self, entry: Entry | tuple[DurableRecord, ...]) -> None:
         """Write an entry of the chain, or records, of which only a part gets to the disk; who wrote is gone."""

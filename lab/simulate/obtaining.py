@@ -7,7 +7,6 @@ chunks by a header that has the certified digest.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.lab.errands import Errands, Then
 from shoal.lab.simulate.donations import OBTAIN_LIMIT_S
 from shoal.lab.simulate.fetching import REQUEST_BYTES, Fetching, Job
 from shoal.lab.simulate.judge import Violation
@@ -30,13 +30,15 @@ from shoal.lab.simulate.talk import (
     HeaderAnswer,
 )
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
+from shoal.protocol import peering
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import on_branch
-from shoal.protocol.donors import HEDGE_S, DonorScores
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import (
     HEADER_TIMEOUT_S,
-    AskChain,
+    AskEntries,
     AskHolders,
+    AwaitLinks,
     CountLacking,
     Errand,
     FetchState,
@@ -44,9 +46,13 @@ from shoal.protocol.errands import (
     FindEarlier,
     Holders,
     KeepEarlier,
-    LookInto,
+    LookElsewhere,
     LookUp,
+    ReplaceChain,
     Replay,
+    Request,
+    TakeEntries,
+    Warn,
 )
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -60,8 +66,6 @@ if TYPE_CHECKING:
 FETCH_PERIOD_S = 1.0
 """Between two attempts to have finals that are wanted and that nobody gave."""
 
-Then = Callable[[Any], None]
-"""Called once, with what a request came to."""
 GotFinals = Callable[[Finals | None], None]
 
 
@@ -101,7 +105,9 @@ class Obtaining:
         self._computed = computed
         self._scores = scores
         self._lacks_since: float | None = None
-        self._asking: list[_AskingChain] = []
+        self._errands = Errands(self._perform, lambda: self.now)
+        self._questions: list[_Question] = []
+        self._awaiting: list[tuple[float, Then]] = []
         self._polls: list[_Poll] = []
         self._waiting: dict[bytes, list[GotFinals]] = {}
         self._sought: dict[bytes, list[Then]] = {}
@@ -119,7 +125,7 @@ class Obtaining:
     @property
     def current(self) -> bool:
         """True if the state at the head is here."""
-        return self._disk.held == self._disk.ledger.standing.hash
+        return not self._disk.blank and self._disk.held == self._disk.ledger.standing.hash
 
     @property
     def held(self) -> State | None:
@@ -157,14 +163,17 @@ class Obtaining:
             fetching.stop()
         self._waiting.clear()
         self._sought.clear()
-        self._asking.clear()
+        self._errands.stop()
+        self._questions.clear()
+        self._awaiting.clear()
         self._polls.clear()
 
     def tick(self, now: float) -> None:
         """Go on without those who do not answer, and look how long the state at the head is lacking."""
         self._swarm.donations.check(self._peer, now)
-        for asking in list(self._asking):
-            asking.look(now)
+        self._answered(lambda question: now >= question.until, NetworkError("does not answer"))
+        self._look_at_links(now)
+        self._errands.look()
         for poll in list(self._polls):
             poll.look(now)
         if self.current:
@@ -178,17 +187,17 @@ class Obtaining:
 
     def begin(self, errand: Errand) -> None:
         """Carry an errand out, request after request."""
-        self._go_on(errand, None)
+        self._errands.begin(errand, self._over)
 
-    def _go_on(self, errand: Errand, came: Any) -> None:
-        request = errand.go_on(came, self.now)
-        if request is not None:
-            perform = PERFORMERS.get(type(request))
-            if perform is None:
-                raise LocalError(f"nothing simulated does {type(request).__name__}")
-            perform(self, request, partial(self._go_on, errand))
-        elif errand.outcome is not None:
-            self._put(errand.outcome)
+    def _perform(self, request: Request, then: Then) -> None:
+        perform = PERFORMERS.get(type(request))
+        if perform is None:
+            raise LocalError(f"nothing simulated does {type(request).__name__}")
+        perform(self, request, then)
+
+    def _over(self, outcome: Input | None) -> None:
+        if outcome is not None:
+            self._put(outcome)
 
     def _numbers(self, peers: Sequence[PeerId]) -> list[int]:
         return [self._swarm.numbers[peer] for peer in peers]
@@ -206,14 +215,66 @@ class Obtaining:
     def _find_begun(self, request: FindBegun, then: Then) -> None:
         then([] if self._unfinished is None else [(self._unfinished[0].round, self._unfinished[1].digest)])
 
-    def _ask_chain(self, request: AskChain, then: Then) -> None:
-        def wait_s(other: int, grew: bool) -> float:
-            return request.wait_s(self._swarm.peers[other].id, grew=grew)
+    def _ask_entries(self, request: AskEntries, then: Then) -> None:
+        other, asked = self._swarm.numbers[request.peer], GetChain(request.after, request.rebases)
+        if other not in self._peer.watch.links:
+            then(NetworkError("is not linked"))
+            return
+        self._questions.append(_Question(other, asked, self.now + REQUEST_DEADLINE_S, then))
+        self._swarm.call(self._peer, other, asked, REQUEST_BYTES)
 
-        self._begin_asking(_AskingChain(self, self._numbers(request.peers), wait_s, then, blames=True))
+    def told_chain(self, sender: int, part: ChainPart) -> None:
+        """Somebody answered with entries of the chain."""
+        answer = peering.ChainPart(certificates=part.entries, head=part.head)
+        self._answered(lambda question: (question.other, question.asked) == (sender, part.asked), answer)
 
-    def _look_into(self, request: LookInto, then: Then) -> None:
-        self._begin_asking(_AskingChain(self, self._numbers([request.peer]), lambda other, grew: 0.0, then))
+    def _answered(self, wanted: Callable[[_Question], bool], came: peering.ChainPart | NetworkError) -> None:
+        answered = [question for question in self._questions if wanted(question)]
+        self._questions = [question for question in self._questions if question not in answered]
+        for question in answered:
+            question.then(came)
+
+    def _take_entries(self, request: TakeEntries, then: Then) -> None:
+        head, new = self._disk.ledger.head, 0
+        came: RemoteError | None = None
+        try:
+            for entry in request.entries:
+                new += entry.value not in self._disk.ledger and self.extend(entry)
+        except RemoteError as error:
+            came = error
+        if self._disk.ledger.head != head:
+            self._put(HeadMoved())
+        then(new if came is None else came)
+
+    def _replace_chain(self, request: ReplaceChain, then: Then) -> None:
+        theirs, disk = request.theirs, self._disk
+        if theirs.head.term.rebases > disk.ledger.head.term.rebases:
+            disk.replace(theirs, request.height)
+            for entry in theirs.entries[request.height :]:
+                self._swarm.judge.decided(entry)
+            disk.blank = disk.blank or disk.held_value.round > theirs.up_to(request.height).head.state_round
+            self._stand_on_branch()
+            self._put(HeadMoved())
+        then(None)
+
+    def _await_links(self, request: AwaitLinks, then: Then) -> None:
+        self._awaiting.append((self.now + request.limit_s, then))
+        self._look_at_links(self.now)
+
+    def _look_at_links(self, now: float) -> None:
+        """Of those who wait for links, let go on whose time is up, or all if everyone that there is is linked."""
+        known = {peer.number for peer in self._swarm.peers if not peer.gone} - {self._peer.number}
+        complete = known <= set(self._peer.watch.links)
+        over = [one for one in self._awaiting if complete or now >= one[0]]
+        self._awaiting = [one for one in self._awaiting if one not in over]
+        for _, then in over:
+            then(None)
+
+    def _look_elsewhere(self, request: LookElsewhere, then: Then) -> None:
+        then({})  # every peer is in one place
+
+    def _warn(self, request: Warn, then: Then) -> None:
+        then(None)  # no user reads it
 
     def _find_earlier(self, request: FindEarlier, then: Then) -> None:
         value, values = self._disk.ledger.value(request.round), self._disk.earlier(request.round)
@@ -226,45 +287,18 @@ class Obtaining:
         self.serve(state)
         then(state_digest(state.value.base, state.values))
 
-    def _begin_asking(self, asking: _AskingChain) -> None:
-        self._asking.append(asking)
-        asking.look(self.now)
-
-    def ask_chain(self, other: int) -> bool:
-        """Ask for certificates; False if there is no link."""
-        if other not in self._peer.watch.links:
-            return False
-        self._swarm.call(
-            self._peer, other, GetChain(self._disk.height, self._disk.ledger.head.term.rebases), REQUEST_BYTES
-        )
-        return True
-
-    def told_chain(self, sender: int, part: ChainPart) -> None:
-        """Extend the chain by what holds and leads further, for whoever asked."""
-        asking = [one for one in self._asking if one.asks(sender)]
-        if asking:
-            grew = self._extends(part.entries)
-            if grew:
-                self._put(HeadMoved())
-            for one in asking:
-                one.told(sender, grew)
-
-    def _extends(self, entries: Sequence[Entry]) -> bool:
-        head = self._disk.ledger.head
-        try:
-            for entry in entries:
-                if entry.value not in self._disk.ledger:
-                    self.extend(entry)
-        except RemoteError:
-            pass  # those before it count
-        return self._disk.ledger.head != head
-
     def extend(self, entry: Entry) -> bool:
         """Have an entry of the chain on disk; a state of a branch that it abandons gives way to an earlier one."""
         disk = self._disk
         if not disk.append(entry):
             return False
         self._swarm.judge.decided(entry)
+        self._stand_on_branch()
+        return True
+
+    def _stand_on_branch(self) -> None:
+        """A state of what was abandoned gives way to an earlier one, if that is here."""
+        disk = self._disk
         held, standing = self.held, disk.ledger.standing
         if held is not None and not on_branch(disk.ledger, held):
             values = disk.earlier(standing.round)
@@ -272,16 +306,10 @@ class Obtaining:
                 disk.blank = True
             else:
                 self.hold(State(standing, values))
-        return True
 
-    def over(self, waiting: _AskingChain | _Poll) -> None:
+    def over(self, waiting: _Poll) -> None:
         """Nobody is waited for any more."""
-        self._asking = [one for one in self._asking if one is not waiting]
         self._polls = [one for one in self._polls if one is not waiting]
-
-    def disappointed(self, other: int) -> None:
-        """`other` did not answer."""
-        self._scores.disappointed(self._swarm.peers[other].id, self.now)
 
     def _replay(self, request: Replay, then: Then) -> None:
         """Replay rounds along the chain as far as their finals can be had."""
@@ -320,7 +348,7 @@ class Obtaining:
             raise RemoteError("answers a request for a header with something else", peer=peer)
         if answer.header is None:
             raise NetworkError("no state of that round")
-        if answer.header.digest != value.digest:
+        if value.round and answer.header.digest != value.digest:  # S(0) nobody certifies
             raise RemoteError("offers another state for the certified one", peer=peer)
         return answer.header
 
@@ -460,85 +488,39 @@ class Obtaining:
 
     def lane_broke(self, other: int) -> None:
         """There is none any more."""
-        for asking in [one for one in self._asking if one.asks(other)]:
-            asking.failed(other)
+        self._answered(lambda question: question.other == other, NetworkError("its lane broke"))
         for fetching in list(self.transfers.values()):
             fetching.lane_broke(other)
 
 
 PERFORMERS: Mapping[type[Any], Callable[[Obtaining, Any, Then], None]] = {
-    AskChain: Obtaining._ask_chain,
+    AskEntries: Obtaining._ask_entries,
     AskHolders: Obtaining._ask_holders,
+    AwaitLinks: Obtaining._await_links,
     Broadcast: Obtaining._broadcast,
     CountLacking: Obtaining._count_lacking,
     FetchState: Obtaining._fetch_state,
     FindBegun: Obtaining._find_begun,
     FindEarlier: Obtaining._find_earlier,
     KeepEarlier: Obtaining._keep_earlier,
-    LookInto: Obtaining._look_into,
+    LookElsewhere: Obtaining._look_elsewhere,
     LookUp: Obtaining._look_up,
     Replay: Obtaining._replay,
+    ReplaceChain: Obtaining._replace_chain,
+    TakeEntries: Obtaining._take_entries,
+    Warn: Obtaining._warn,
 }
 """The method that carries out each request of an errand."""
 
 
-class _AskingChain:
-    """Certificates from one peer after the other, as `shoal.node.state.asking` has it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    """A request for entries of the chain to which no answer has come."""
 
-    def __init__(
-        self,
-        obtaining: Obtaining,
-        others: Sequence[int],
-        wait_s: Callable[[int, bool], float],
-        then: Then,
-        *,
-        blames: bool = False,
-    ) -> None:
-        self._obtaining = obtaining
-        self._left = deque(others)
-        self._wait_s = wait_s
-        self._then = then
-        self._blames = blames
-        self._asked: dict[int, float] = {}
-        self._next_at = float("-inf")
-        self._until = float("inf")
-        self._new = self._over = False
-
-    def asks(self, other: int) -> bool:
-        """True if `other` was asked, and has not answered."""
-        return other in self._asked
-
-    def told(self, sender: int, grew: bool) -> None:
-        """An answer came; grew: with what the chain went on by."""
-        del self._asked[sender]
-        now = self._obtaining.now
-        self._new |= grew
-        self._until = min(self._until, now + self._wait_s(sender, grew))
-        self._next_at = now
-        self.look(now)
-
-    def failed(self, other: int) -> None:
-        """`other` will not answer."""
-        self._asked.pop(other, None)
-        if self._blames:
-            self._obtaining.disappointed(other)
-        self._next_at = self._obtaining.now
-
-    def look(self, now: float) -> None:
-        """Ask the next one when it is time, and go on once nobody is worth waiting for."""
-        for other in [other for other, until in self._asked.items() if now >= until]:
-            self.failed(other)
-        while self._left and self._next_at <= now < self._until:
-            other = self._left.popleft()
-            if self._obtaining.ask_chain(other):
-                self._asked[other] = now + REQUEST_DEADLINE_S
-                self._next_at = now + HEDGE_S
-            else:
-                self.failed(other)
-        if not self._over and (now >= self._until or not (self._left or self._asked)):
-            self._over = True
-            self._obtaining.over(self)
-            self._then(self._new)
+    other: int
+    asked: GetChain
+    until: float
+    then: Then
 
 
 class _Poll:

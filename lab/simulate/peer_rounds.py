@@ -7,7 +7,7 @@ lacks it gets by `obtaining`. An effect that has no place here is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from shoal.lab.simulate.talk import (
     Payload,
     PeerTalk,
     falsehoods,
+    one_more,
 )
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
@@ -63,6 +64,7 @@ from shoal.protocol.effects import (
     ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepFork,
     KeepOrder,
     PauseTrainer,
     Rejoin,
@@ -85,6 +87,7 @@ from shoal.protocol.effects import (
     Write,
 )
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     Amend,
@@ -187,6 +190,11 @@ class PeerRounds(Reducing, Surroundings):
     def resting(self) -> bool:  # type: ignore[override]
         """True if no training is under way."""
         return self._trained_at is None
+
+    @property
+    def forks(self) -> Sequence[Fork]:  # type: ignore[override]
+        """Those that it has seen."""
+        return self._disk.forks
 
     def bound_in(self, position: Position) -> list[DurableRecord]:
         """Records on disk about a round."""
@@ -405,7 +413,8 @@ class PeerRounds(Reducing, Surroundings):
     def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
         disk = self._disk
         if isinstance(asked, GetChain):
-            return ChainPart(disk.entries_after(asked.height, asked.rebases))
+            part = ChainPart(asked, disk.entries_after(asked.height, asked.rebases), disk.height)
+            return one_more(part, disk.newest) if "chain" in self._peer.lies else part
         if isinstance(asked, GetHeader):
             header = self.obtaining.begin_serving(asked.round)
             if header is not None and "header" in self._peer.lies:
@@ -539,6 +548,9 @@ class PeerRounds(Reducing, Surroundings):
         assert isinstance(effect.state, State)
         self.obtaining.hold(effect.state)
 
+    def _keep_fork(self, effect: KeepFork) -> None:
+        self._disk.forks.append(effect.fork)
+
     def _keep_order(self, effect: KeepOrder) -> None:
         self._disk.orders[type(effect.order)] = effect.order
 
@@ -621,6 +633,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     ForgetEarlier: PeerRounds._forget_earlier,
     GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
+    KeepFork: PeerRounds._keep_fork,
     KeepOrder: PeerRounds._keep_order,
     Mismatch: PeerRounds._mismatch,
     PauseTrainer: PeerRounds._pause_trainer,

@@ -65,7 +65,7 @@ OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
 """The faults that bring a peer into a phase which it does not come to by itself."""
-Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
+Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "chain", "held", "group", "hint"]
 ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
 """Those that are told of rollouts."""
 
@@ -302,7 +302,7 @@ def _around_a_transfer(rng: random.Random, peers: int) -> list[Fault]:
         kind: Kind = rng.choice(("kill", "stop", "stop", "slow", "lie", "lie"))
         at_s, lasts = round(joins_at_s + rng.uniform(0.0, 4.0), 2), round(rng.uniform(2.0, 14.0), 2)
         if kind == "lie":
-            lie: Lie = rng.choice(("chunk", "chunk", "header"))
+            lie: Lie = rng.choice(("chunk", "chain", "header"))
             faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, lie=lie))
         elif kind == "slow":
             faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, factor=round(rng.uniform(5, 60), 1)))

@@ -31,9 +31,11 @@ class GetChain(LaneMessage):
 
 @dataclass(frozen=True, slots=True)
 class ChainPart(LaneMessage):
-    """The answer: entries in order."""
+    """The answer: entries in order, and how many the answerer has in all."""
 
+    asked: GetChain
     entries: tuple[Entry, ...]
+    head: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,15 @@ def wrong(data: bytes) -> bytes:
 def with_flipped_digest(report: Report) -> Report:
     """The report of a liar, with another digest than it computed."""
     return msgspec.structs.replace(report, digest=bytes(b ^ 0xFF for b in report.digest))
+
+
+def one_more(part: ChainPart, newest: Certificate | None) -> ChainPart:
+    """What a liar serves of the chain: after the newest round it has one more, which nobody signed."""
+    if newest is None:
+        return part
+    value = msgspec.structs.replace(newest.value, round=newest.value.next_round, base=newest.value.hash)
+    invented = msgspec.structs.replace(newest, value=value)
+    return ChainPart(part.asked, (*part.entries, invented), part.head + 1)
 
 
 def falsehoods(lies: Collection[str], me: PeerId, machine: RoundMachine) -> list[Message]:

@@ -8,20 +8,22 @@ end the first one, so it is asked under a key made for that, and by the record o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from shoal.node.discovery.credentials import CHECKPOINT_NAME, kept_checkpoint
 from shoal.node.options import NodeConfig
-from shoal.node.outcome import Progress
-from shoal.node.state.chain_choice import Ask, ChainChoice, ChoiceParts
-from shoal.node.state.chain_comparison import fetched_after
+from shoal.node.state.errands import carry_out
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
 from shoal.protocol.address import parse_address
 from shoal.protocol.chain import Chain
+from shoal.protocol.chain_choice import check_link
+from shoal.protocol.chain_comparison import fetched_after
+from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, LookElsewhere
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
@@ -53,41 +55,43 @@ PLACES_LIMIT = 4
 logger = logging.getLogger(__name__)
 
 
-def choice_of(
-    config: NodeConfig,
-    *,
-    folder: Path,
-    chain: Chain,
-    host: Host,
-    members: Members,
-    ask: Ask,
-    tell: Callable[[Progress], None],
-) -> ChainChoice:
-    """The choice of a node, which shows its own chain to others from here on.
+class ChainPlaces:
+    """Places where a node may look for the chain; it shows its own chain to others from here on.
 
-    Raises ConfigError if that is another than the chain of the link it was given.
+    `checkpoint` is that of the link by which it joins.
     """
-    places, swarm_id = named_places((*config.join, *config.manifest.network.bootstrap)), config.manifest.swarm_id
 
-    async def elsewhere(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
-        return await chains_at(members, peer, places.get(peer, ()), base)
+    def __init__(self, config: NodeConfig, *, folder: Path, chain: Chain, host: Host, members: Members) -> None:
+        """Raises ConfigError if the chain that is here is another than the chain of the link."""
+        swarm_id = config.manifest.swarm_id
+        self._me = host.peer_id
+        self._members = members
+        self._places = named_places((*config.join, *config.manifest.network.bootstrap))
+        self.checkpoint = kept_checkpoint(folder, swarm_id)
+        ChainLooks(host, swarm_id, members, chain)
+        try:
+            check_link(chain, self.checkpoint)
+        except ConfigError:
+            (folder / CHECKPOINT_NAME).unlink(missing_ok=True)  # the next start is without the link's word
+            raise
 
-    ChainLooks(host, swarm_id, members, chain)
-    parts = ChoiceParts(
-        chain=chain,
-        ask=ask,
-        linked=members.links.linked,
-        next_linked=members.links.next_linked,
-        known=lambda: frozenset((*places, *(record.peer for record in members.book.records()))) - {host.peer_id},
-        tell=tell,
-        checkpoint=kept_checkpoint(folder, swarm_id),
-        elsewhere=elsewhere,
-    )
-    try:
-        return ChainChoice(parts)
-    except ConfigError:
-        (folder / CHECKPOINT_NAME).unlink(missing_ok=True)  # the next start is without the link's word
-        raise
+    @property
+    def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+        """Functions that carry out an errand's requests."""
+        return {AwaitLinks: self._await_links, LookElsewhere: self._look_elsewhere}
+
+    async def _await_links(self, request: AwaitLinks) -> None:
+        links = self._members.links
+        with trio.move_on_after(request.limit_s):
+            while not self._known() <= links.linked():
+                await links.next_linked()
+
+    def _known(self) -> frozenset[PeerId]:
+        records = self._members.book.records()
+        return frozenset((*self._places, *(record.peer for record in records))) - {self._me}
+
+    async def _look_elsewhere(self, request: LookElsewhere) -> Mapping[str, Chain]:
+        return await chains_at(self._members, request.peer, self._places.get(request.peer, ()), request.base)
 
 
 def named_places(addresses: tuple[str, ...]) -> dict[PeerId, tuple[str, ...]]:
@@ -124,10 +128,10 @@ async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -
     """Fetch the chain at one address. Raises RemoteError if the node there would not admit this one, NetworkError."""
     record = members.hello().record
 
-    async def ask(host: Host, after: int, rebases: int) -> ChainPart:
-        request = canonical(LookAtChain(record=record, after=after, rebases=rebases))
+    async def ask(host: Host, request: AskEntries) -> ChainPart:
+        look = canonical(LookAtChain(record=record, after=request.after, rebases=request.rebases))
         reply = await host.request(
-            peer, LOOK_PROTOCOL, request, deadline_s=PLACE_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
+            peer, LOOK_PROTOCOL, look, deadline_s=PLACE_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
         answer: LookAnswer = decode(reply, LookAnswer, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
         if isinstance(answer, Refusal):
@@ -136,7 +140,9 @@ async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -
 
     async def look(host: Host) -> Chain:
         await host.dial(address, deadline_s=PLACE_DEADLINE_S)
-        return await fetched_after(base, partial(ask, host), Chain.extend)
+        errand = Errand(fetched_after(base, peer, Chain.extend), Clock())
+        found: Chain = await carry_out(errand, {AskEntries: partial(ask, host)})
+        return found
 
     return await as_a_stranger(look)
 

@@ -46,7 +46,7 @@ from shoal.protocol.inputs import (
     Tick,
 )
 from shoal.protocol.member import Member
-from shoal.protocol.messages import Message, Rebase, Report
+from shoal.protocol.messages import Message, Report
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
 
@@ -63,7 +63,11 @@ class Engine:
         self._state_store = parts.state_store
         self._inbox = Inbox()
         self._errands = Errands(
-            parts.state_store, parts.links, put=self.put, look_up=lambda peers: self._part.look_up(peers)
+            parts.state_store,
+            parts.links,
+            elsewhere=parts.elsewhere,
+            put=self.put,
+            look_up=lambda peers: self._part.look_up(peers),
         )
         self._transition = StateTransition(parts)
         self._orders = OrderFiles(parts.store.folder)
@@ -78,11 +82,11 @@ class Engine:
             scores=parts.state_store.scores,
             policies=Policies(rollback=parts.config.rollback, amendments=parts.config.authority_amendments),
             rounds=parts.config.rounds,
+            checkpoint=parts.checkpoint,
         )
         self.left = trio.Event()
         """Set once this node takes part in nothing more."""
         self._shown_phase = ""
-        parts.standstill.forks.on_found = lambda: self.put(Tick())
 
     # -- what others call ------------------------------------------------------------------------------------
 
@@ -208,13 +212,16 @@ class Engine:
 
     def _examine(self, effect: effects.Examine) -> None:
         self.observer.said(effect.peer, effect.message)
-        if not isinstance(effect.message, Rebase):
-            self._p.standstill.forks.heard(effect.peer, effect.message, Received(effect.peer, effect.message).position)
 
     def _tell(self, effect: effects.Tell) -> None:
         if effect.alarming:
             logger.error("%s", effect.text)
         self._p.on_progress(Notice(text=effect.text))
+
+    def _keep_fork(self, effect: effects.KeepFork) -> None:
+        self._p.standstill.forks.keep(effect.fork)
+        self._p.log.forked(effect.fork)
+        self._tell(effects.Tell(str(effect.fork), alarming=True))
 
     def _begin_round(self, effect: effects.BeginRound) -> Mapping[bytes, PeerId]:
         self.observer.began(effect.base, effect.settings)
@@ -274,6 +281,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.ForgetEarlier: lambda engine, effect: engine._state_store.earlier.forget(effect.besides),
     effects.GiveWay: Engine._give_way,
     effects.Goodbye: lambda engine, effect: engine.left.set(),
+    effects.KeepFork: Engine._keep_fork,
     effects.KeepOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.write, effect.order),
     Mismatch: lambda engine, effect: logger.error(ANOTHER_DIGEST, effect.value.round),
     NeedEvidence: lambda engine, effect: engine.observer.need(effect.value),

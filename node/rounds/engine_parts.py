@@ -13,11 +13,13 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
+from shoal.node.state.errands import Performers
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_store import StateStore
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.training_client import TrainingClient
+from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.links import Links
 
@@ -25,7 +27,11 @@ from shoal.swarm.links import Links
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone, `leaving` who says
-    that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in."""
+    that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in.
+
+    elsewhere: carries out requests about who may be linked soon, and the places where a peer may be. checkpoint: of the
+    link by which this node joins.
+    """
 
     config: NodeConfig
     identity: Identity
@@ -46,4 +52,6 @@ class EngineParts:
     leaving: Callable[[], frozenset[PeerId]]
     announce: Callable[[], None]
     on_progress: Callable[[Progress], None]
+    elsewhere: Performers
+    checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True

@@ -14,6 +14,7 @@ from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
+    ChainCompared,
     GenesisFetched,
     Linked,
     Proven,
@@ -63,7 +64,19 @@ async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Any]])
     return turn.result
 
 
-Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Proven | Turn | StateSought | GenesisFetched | Tick
+Own = (
+    TrainerEvent
+    | Reduced
+    | SetPaused
+    | Linked
+    | StateHeld
+    | Proven
+    | Turn
+    | StateSought
+    | ChainCompared
+    | GenesisFetched
+    | Tick
+)
 ToHandle = Received | Own
 
 

@@ -32,7 +32,7 @@ async def signed_rebase(parts: EngineParts, forget: Collection[PeerId], alive: C
             "nothing keeps this swarm from going on with all its members; name who is gone for good: "
             "`shoal rebase --forget PEER`"
         )
-    fork = standstill.forks.fork
+    fork = standstill.fork
     here = set(alive) - set(fork.signers if fork else ())  # who lied goes though it is here
     return await trio.to_thread.run_sync(_authority(parts).rebase, parts.state_store.head, forget, here)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
@@ -11,6 +11,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.participation import Participation
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.durable import DurableRecord
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Value
 from shoal.protocol.planning import RoundSettings
@@ -105,9 +106,14 @@ class NodeSurroundings:
         """True if the swarm lets a peer in."""
         return self._p.may_join(peer)
 
-    def stands_still(self, head: Value) -> str | None:
-        """In a word why nothing may be signed after `head`. Raises StorageError."""
-        return self._p.standstill.phase(head)
+    @property
+    def forks(self) -> Sequence[Fork]:
+        """Forks that this node has seen, and keeps."""
+        return self._p.standstill.forks.forks
+
+    def key_is_elsewhere(self, head: Value) -> bool:
+        """True if this node's key may be in use elsewhere. Raises StorageError."""
+        return self._p.standstill.key_use.abstains(head)
 
     def rules(self, round: int) -> Rules:
         """Rules of the round after the head, which is `round`."""

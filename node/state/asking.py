@@ -1,8 +1,8 @@
-"""Asking one peer after the other without waiting for who is slow: the next one's turn comes HEDGE_S later at most.
+"""Asking one peer after the other without waiting for who is slow: the next one's turn comes so much later at most.
 
 peer 1 ── asked ─────────── answers ──► patience for the rest, or none needed
-peer 2         HEDGE_S ── asked ───────────────── answers
-peer 3                        HEDGE_S ── asked ─ ✕ not waited for any more
+peer 2         apart_s ── asked ───────────────── answers
+peer 3                        apart_s ── asked ─ ✕ not waited for any more
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from shoal.protocol.donors import HEDGE_S
 from shoal.protocol.identity import PeerId
 
 
-async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[float | None]]) -> None:
-    """Call `ask` for one peer after the other, each when the one before has answered or HEDGE_S passed.
+async def ask_in_turn(
+    peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[float | None]], *, apart_s: float = HEDGE_S
+) -> None:
+    """Call `ask` for one peer after the other, each when the one before has answered or `apart_s` passed.
 
     ask: returns for how many seconds from then on the others are still worth waiting for; None if that is open. It
     raises nothing for what a peer does or does not do.
@@ -37,5 +39,6 @@ async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable
                 break
             answered = trio.Event()
             nursery.start_soon(ask_one, peer, answered)
-            with trio.move_on_after(HEDGE_S):
-                await answered.wait()
+            if apart_s > 0:
+                with trio.move_on_after(apart_s):
+                    await answered.wait()

@@ -14,17 +14,18 @@ from typing import Any
 import trio
 
 from shoal.node.rounds.inbox import Own, in_turn
+from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.state_store import StateStore
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain
-from shoal.protocol.errands import Errand, LookUp
-from shoal.protocol.errors import LocalError
+from shoal.protocol.errands import Errand, InTurn, LookUp, Request
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Entry
 from shoal.swarm.links import Links
 
 ERRANDS_LIMIT = 512
-"""More than peers that can be asked at once: one errand for each, one for the state, one for S(0)."""
+"""More than peers that can be asked at once: an errand for each, one for the state, one for S(0), one to compare."""
 
 Performers = Mapping[type[Any], Callable[[Any], Awaitable[Any]]]
 """Functions that carry out requests, by type of request."""
@@ -32,20 +33,32 @@ Performers = Mapping[type[Any], Callable[[Any], Awaitable[Any]]]
 
 async def carry_out(errand: Errand, performers: Performers) -> Any:
     """All requests of an errand, one after the other; what came of it. Cancellation: what was handed over stands."""
-    request = errand.go_on(None, trio.current_time())
-    while request is not None:
-        perform = performers.get(type(request))
-        if perform is None:
-            raise LocalError(f"nothing here does {type(request).__name__}")
-        request = errand.go_on(await perform(request), trio.current_time())
+    came: Any = None
+    while (request := errand.go_on(came, trio.current_time())) is not None:
+        try:
+            came = await _do(request, performers)
+        except (NetworkError, RemoteError) as error:
+            came = error
     return errand.outcome
+
+
+async def _do(request: Request, performers: Performers) -> Any:
+    if isinstance(request, InTurn):
+        errand_of = request.errand
+        await ask_in_turn(request.peers, lambda peer: carry_out(errand_of(peer), performers), apart_s=request.apart_s)
+        return None
+    perform = performers.get(type(request))
+    if perform is None:
+        raise LocalError(f"nothing here does {type(request).__name__}")
+    return await perform(request)
 
 
 class Errands:
     """Carries errands out. `run` is a task beside the engine; `begin` is called in the engine's task.
 
-    put: takes what comes of an errand, as an input of the engine's. look_up: called beside the engine once the state at
-    the head is to be had, with the peers that may have what this node's own contribution is settled by.
+    elsewhere: carries out requests about who may be linked soon, and the places where a peer may be. put: takes what
+    comes of an errand, as an input of the engine's. look_up: called beside the engine once the state at the head is to
+    be had, with the peers that may have what this node's own contribution is settled by.
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class Errands:
         state_store: StateStore,
         links: Links,
         *,
+        elsewhere: Performers,
         put: Callable[[Own], None],
         look_up: Callable[[Sequence[PeerId]], Awaitable[None]],
     ) -> None:
@@ -63,12 +77,18 @@ class Errands:
         self._put = put
         self._look_up = look_up
         self._jobs, self._job_queue = trio.open_memory_channel[Errand](ERRANDS_LIMIT)
-        self._performers: Performers = {**state_store.performers, Broadcast: self._broadcast, LookUp: self._settle}
+        self._performers: Performers = {
+            **state_store.performers,
+            **elsewhere,
+            Broadcast: self._broadcast,
+            LookUp: self._settle,
+        }
 
     async def run(self) -> None:
         """Do what waits for peers, until cancelled.
 
-        Raises ConfigError when the swarm's parameters are not this workload's. Cancellation: what was put stands.
+        Raises ConfigError when the swarm's parameters are not this workload's, or this node has to choose between
+        chains and cannot. Cancellation: what was put stands.
         """
         async with trio.open_nursery() as nursery:
             async for errand in self._job_queue:
@@ -91,10 +111,10 @@ class Errands:
 
     # -- the chain, in the engine's task -----------------------------------------------------------------------
 
-    async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+    async def _hand_over(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         if not entries:
             return 0
-        take = partial(self._state_store.take_entries, peer, tuple(entries), trusted=trusted)
+        take = partial(self._state_store.take_entries, tuple(entries), trusted=trusted)
         new: int = await in_turn(self._put, take)
         return new
 

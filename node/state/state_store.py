@@ -35,10 +35,7 @@ from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.key_use import KeyUse
-from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.chain_choice import ChainChoice
-from shoal.node.state.chain_comparison import difference, fetched_after
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
@@ -48,21 +45,20 @@ from shoal.protocol.bans import named
 from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
 from shoal.protocol.donors import DonorScores
-from shoal.protocol.errands import AskChain, FindEarlier, KeepEarlier, LookInto
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errands import AskEntries, FindEarlier, KeepEarlier, ReplaceChain, TakeEntries, Warn
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Amendment, Entry, Rebase, Value
 from shoal.protocol.peering import ChainPart
-from shoal.protocol.wire import COUNTER_LIMIT
 from shoal.swarm.links import Links
 
 logger = logging.getLogger(__name__)
 
 
 class Take(Protocol):
-    """Takes entries of the chain from a peer: as `StateStore.take_entries`."""
+    """Takes entries of the chain: as `StateStore.take_entries`."""
 
-    async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+    async def __call__(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         """Take the entries, and return how many were new. Raises RemoteError, StorageError."""
 
 
@@ -76,7 +72,6 @@ class StateStoreParts:
     catchup: CatchUp
     earlier: EarlierStates
     links: Links
-    choice: ChainChoice
     key_use: KeyUse
     holds: Holds
     log: RoundLog
@@ -92,8 +87,6 @@ class StateStore:
         self._saver = StateSaver(parts.cache)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
-        self.parted: Callable[[PeerId], None] = lambda peer: None
-        """Called with who has a chain that does not go on from this one."""
         self.state: CertifiedState | None = None
         self.take: Take = self.take_entries
         """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
@@ -143,11 +136,13 @@ class StateStore:
 
     @property
     def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
-        """Functions that carry out an errand's requests about the chain and about states."""
+        """Functions that carry out an errand's requests about the chain and about states, but where else to look."""
         return {
             **self._p.catchup.performers(self.on_chunk),
-            AskChain: self.ask_chain,
-            LookInto: self.look_into,
+            AskEntries: self._ask_entries,
+            TakeEntries: self._take,
+            ReplaceChain: self._replace,
+            Warn: self._warn,
             FindEarlier: self._find_earlier,
             KeepEarlier: self._keep_earlier,
         }
@@ -301,34 +296,18 @@ class StateStore:
         if self.state is not None:
             self._p.on_progress(Notice(text=text))
 
-    async def ask_chain(self, request: AskChain) -> None:
-        """Take newer entries of the chain from peers, as a request says, or the chain that a newcomer may take.
+    async def _ask_entries(self, request: AskEntries) -> ChainPart:
+        return await self._p.catchup.certificates(request.after, request.peer, request.rebases)
 
-        Raises StorageError, ConfigError where this node has to choose between chains and cannot.
-        """
-        if self._p.choice.pending:
-            await self._choose(request.peers)
-            return
+    async def _take(self, request: TakeEntries) -> int:
+        return await self.take(request.entries, trusted=request.trusted)
 
-        async def ask(peer: PeerId) -> float | None:
-            before = self.chain.height
-            try:
-                await self.extend_from(peer)
-            except (NetworkError, RemoteError) as error:
-                logger.info("certificates from %s: %s", peer, error)
-                self.scores.disappointed(peer, trio.current_time())
-                return None
-            return request.wait_s(peer, grew=self.chain.height > before)
+    async def _replace(self, request: ReplaceChain) -> None:
+        await self.replace(request.theirs, request.height)
 
-        await ask_in_turn(request.peers, ask)
-
-    async def look_into(self, request: LookInto) -> bool:
-        """Take newer entries of the chain from who claims to have some; whether there were any. Raises StorageError."""
-        try:
-            return await self.extend_from(request.peer)
-        except (NetworkError, RemoteError) as error:
-            logger.info("certificates from %s: %s", request.peer, error)
-            return False
+    async def _warn(self, request: Warn) -> None:
+        logger.warning("%s", request.text)
+        self._p.on_progress(Notice(text=request.text))
 
     async def _find_earlier(self, request: FindEarlier) -> CertifiedState | None:
         return await self.earlier.find(request.round, request.initial)
@@ -337,63 +316,17 @@ class StateStore:
         assert isinstance(request.state, CertifiedState)
         return await self.earlier.keep(request.state)
 
-    async def extend_from(self, peer: PeerId) -> bool:
-        """Fetch newer certificates from one peer, those of one answer after the other; whether there were any.
-
-        Raises NetworkError, RemoteError, StorageError.
-        """
-        chain, any_new = self._p.chain, False
-        if self._p.choice.pending:
-            return await self._choose([peer])
-        while True:
-            part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
-            try:
-                new = await self.take(peer, part.certificates)
-            except RemoteError:
-                self.parted(peer)
-                await self._go_over_to(peer)
-                raise
-            any_new |= new > 0
-            if not new or chain.height >= part.head:
-                return any_new
-
-    async def _choose(self, peers: Collection[PeerId]) -> bool:
-        """Take the chain that a newcomer may take of all that these serve, if there is one; whether anything was new.
-
-        Raises ConfigError, StorageError.
-        """
-        entries = await self._p.choice.choose()
-        return bool(entries) and await self.take(min(peers), entries, trusted=True) > 0
-
-    async def take_entries(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+    async def take_entries(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
 
-        trusted: they lead to the checkpoint of this node's link, which was checked. Those before one that does not hold
-        stay. Raises StorageError. Cancellation waits until what is here is on disk.
+        trusted: as in `Chain.extend`. Those before one that does not hold stay. Raises StorageError. Cancellation waits
+        until what is here is on disk.
         """
         new = 0
         with trio.CancelScope(shield=True):
             for entry in entries:
                 new += entry.value not in self.chain and await self.append(entry, trusted=trusted)
         return new
-
-    async def _go_over_to(self, peer: PeerId) -> None:
-        """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.
-
-        Raises RemoteError, NetworkError, StorageError.
-        """
-
-        async def ask(after: int, rebases: int) -> ChainPart:
-            return await self._p.catchup.certificates(after, peer, rebases)
-
-        chain = self.chain.snapshot()
-        if not (await ask(COUNTER_LIMIT, chain.head.term.rebases)).certificates:
-            return  # there is no rebase of which this node does not know
-        found = await difference(chain.entries, ask)
-        theirs = await fetched_after(chain.up_to(found.height), ask, Chain.extend)
-        if theirs.head.term.rebases > chain.head.term.rebases:
-            logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
-            await self.replace(theirs, found.height)
 
     async def replace_chain(self, theirs: Chain, height: int) -> None:
         """Go on with `theirs`, which has the first `height` entries in common with the chain here and a later rebase.

@@ -9,7 +9,7 @@
     peers.json          whom this node was linked with, and where (finding.py)
     invite, revocations the invite that it came with, and whom the authority took back (credentials.py)
     rebases.log         at the authority's: every rebase that was signed here (authority.py)
-    forks.log           two certificates for one position, as this node saw them (fork_watch.py)
+    forks.log           two certificates for one position, as this node saw them (fork_file.py)
     elsewhere           that this node's key was seen in use elsewhere (key_use.py)
     checkpoint          what the chain has to contain, by the link that this node came with (credentials.py)
     layout.json         names and shapes of the model's parameters, for exports

@@ -44,6 +44,8 @@ def engine_parts(parts: Parts) -> EngineParts:
         announce=parts.members.announce,
         may_join=parts.members.may_join,
         on_progress=parts.on_progress,
+        elsewhere=parts.chain_places.performers,
+        checkpoint=parts.chain_places.checkpoint,
     )
 
 
@@ -64,10 +66,9 @@ class CertifiedRounds(Rounds):
     @property
     def tasks(self) -> Sequence[Task]:
         """See `Rounds`."""
-        state_store, standstill = self._p.state_store, self._p.standstill
+        state_store = self._p.state_store
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        state = (state_store.load_ahead, state_store.run, standstill.forks.run)
-        return (*reductions, *state, self._p.resumption.run, self._p.checkpoints.run)
+        return (*reductions, state_store.load_ahead, state_store.run, self._p.resumption.run, self._p.checkpoints.run)
 
     @property
     def record_phase(self) -> Phase:

@@ -19,11 +19,10 @@ from shoal.node.reporting.events import Event
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.fork_watch import ForkWatch
+from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.resumption import Resumption
@@ -47,6 +46,7 @@ from tests.node.box_reduce import BoxReduce
 from tests.node.box_trainer import BoxTrainer
 from tests.node.ledger import identity
 from tests.node.simulated_disk import Disk, PowerCut
+from tests.node.state_store_lab import NOWHERE_ELSE
 
 if TYPE_CHECKING:
     from tests.node.swarm_in_a_box import Box
@@ -95,10 +95,7 @@ class Life:
         self.training_client = TrainingClient(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
         links: Any = self.links
         key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
-        ask, tell = self.catchup.certificates, self.told.append
-        forks = ForkWatch(folder=folder, chain=self.chain, ask=ask, say=links.broadcast, log=log, tell=tell)
-        self.standstill = Standstill(forks=forks, key_use=key_use)
-        choice = ChoiceParts(chain=self.chain, ask=ask, linked=lambda: frozenset(links.linked()), tell=tell)
+        self.standstill = Standstill(forks=ForkFile(folder), key_use=key_use, chain=self.chain)
         self.state_store = StateStore(
             StateStoreParts(
                 store=store,
@@ -107,14 +104,12 @@ class Life:
                 catchup=self.catchup,
                 earlier=EarlierStates(folder, chain=self.chain, cache=self.cache, outer=outer),
                 links=links,
-                choice=ChainChoice(choice),
                 key_use=key_use,
                 holds=holds,
                 log=log,
                 on_progress=self.told.append,
             )
         )
-        self.state_store.parted = forks.suspect
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
@@ -151,6 +146,7 @@ class Life:
                 leaving=self._leaving,
                 announce=self._announce,
                 on_progress=self.told.append,
+                elsewhere=NOWHERE_ELSE,
             )
         )
 
@@ -197,7 +193,6 @@ class Life:
                     self.trainer.run,
                     self.state_store.load_ahead,
                     self.state_store.run,
-                    self.standstill.forks.run,
                     self.resumption.run,
                     self.checkpoints.run,
                 ):

@@ -17,14 +17,15 @@ from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.key_use import KeyUse
-from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.earlier_states import EarlierStates
-from shoal.node.state.errands import carry_out
+from shoal.node.state.errands import Performers, carry_out
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.store import Store
 from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.chain import Chain
-from shoal.protocol.errands import Clock, Errand, Steps
+from shoal.protocol.errands import AwaitLinks, Clock, Errand, LookElsewhere, Steps
+from shoal.protocol.fork_watch import ForkWatch
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import GenesisFetched
 from shoal.protocol.messages import NO_HASH, Value
@@ -39,6 +40,19 @@ GOOD, BAD = PeerId("good"), PeerId("bad")
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+async def _linked_already(request: AwaitLinks) -> None:
+    pass
+
+
+async def _nowhere_else(request: LookElsewhere) -> dict[str, Chain]:
+    await trio.lowlevel.checkpoint()
+    return {}
+
+
+NOWHERE_ELSE: Performers = {AwaitLinks: _linked_already, LookElsewhere: _nowhere_else}
+"""For a node all of whose peers are linked, each in one place."""
 
 
 class Home:
@@ -58,14 +72,6 @@ class Home:
                 cache=world.cache,
                 catchup=world.catchup,
                 earlier=EarlierStates(store.folder, chain=chain, cache=world.cache, outer=OUTER),
-                choice=ChainChoice(
-                    ChoiceParts(
-                        chain=chain,
-                        ask=world.catchup.certificates,
-                        linked=lambda: frozenset(world.donors),
-                        tell=self.progress.append,
-                    )
-                ),
                 key_use=KeyUse(store.folder, ME, store.durable_records(), take_over=False),
                 links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
                 holds=self.holds,
@@ -75,7 +81,8 @@ class Home:
         )
         self.peers: Collection[PeerId] | None = None
         """Who is linked, if not all of the world."""
-        self.catching_up = CatchingUp(ME, self, self.state_store.scores)
+        self.fork_watch = ForkWatch(self)
+        self.catching_up = CatchingUp(ME, self, self.state_store.scores, self.fork_watch)
         for certificate in store.certificates():
             self.state_store.chain.extend(certificate)
 
@@ -83,7 +90,7 @@ class Home:
         """Ask for newer entries of the chain, those in `first` first; all who are linked, in that order."""
         peers = sorted(self.world.donors, key=lambda peer: peer not in first)
         self._clock.now = trio.current_time()
-        await self.state_store.ask_chain(self.catching_up._asking(peers, first))
+        await self._outcome(self.catching_up._look_for_entries(self.catching_up._in_order(peers, first)))
         return peers
 
     async def fetch(self, peers: Sequence[PeerId]) -> CertifiedState | None:
@@ -108,9 +115,11 @@ class Home:
         return self.catching_up._search.clock
 
     async def _outcome(self, steps: Steps) -> Any:
-        return await carry_out(Errand(steps, self._clock), self.state_store.performers)
+        return await carry_out(Errand(steps, self._clock), {**self.state_store.performers, **NOWHERE_ELSE})
 
     # -- what catching up looks at ---------------------------------------------------------------------------
+
+    forks: Sequence[Fork] = ()
 
     @property
     def chain(self) -> Chain:

@@ -266,6 +266,16 @@ MEMBER: tuple[Bug, ...] = (
             yield Train()
         """,
     ),
+    simulated(
+        "what a newcomer chose is not taken",
+        "return bool(entries) and (yield TakeEntries(tuple(entries), trusted=True)) > 0",
+        "return bool(entries)",
+    ),
+    simulated(
+        "entries that somebody has beyond the head are not taken",
+        "new: int = yield TakeEntries(part.certificates)",
+        "new: int = yield TakeEntries(())",
+    ),
 )
 
 SEEDS: dict[str, int] = {
@@ -282,7 +292,7 @@ SEEDS: dict[str, int] = {
     "a member that fetched its state begins no round": 8,
     "a member that resumes stays an observer for ever": 8,
     "a member votes without a quorum of prepares": 8,
-    "a newcomer counts in its first round": 8,
+    "a newcomer counts in its first round": 12,
     "a newcomer never trains": 8,
     "a paused member trains on": 8,
     "a prepare is sent before it is written": 8,
@@ -293,10 +303,11 @@ SEEDS: dict[str, int] = {
     "a round begins, and its trainer is told nothing": 8,
     "a state is fetched for that of another round": 8,
     "a state that was fetched is not held": 8,
-    "a trainer that begins anew trains although its user has the accelerator": 26,
+    "a trainer that begins anew trains although its user has the accelerator": 120,
     "a vote for what was not prepared here": 8,
     "a vote is sent before it is written": 8,
     "an attempt to come to a state is never repeated": 8,
+    "entries that somebody has beyond the head are not taken": 50,
     "nobody follows who wants to go back": 62,
     "nothing is closed off to the evicted": 54,
     "of two states the one that fewer hold is fetched": 8,
@@ -310,6 +321,7 @@ SEEDS: dict[str, int] = {
     "tokens of work that was counted come again": 8,
     "tokens of work that was left out are lost": 18,
     "what is certified is not decided here": 8,
+    "what a newcomer chose is not taken": 4,
     "what the disk binds a member to does not bind its machine": 15,
     "who has done its rounds stays": 25,
     "who observes is waited for": 12,

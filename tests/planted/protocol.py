@@ -681,6 +681,129 @@ PROTOCOL: tuple[Bug, ...] = (
         "return frozenset(peer for value in values for peer in value.members)",
     ),
     bug(
+        "a chain that does not hold keeps a newcomer from all others",
+        "tests/protocol/test_chain_choice.py::test_chain_that_does_not_hold_is_left_out_and_hinders_nobody",
+        """
+                self._add_places(peer, (yield LookElsewhere(peer, self._copy())), found)
+        except (NetworkError, RemoteError) as error:
+        """,
+        """
+                self._add_places(peer, (yield LookElsewhere(peer, self._copy())), found)
+        except NetworkError as error:
+        """,
+    ),
+    bug(
+        "who serves what does not hold ends the whole errand",
+        "tests/protocol/test_catching_up.py::test_another_chain_is_gone_over_to_beneath_a_later_rebase_alone",
+        """
+            yield from self._extend_from(peer)
+        except (NetworkError, RemoteError) as error:
+        """,
+        """
+            yield from self._extend_from(peer)
+        except NetworkError as error:
+        """,
+    ),
+    bug(
+        "of two chains that part the longer one is taken",
+        "tests/protocol/test_chain_choice.py::test_two_chains_are_both_refused_and_the_error_names_who_serves_which",
+        """
+        if common == second.height:
+            return one
+        """,
+        """
+        if common <= second.height:
+            return one
+        """,
+    ),
+    bug(
+        "a newcomer takes a chain without its link's checkpoint",
+        "tests/protocol/test_chain_choice.py"
+        "::test_chain_that_lacks_the_checkpoint_is_not_taken_though_nobody_has_another",
+        "if checkpoint is None or chain.allows(checkpoint):",
+        "if checkpoint is None or chain.height:",
+    ),
+    bug(
+        "what the authority abandoned is as good as what it went on with",
+        "tests/protocol/test_chain_choice.py::test_later_rebase_of_the_authority_goes_before_what_it_abandoned",
+        "if first.head.term.rebases != second.head.term.rebases:",
+        "if first.head.term.rebases != first.head.term.rebases:",
+    ),
+    bug(
+        "one place of a peer speaks for all its places",
+        "tests/protocol/test_chain_choice.py::test_one_peer_in_two_places_is_named_by_them",
+        "found.update(served)",
+        "found.update(list(served.items())[:1])",
+    ),
+    bug(
+        "a newcomer takes the entries of whoever answers first",
+        "tests/protocol/test_catching_up.py::test_newcomer_takes_no_entry_before_it_has_chosen_among_the_chains",
+        """
+        if self._choice.pending:
+            try:
+        """,
+        """
+        if not peers:
+            try:
+        """,
+    ),
+    bug(
+        "who has nothing yet takes what a claim shows it",
+        "tests/protocol/test_catching_up.py::test_claim_of_who_lacks_an_entry_is_looked_into_by_choosing_too",
+        "yield from (self._choose() if self._choice.pending else self._extend_from(peer))",
+        "yield from self._extend_from(peer)",
+    ),
+    bug(
+        "the chain gives way to another without a later rebase",
+        "tests/protocol/test_catching_up.py::test_another_chain_is_gone_over_to_beneath_a_later_rebase_alone",
+        """
+        if not later.certificates:
+            return  # there is no rebase of which this node does not know
+        """,
+        """
+        """,
+        "if theirs.head.term.rebases > chain.head.term.rebases:",
+        "if theirs.head.term.rebases >= chain.head.term.rebases:",
+    ),
+    bug(
+        "who has another chain is not looked at",
+        "tests/protocol/test_catching_up.py::test_another_chain_is_gone_over_to_beneath_a_later_rebase_alone",
+        "self._fork_watch.suspect(peer, self._search.clock.now)",
+        "self._scores.showed(peer)",
+    ),
+    bug(
+        "two chains part one entry too early",
+        "tests/protocol/test_chain_comparison.py::test_difference_is_found_wherever_it_is",
+        "return middle + same\n",
+        "return middle\n",
+    ),
+    bug(
+        "a peer is compared with as often as it speaks",
+        "tests/protocol/test_fork_watch.py"
+        "::test_words_that_go_with_the_chain_cost_nothing_and_one_peer_is_compared_now_and_then",
+        "recently = since is not None and now - since < PERIOD_S",
+        "recently = since is not None and now - since < 0.0",
+    ),
+    bug(
+        "all who are suspected are compared with at once",
+        "tests/protocol/test_fork_watch.py::test_one_peer_after_the_other_is_compared",
+        "if self._comparing or peer is None:",
+        "if peer is None:",
+    ),
+    bug(
+        "a fork that comparing showed stops nobody",
+        "tests/protocol/test_member.py::test_member_compares_its_chain_with_who_speaks_of_another_beside_the_round",
+        "if event.theirs is not None:",
+        "if event.theirs is not None and event.peer == event.theirs.signers[0]:",
+    ),
+    bug(
+        "a member that saw a fork signs on",
+        "tests/protocol/test_member.py"
+        "::test_member_that_hears_of_a_fork_keeps_it_passes_it_on_and_signs_nothing_before_a_rebase",
+        "self._still = FORKED",
+        "self._still = None",
+    ),
+    bug(
         "a fork binds no more in its own term",
         "tests/protocol/test_forks.py::test_fork_binds_until_the_authority_opens_another_term",
         "return head.term.rebases <= self.term.rebases",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from shoal.lab.errands import Then
 from shoal.protocol.agreement import Broadcast, Persist
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import (
@@ -26,20 +27,22 @@ from shoal.protocol.effects import (
     StartReduce,
 )
 from shoal.protocol.errands import (
-    AskChain,
+    AskEntries,
     AskHolders,
+    AwaitLinks,
     CountLacking,
-    Errand,
     FetchState,
     FindBegun,
     FindEarlier,
     Holders,
     KeepEarlier,
-    LookInto,
+    LookElsewhere,
     LookUp,
     Replay,
     Request,
+    TakeEntries,
 )
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     Amend,
@@ -67,6 +70,7 @@ from shoal.protocol.messages import (
     Value,
     domain_hash,
 )
+from shoal.protocol.peering import ChainPart
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, paper_identities
@@ -483,13 +487,9 @@ class RoundLab:
             node.fetching.discard(plan)
             self._reduced(node, life, finals)
 
-    def _go_on(self, node: Node, life: int, errand: Errand, came: Any) -> None:
-        """Carry an errand out, request after request; what comes of one is looked at when it has come."""
-        request = errand.go_on(came, self.now)
-        if request is not None:
-            self.after(self._takes_s(node, request), partial(self._answer, node, life, errand, request))
-        elif errand.outcome is not None:
-            node.put(errand.outcome)
+    def _perform(self, node: Node, life: int, request: Request, then: Then) -> None:
+        """Have a request of an errand done; what comes of it is looked at when it has come."""
+        self.after(self._takes_s(node, request), partial(self._answer, node, life, request, then))
 
     def _takes_s(self, node: Node, request: Request) -> float:
         if isinstance(request, Replay):
@@ -498,21 +498,30 @@ class RoundLab:
             return FETCH_S if lack else 0.0
         return FETCH_S if isinstance(request, FetchState) else ASK_S if isinstance(request, ASKING) else 0.0
 
-    def _answer(self, node: Node, life: int, errand: Errand, request: Request) -> None:
-        if node.awake(life, partial(self._answer, node, life, errand, request)):
-            self._go_on(node, life, errand, ANSWERS[type(request)](self, node, request))
+    def _answer(self, node: Node, life: int, request: Request, then: Then) -> None:
+        if node.awake(life, partial(self._answer, node, life, request, then)):
+            then(ANSWERS[type(request)](self, node, request))
 
-    def _ask_chain(self, node: Node, request: AskChain | LookInto) -> bool:
-        """Whether any had newer entries."""
+    def _ask_entries(self, node: Node, request: AskEntries) -> ChainPart | NetworkError:
+        donor = next(self._donors(node, [request.peer]), None)
+        if donor is None:
+            return NetworkError("cannot be reached")
+        entries = donor.chain.after(request.after, CHAIN_PART_LIMIT, request.rebases)
+        return ChainPart(certificates=entries, head=donor.height)
+
+    def _take_entries(self, node: Node, request: TakeEntries) -> int | RemoteError:
         before = node.height
-        peers = [request.peer] if isinstance(request, LookInto) else request.peers
-        for donor in self._donors(node, peers):
-            for entry in donor.chain.after(node.height, CHAIN_PART_LIMIT):
+        try:
+            for entry in request.entries:
                 assert isinstance(entry, Certificate)
-                self.append(node, entry)
-        if node.height > before:
-            node.put(HeadMoved())
-        return node.height > before
+                if entry.value not in node.chain:
+                    self.append(node, entry)
+        except RemoteError as error:
+            return error
+        finally:
+            if node.height > before:
+                node.put(HeadMoved())
+        return node.height - before
 
     def _ask_holders(self, node: Node, request: AskHolders) -> Holders:
         holders = [d.peer for d in self._donors(node, request.peers) if holds(d, request.value)]
@@ -538,11 +547,12 @@ def holds(node: Node, value: Value) -> bool:
     return node.at is not None and node.at.round - 1 <= value.round <= node.at.round and node.chain.on_branch(value)
 
 
-ASKING = AskChain | LookInto | AskHolders
+ASKING = AskEntries | AskHolders
 
 ANSWERS: Mapping[type[Any], Callable[[RoundLab, Node, Any], Any]] = {
-    AskChain: RoundLab._ask_chain,
+    AskEntries: RoundLab._ask_entries,
     AskHolders: RoundLab._ask_holders,
+    AwaitLinks: lambda lab, node, request: None,
     Broadcast: lambda lab, node, request: lab.broadcast(
         node.number, request.message, lab.intercept(node.number, request)
     ),
@@ -551,8 +561,9 @@ ANSWERS: Mapping[type[Any], Callable[[RoundLab, Node, Any], Any]] = {
     FindBegun: lambda lab, node, request: [],
     FindEarlier: lambda lab, node, request: node.chain.value(request.round) if node.has_old_states else None,
     KeepEarlier: lambda lab, node, request: request.state.digest,
-    LookInto: RoundLab._ask_chain,
+    LookElsewhere: lambda lab, node, request: {},
     LookUp: lambda lab, node, request: None,
     Replay: RoundLab._replay,
+    TakeEntries: RoundLab._take_entries,
 }
 """What comes of each request of an errand."""

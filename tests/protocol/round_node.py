@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.lab.box import LATER, Box, Doers, Surroundings, do_by, nothing
+from shoal.lab.errands import Errands
 from shoal.protocol.agreement import Broadcast, DurableRecord
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Chain, Position
@@ -37,6 +38,7 @@ from shoal.protocol.effects import (
     ForgetEarlier,
     GiveWay,
     Goodbye,
+    KeepFork,
     KeepOrder,
     MemberEffect,
     PauseTrainer,
@@ -58,14 +60,9 @@ from shoal.protocol.effects import (
     Write,
 )
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import (
-    Input,
-    Loaded,
-    OfPlan,
-    OfState,
-    Order,
-)
+from shoal.protocol.inputs import Input, Loaded, OfPlan, OfState, Order
 from shoal.protocol.member import Member
 from shoal.protocol.messages import (
     Certificate,
@@ -149,6 +146,7 @@ class Node(Surroundings):
         self.trained_at = 0.0
         self.trains = self.paused = self.wrong_state = False
         self.orders: dict[type[Order], Order] = {}
+        self.forks: list[Fork] = []
         self.has_old_states = True
         self.box: Box | None = None
         self.hung = False
@@ -352,6 +350,14 @@ class Node(Surroundings):
         assert isinstance(effect.state, Value)
         self.at = effect.state
 
+    def _seek(self, effect: Seek) -> None:
+        errands = Errands(partial(self.lab._perform, self, self.life), lambda: self.lab.now)
+        errands.begin(effect.errand, self._sought)
+
+    def _sought(self, outcome: Input | None) -> None:
+        if outcome is not None:
+            self.put(outcome)
+
     def _keep_order(self, effect: KeepOrder) -> None:
         self.orders[type(effect.order)] = effect.order
 
@@ -388,13 +394,14 @@ DOERS: Doers = {
     ForgetEarlier: nothing,
     GiveWay: nothing,
     Goodbye: Node._goodbye,
+    KeepFork: lambda node, effect: node.forks.append(effect.fork),
     KeepOrder: Node._keep_order,
     NeedEvidence: lambda node, effect: node.lab._need_evidence(node, effect.value),
     PauseTrainer: Node._pause,
     Rejoin: nothing,
     Repair: Node._follow,
     ResumeWork: nothing,
-    Seek: lambda node, effect: node.lab._go_on(node, node.life, effect.errand, None),
+    Seek: Node._seek,
     Send: Node._send,
     SettleWork: nothing,
     StandOnHead: nothing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,31 +10,46 @@ from typing import Any
 import pytest
 
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.catching_up import ASKED_LIMIT, PURSUE_AFTER_S, PURSUIT_LIMIT, RETRY_S, CatchingUp
+from shoal.protocol.catching_up import (
+    ANSWER_TIMEOUT_S,
+    ASKED_LIMIT,
+    EMPTY_TIMEOUT_S,
+    PURSUE_AFTER_S,
+    PURSUIT_LIMIT,
+    RETRY_S,
+    CatchingUp,
+)
 from shoal.protocol.chain import Chain
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import (
-    ANSWER_TIMEOUT_S,
-    EMPTY_TIMEOUT_S,
-    AskChain,
+    AskEntries,
     AskHolders,
     CountLacking,
     Errand,
     FetchState,
     FindBegun,
     Holders,
+    InTurn,
     KeepEarlier,
-    LookInto,
+    LookElsewhere,
     LookUp,
+    ReplaceChain,
     Replay,
     Request,
+    TakeEntries,
 )
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.fork_watch import ForkWatch
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import GenesisFetched, StateHeld, StateSought
 from shoal.protocol.messages import NO_HASH, Target, Term
 from shoal.protocol.newcomers import coming
+from shoal.protocol.peering import ChainPart
 from shoal.protocol.surroundings import Rules
-from tests.node.ledger import Ledger, identity
+from shoal.protocol.terms import make_rebase
+from tests.node.ledger import AUTHORITY, Ledger, identity
+from tests.protocol.test_chain_choice import invented
 
 GRACE_S = 4.0
 TERM = Term()
@@ -75,13 +90,19 @@ class Here:
     asked: list[Request] = field(default_factory=list)
     takes_s: float = 0.0
     meanwhile: Callable[[Request], None] = lambda request: None
+    serves: dict[PeerId, Chain | None] = field(default_factory=dict)
+    """Chains of peers that have another than the one here; None of who does not answer."""
+    worth_s: list[tuple[PeerId, float | None]] = field(default_factory=list)
+    """For how long the others were worth waiting for, once a peer had answered."""
+    forks: Sequence[Fork] = ()
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
         if self.rounds:
             self.ledger.certify(self.rounds)
         self.scores = DonorScores()
-        self.catching_up = CatchingUp(self.me, self, self.scores)
+        self.fork_watch = ForkWatch(self)
+        self.catching_up = CatchingUp(self.me, self, self.scores, self.fork_watch)
 
     @property
     def chain(self) -> Chain:
@@ -117,15 +138,37 @@ class Here:
             return At(reached) if reached > request.state.round else request.state
         if isinstance(request, KeepEarlier):
             return self.chain.digest(request.state.round)
-        return request == LookInto(ONE) if isinstance(request, LookInto) else None
+        if isinstance(request, AskEntries):
+            served = self.serves.get(request.peer, self.chain)
+            if served is None:
+                return NetworkError("does not answer")
+            return ChainPart(certificates=served.after(request.after, 2, request.rebases), head=served.height)
+        if isinstance(request, LookElsewhere):
+            return {}
+        if isinstance(request, TakeEntries):
+            return self._take(request)
+        return None
+
+    def _take(self, request: TakeEntries) -> int | RemoteError:
+        try:
+            return sum(entry.value not in self.chain and self.chain.extend(entry) for entry in request.entries)
+        except RemoteError as error:
+            return error
 
     def carry_out(self, errand: Errand | None) -> Any:
         assert errand is not None
         self.asked.clear()
+        self.worth_s.clear()
+        return self._carry_out(errand)
+
+    def _carry_out(self, errand: Errand) -> Any:
         request = errand.go_on(None, self.now)
         while request is not None:
             self.asked.append(request)
-            request = errand.go_on(self._do(request), self.now)
+            came = self._do(request)
+            if isinstance(request, InTurn):
+                self.worth_s += [(peer, self._carry_out(request.errand(peer))) for peer in request.peers]
+            request = errand.go_on(came, self.now)
         return errand.outcome
 
     def come(self) -> StateSought:
@@ -211,6 +254,8 @@ def test_initial_state_is_the_first_founders_if_founders_differ() -> None:
         if isinstance(request, AskHolders)
         else At(0)
         if isinstance(request, FetchState)
+        else ChainPart(certificates=(), head=0)
+        if isinstance(request, AskEntries)
         else getattr(request, "state", None)
     )
     here.come()
@@ -236,28 +281,75 @@ def test_who_claims_to_be_ahead_is_asked_first_then_members_and_who_did_not_answ
     here.scores.disappointed(ONE, 0.0)
     here.catching_up.claimed(THREE, (Term(), 99))
     here.come()
-    assert here.every(AskChain)[0].peers == (THREE, member, TWO, ONE)
+    assert here.every(InTurn)[0].peers == (THREE, member, TWO, ONE)
 
 
 def test_the_others_are_waited_for_as_long_as_who_answered_is_worth() -> None:
-    ask = AskChain(peers=(ONE, TWO), members=frozenset({ONE}))
-    assert ask.wait_s(ONE, grew=False) == ANSWER_TIMEOUT_S
-    assert ask.wait_s(TWO, grew=True) == ANSWER_TIMEOUT_S
-    assert ask.wait_s(TWO, grew=False) == EMPTY_TIMEOUT_S
-    assert AskChain(peers=(ONE,), members=frozenset(), until_one=True).wait_s(ONE, grew=False) == 0.0
+    here = Here(4)
+    longer, member = here.chain.up_to(4), here.chain.head.members[0]
+    here.ledger.chain = here.chain.up_to(3)
+    here.peers = (ONE, member, TWO, THREE)
+    here.serves = {TWO: longer, THREE: None}
+    here.come()
+    assert dict(here.worth_s) == {
+        member: ANSWER_TIMEOUT_S,
+        ONE: EMPTY_TIMEOUT_S,
+        TWO: ANSWER_TIMEOUT_S,
+        THREE: None,
+    }
+    assert here.chain.height == 4
+    assert [here.scores.resting(peer, here.now) for peer in (ONE, TWO, THREE)] == [False, False, True]
+
+
+def test_newcomer_takes_no_entry_before_it_has_chosen_among_the_chains() -> None:
+    here = Here(3)
+    served, here.ledger.chain = here.chain, here.chain.up_to(0)
+    here.serves = dict.fromkeys((ONE, TWO, THREE), served)
+    here.come()
+    (taken,) = here.every(TakeEntries)
+    assert taken == TakeEntries(served.entries, trusted=True)
+    asked = [request.peer for request in here.asked[: here.asked.index(taken)] if isinstance(request, AskEntries)]
+    assert {ONE, TWO, THREE} <= set(asked)
+
+
+def test_claim_of_who_lacks_an_entry_is_looked_into_by_choosing_too() -> None:
+    here = Here(3)
+    served, here.ledger.chain = here.chain, here.chain.up_to(0)
+    here.serves = {ONE: served, TWO: served, THREE: None}
+    here.catching_up.claimed(THREE, (Term(), 9))
+    here.carry_out(here.catching_up.due(0.0, in_round=True))
+    assert here.chain.entries == served.entries
+
+
+def test_another_chain_is_gone_over_to_beneath_a_later_rebase_alone() -> None:
+    here = Here(6)
+    real = here.chain
+    mine = here.ledger.chain = invented(real, 2, rounds=3)
+    rebased = real.up_to(6)
+    rebased.extend(make_rebase(AUTHORITY, rebased.head, here.ledger.peers[:2]))
+    here.peers, here.serves = (ONE,), {ONE: real}
+    here.come()
+    assert here.every(ReplaceChain) == []
+    assert here.chain.entries == mine.entries, "nobody has decided which one it is"
+    assert here.fork_watch.due(here.now) is not None, "but it is looked at"
+    here.now += RETRY_S
+    here.serves = {ONE: rebased}
+    here.come()
+    (replaced,) = here.every(ReplaceChain)
+    assert (replaced.theirs.entries, replaced.height) == (rebased.entries, 2)
 
 
 def test_nobody_is_asked_for_certificates_when_the_head_is_of_just_now_unless_somebody_claims_more() -> None:
     here = Here(3, has={ONE: {3}})
     here.catching_up.head_moved(0.0)
     here.come()
-    assert AskChain not in here.kinds()
+    assert InTurn not in here.kinds()
     assert here.kinds()[-1] is LookUp
     here.held = None
     here.catching_up.head_moved(0.0)
     here.catching_up.claimed(TWO, (Term(), 99))
     here.come()
-    assert here.kinds()[0] is AskChain
+    assert here.kinds()[0] is InTurn
 
 
 # -- when again ------------------------------------------------------------------------------------------------
@@ -284,7 +376,7 @@ def test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long() -> None:
 
         here.meanwhile = certify
         assert here.come().state == At(4)
-        assert [request.peers[0] for request in here.every(AskChain) if request.until_one] == [TWO] * follows
+        assert [peer for peer, worth_s in here.worth_s if worth_s == 0.0][:1] == [TWO] * follows
 
 
 def test_a_chain_that_never_stands_still_is_not_followed_for_ever() -> None:
@@ -308,7 +400,7 @@ def test_who_came_quickly_once_says_that_it_comes_and_looks_whether_more_was_cer
     head = here.chain.head
     here.come()
     assert here.every(Broadcast) == [Broadcast(coming(head))]
-    assert here.every(AskChain)[-1].until_one
+    assert here.worth_s[-1][1] == 0.0
     here = Here(3, has={ONE: {3}}, takes_s=GRACE_S / 8)
     here.come()
     here.ledger.certify()

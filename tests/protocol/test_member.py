@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import RETRY_S
 from shoal.protocol.chain import Chain, Position
+from shoal.protocol.chain_comparison import ALL_REBASES
 from shoal.protocol.departure import LINGER_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import BINDING, DurableRecord
@@ -28,9 +29,11 @@ from shoal.protocol.effects import (
     Contribute,
     DrawGenesis,
     DropOrder,
+    Examine,
     FindEarlierRounds,
     FinishWork,
     Goodbye,
+    KeepFork,
     KeepOrder,
     MemberEffect,
     PauseTrainer,
@@ -48,11 +51,13 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errands import FindEarlier, LookInto
+from shoal.protocol.errands import AskEntries, FindEarlier
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
     Amend,
+    ChainCompared,
     GenesisFetched,
     GoBack,
     GoOnWithout,
@@ -71,12 +76,25 @@ from shoal.protocol.inputs import (
     Withdraw,
 )
 from shoal.protocol.member import TRANSITIONS, Member, Standing
-from shoal.protocol.messages import NO_HASH, Consent, Message, Ready, Rebase, Report, Target, Term, Value
+from shoal.protocol.messages import (
+    NO_HASH,
+    Certificate,
+    Consent,
+    Leave,
+    Message,
+    Ready,
+    Rebase,
+    Report,
+    Target,
+    Term,
+    Value,
+)
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, plan_of
+from tests.protocol.test_chain_choice import invented
 
 SETTINGS = RoundSettings(
     numel=GRID.numel,
@@ -107,7 +125,9 @@ class Paper(Surroundings):
     current: bool = True
     made: bool = False
     paused: bool = False
-    still: str | None = None
+    elsewhere: bool = False
+    """Its key may be in use elsewhere."""
+    forks: Sequence[Fork] = ()
     digest: bytes = NO_HASH
     peers: frozenset[PeerId] = frozenset()
     held: Any = None
@@ -141,8 +161,8 @@ class Paper(Surroundings):
     def linked(self) -> frozenset[PeerId]:
         return self.peers
 
-    def stands_still(self, head: Value) -> str | None:
-        return self.still
+    def key_is_elsewhere(self, head: Value) -> bool:
+        return self.elsewhere
 
     def rules(self, round: int) -> Rules:
         return Rules(settings=SETTINGS, staleness_rounds=3)
@@ -336,7 +356,7 @@ def looked_into(here: Paper) -> PeerId | None:
     """Whose claim to be ahead is looked into with the next tick."""
     seeks = [effect for effect in here.feed(Tick()) if isinstance(effect, Seek)]
     request = seeks[0].errand.go_on(None, here.now) if seeks else None
-    return request.peer if isinstance(request, LookInto) else None
+    return request.peer if isinstance(request, AskEntries) else None
 
 
 def nothing_found() -> StateSought:
@@ -520,10 +540,40 @@ def test_finals_of_another_base_or_of_a_plan_that_the_settings_forbid_are_not_wo
 def test_member_that_may_sign_nothing_leaves_its_round_and_says_why() -> None:
     here = paper()
     here.begin()
-    here.still = "forked"
+    here.elsewhere = True
     assert kinds(here.feed(Tick())) == [StopReduction, Seek]
-    assert (here.member.standing, here.member.phase) == (Standing.OUTSIDE, "forked")
+    assert (here.member.standing, here.member.phase) == (Standing.OUTSIDE, "abstaining")
     assert kinds(here.feed(nothing_found())) == []
+
+
+def test_member_that_hears_of_a_fork_keeps_it_passes_it_on_and_signs_nothing_before_a_rebase() -> None:
+    here = paper()
+    lie = invented(here.chain, 2, rounds=1).entries[-1]
+    here.results[KeepFork] = lambda effect: setattr(here, "forks", (effect.fork,))
+    here.begin()
+    asked = here.hear(here.ledger.peers[1], lie)
+    assert kinds(asked) == [Examine, KeepFork, Broadcast, Broadcast, StopReduction]
+    assert (here.member.standing, here.member.phase) == (Standing.OUTSIDE, "forked")
+    assert kinds(here.hear(here.ledger.peers[2], lie)) == [Examine], "it is known"
+    here.current = True
+    assert kinds(here.feed(nothing_found())) == []
+    here.hear(here.ledger.peers[1], make_rebase(AUTHORITY, here.chain.head, here.ledger.peers))
+    assert here.member.standing is Standing.IN_ROUND
+
+
+def test_member_compares_its_chain_with_who_speaks_of_another_beside_the_round() -> None:
+    here = paper()
+    here.begin()
+    head = here.chain.head
+    word = Leave(term=head.next_term, round=head.next_round, base=bytes(32), signature=bytes(64))
+    here.hear(here.ledger.peers[1], word)
+    (seek,) = (effect for effect in here.feed(Tick()) if isinstance(effect, Seek))
+    assert seek.errand.go_on(None, here.now) == AskEntries(here.ledger.peers[1], 3, ALL_REBASES)
+    lie = invented(here.chain, 2, rounds=1).entries[-1]
+    assert isinstance(lie, Certificate)
+    here.results[KeepFork] = lambda effect: setattr(here, "forks", (effect.fork,))
+    assert KeepFork in kinds(here.feed(ChainCompared(here.ledger.peers[1], lie)))
+    assert here.member.phase == "forked"
 
 
 @pytest.mark.parametrize("told", [True, False])

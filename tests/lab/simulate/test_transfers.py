@@ -24,8 +24,8 @@ from shoal.protocol.errors import RemoteError
 
 JOIN = Fault(kind="join", at_s=6.0)
 NEWCOMER = 4
-"""It asks for the state of the second round at 6.18 s, and has it 0.7 s later if nothing befalls its donors."""
-STRUCK_S = 6.8
+"""It asks for a state at 7.69 s, and has it 0.9 s later if nothing befalls its donors."""
+STRUCK_S = 7.8
 
 
 class Transfers(list[Fetching]):

@@ -34,6 +34,7 @@ from shoal.protocol.effects import (
 )
 from shoal.protocol.errands import AskHolders, FetchState, FindBegun, FindEarlier, Holders, KeepEarlier, Replay
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.going_back import RETRY_S, GoingBack
 from shoal.protocol.inputs import Evaluated, Loaded, OfState, StateHeld
 from shoal.protocol.messages import Consent, Target, Value
@@ -87,7 +88,7 @@ class Bench:
         here: Any = SimpleNamespace(
             chain=self.ledger.chain, replayed_rounds=0, linked=lambda: frozenset({self.other.peer_id})
         )
-        catching_up = CatchingUp(self.me.peer_id, here, DonorScores())
+        catching_up = CatchingUp(self.me.peer_id, here, DonorScores(), ForkWatch(here))
         self.going_back = GoingBack(self.me.peer_id, here, catching_up, self.policy)
         self.going_back.loaded(Loaded(self.orders.read(), past_losses(self.folder / "events.jsonl")))
         self.machine = self.new_machine()

@@ -16,6 +16,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.inbox import Own, Turn
 from shoal.node.state.errands import Errands
 from shoal.protocol.catching_up import CatchingUp
+from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import GenesisFetched, StateSought
 from shoal.protocol.messages import Message, Term
@@ -23,7 +24,7 @@ from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
 from tests.node.donors import Donor, World
 from tests.node.ledger import forged, identity, state_of
-from tests.node.state_store_lab import GOOD, GRACE_S, Home, home, ledger_of, liar, run
+from tests.node.state_store_lab import GOOD, GRACE_S, NOWHERE_ELSE, Home, home, ledger_of, liar, run
 
 NEWCOMER = identity(50)
 
@@ -56,9 +57,11 @@ class Here:
         self.ended = 0
         """Rounds under way that certificates showed to be over."""
         self.looked_up: list[Sequence[PeerId]] = []
-        self.catching_up = CatchingUp(self.me, node, node.state_store.scores)
+        self.catching_up = CatchingUp(self.me, node, node.state_store.scores, ForkWatch(node))
         links: Any = SimpleNamespace(broadcast=self.said.append)
-        self.errands = Errands(node.state_store, links, put=self.inputs.send_nowait, look_up=self._look_up)
+        self.errands = Errands(
+            node.state_store, links, elsewhere=NOWHERE_ELSE, put=self.inputs.send_nowait, look_up=self._look_up
+        )
 
     async def _look_up(self, peers: Sequence[PeerId]) -> None:
         await trio.lowlevel.checkpoint()

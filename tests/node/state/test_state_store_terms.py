@@ -14,8 +14,8 @@ from shoal.protocol.peering import GetHeader
 from shoal.protocol.terms import make_rebase
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, state_of
-from tests.node.state.test_chain_choice import invented
 from tests.node.state_store_lab import GOOD, Home, home, ledger_of
+from tests.protocol.test_chain_choice import invented
 
 pytestmark = pytest.mark.virtual_time
 
@@ -148,12 +148,10 @@ async def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(t
         for entry in mine.entries:
             await node.state_store.append(entry)
         await node.state_store.adopt(state_of(4, seed=9))
-        suspected: list[PeerId] = []
-        node.state_store.parted = suspected.append
         donor = world.donor(GOOD)
         await node.catch_up()
         assert node.state_store.head == mine.head  # nobody has decided which one it is
-        assert suspected == [GOOD]
+        assert list(node.fork_watch._suspects) == [GOOD]
         ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers[:2]))
         donor.chain.extend(ledger.chain.entries[-1])
         await node.catch_up()

@@ -9,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shoal.node.outcome import Notice, Progress
-from shoal.node.state import chain_choice
-from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
+from shoal.node.state.errands import carry_out
+from shoal.protocol import chain_choice
 from shoal.protocol.chain import Chain
+from shoal.protocol.chain_choice import ChainChoice, check_link
+from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, LookElsewhere, Warn
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
@@ -40,50 +41,54 @@ def invented(chain: Chain, height: int, *, rounds: int = 3, signers: tuple[int, 
 
 
 class Peers:
-    """Who is linked, and what each serves."""
+    """Who is linked, and what each serves; and who chooses among them."""
 
     def __init__(self, served: Mapping[PeerId, Chain | None]) -> None:
         self.served = dict(served)
         self.told: list[str] = []
         self.asked: list[PeerId] = []
+        self.chain: Chain
 
-    async def ask(self, after: int, peer: PeerId, rebases: int) -> ChainPart:
+    def linked(self) -> frozenset[PeerId]:
+        return frozenset(self.served)
+
+    async def ask(self, request: AskEntries) -> ChainPart:
         await trio.lowlevel.checkpoint()
-        self.asked.append(peer)
-        chain = self.served[peer]
+        self.asked.append(request.peer)
+        chain = self.served[request.peer]
         if chain is None:
             await trio.sleep_forever()
             raise NetworkError("hangs")
-        return ChainPart(certificates=chain.after(after, 2, rebases), head=chain.height)
+        return ChainPart(certificates=chain.after(request.after, 2, request.rebases), head=chain.height)
 
-    def tell(self, progress: Progress) -> None:
-        assert isinstance(progress, Notice)
-        self.told.append(progress.text)
+    async def settle(self, request: AwaitLinks) -> None:
+        await trio.lowlevel.checkpoint()
 
-    def choice(self, chain: Chain, checkpoint: Checkpoint | None = None, **parts: object) -> ChainChoice:
-        return ChainChoice(
-            ChoiceParts(
-                chain=chain,
-                ask=self.ask,
-                linked=lambda: frozenset(self.served),
-                tell=self.tell,
-                checkpoint=checkpoint,
-                **parts,  # type: ignore[arg-type]
-            )
-        )
+    async def look(self, request: LookElsewhere) -> Mapping[str, Chain]:
+        await trio.lowlevel.checkpoint()
+        return {}
+
+    async def tell(self, request: Warn) -> None:
+        await trio.lowlevel.checkpoint()
+        self.told.append(request.text)
+
+    def choice(self, chain: Chain, checkpoint: Checkpoint | None = None) -> ChainChoice:
+        self.chain = chain
+        return ChainChoice(self, checkpoint, Clock())
+
+    async def choose(self, choice: ChainChoice) -> list[Entry]:
+        performers = {AskEntries: self.ask, AwaitLinks: self.settle, LookElsewhere: self.look, Warn: self.tell}
+        return list(await carry_out(Errand(choice.choose(), Clock()), performers))
 
 
-def chosen(choice: ChainChoice) -> list[Entry]:
-    async def main() -> list[Entry]:
-        return list(await choice.choose())
-
-    return trio.run(main, clock=MockClock(autojump_threshold=0))
+def chosen(peers: Peers, choice: ChainChoice) -> list[Entry]:
+    return trio.run(peers.choose, choice, clock=MockClock(autojump_threshold=0))
 
 
 def test_newcomer_takes_the_longest_of_chains_that_agree() -> None:
     real = chain_of(5)
     peers = Peers({A: real.up_to(3), B: real, C: real.up_to(0)})
-    assert chosen(peers.choice(real.up_to(0))) == list(real.entries)
+    assert chosen(peers, peers.choice(real.up_to(0))) == list(real.entries)
     assert len(peers.asked) < 12
 
 
@@ -91,9 +96,9 @@ def test_newcomer_takes_the_longest_of_chains_that_agree() -> None:
 def test_two_chains_are_both_refused_and_the_error_names_who_serves_which(height: int) -> None:
     real = chain_of(5)
     other = invented(real, height, rounds=1)
-    choice = Peers({A: real, B: other, C: real.up_to(1)}).choice(real.up_to(0))
+    peers = Peers({A: real, B: other, C: real.up_to(1)})
     with pytest.raises(ConfigError) as caught:
-        chosen(choice)
+        chosen(peers, peers.choice(real.up_to(0)))
     text = str(caught.value)
     for chain, who in ((real, A), (other, B)):
         assert f"{who} serves {chain.entries[height].value.hash.hex()[:12]} (up to round {chain.head.round})" in text
@@ -106,8 +111,8 @@ def test_checkpoint_decides_and_who_lacks_it_is_named_once() -> None:
     other = invented(real, 1)
     peers = Peers({A: other, B: real})
     choice = peers.choice(real.up_to(0), Checkpoint.of(real.entries[2].value))
-    assert chosen(choice) == list(real.entries)
-    assert chosen(choice) == list(real.entries)
+    assert chosen(peers, choice) == list(real.entries)
+    assert chosen(peers, choice) == list(real.entries)
     assert len(peers.told) == 1
     assert peers.told[0].startswith(f"{A} serves another chain than the link's")
 
@@ -116,29 +121,29 @@ def test_chain_that_lacks_the_checkpoint_is_not_taken_though_nobody_has_another(
     real = chain_of(5)
     checkpoint = Checkpoint.of(real.entries[3].value)
     peers = Peers({A: invented(real, 2)})
-    assert chosen(peers.choice(real.up_to(0), checkpoint)) == []
+    assert chosen(peers, peers.choice(real.up_to(0), checkpoint)) == []
     assert peers.told
     behind = Peers({A: real.up_to(3)})
-    assert chosen(behind.choice(real.up_to(0), checkpoint)) == []
+    assert chosen(behind, behind.choice(real.up_to(0), checkpoint)) == []
     assert behind.told == []  # it may have it soon
 
 
 def test_two_chains_that_both_have_the_checkpoint_are_both_refused() -> None:
     real = chain_of(5)
-    choice = Peers({A: real, B: invented(real, 3, rounds=2)}).choice(
-        real.up_to(0), Checkpoint.of(real.entries[1].value)
-    )
+    peers = Peers({A: real, B: invented(real, 3, rounds=2)})
+    choice = peers.choice(real.up_to(0), Checkpoint.of(real.entries[1].value))
     with pytest.raises(ConfigError, match="which part at round 4"):
-        chosen(choice)
+        chosen(peers, choice)
 
 
 def test_later_rebase_of_the_authority_goes_before_what_it_abandoned() -> None:
     real = chain_of(5)
     rebased = real.up_to(3)
     rebased.extend(make_rebase(AUTHORITY, rebased.head, [identity(1).peer_id]))
-    assert chosen(Peers({A: real, B: rebased}).choice(real.up_to(0))) == list(rebased.entries)
+    both, later = Peers({A: real, B: rebased}), Peers({B: rebased})
+    assert chosen(both, both.choice(real.up_to(0))) == list(rebased.entries)
     checkpoint = Checkpoint.of(real.entries[4].value)
-    assert chosen(Peers({B: rebased}).choice(real.up_to(0), checkpoint)) == list(rebased.entries)
+    assert chosen(later, later.choice(real.up_to(0), checkpoint)) == list(rebased.entries)
 
 
 def test_chain_that_does_not_hold_is_left_out_and_hinders_nobody() -> None:
@@ -149,23 +154,23 @@ def test_chain_that_does_not_hold_is_left_out_and_hinders_nobody() -> None:
     assert isinstance(forged, Certificate)
     honest = served.ask
 
-    async def ask(after: int, peer: PeerId, rebases: int) -> ChainPart:
-        if peer == A:
+    async def ask(request: AskEntries) -> ChainPart:
+        if request.peer == A:
             await trio.lowlevel.checkpoint()
             entries = (*broken.entries[:-1], forged)
-            return ChainPart(certificates=entries[after : after + 2], head=99)
-        return await honest(after, peer, rebases)
+            return ChainPart(certificates=entries[request.after : request.after + 2], head=99)
+        return await honest(request)
 
     served.ask = ask  # type: ignore[method-assign]
-    assert chosen(served.choice(real.up_to(0))) == list(real.entries)
+    assert chosen(served, served.choice(real.up_to(0))) == list(real.entries)
 
 
 def test_peer_that_hangs_is_not_waited_for_longer_than_others_are() -> None:
     real = chain_of(3)
-    choice = Peers({A: None, B: real}).choice(real.up_to(0))
+    peers = Peers({A: None, B: real})
 
     async def main() -> None:
-        assert list(await choice.choose()) == list(real.entries)
+        assert await peers.choose(peers.choice(real.up_to(0))) == list(real.entries)
         assert trio.current_time() < chain_choice.HEADS_TIMEOUT_S + 1
 
     trio.run(main, clock=MockClock(autojump_threshold=0, rate=0))
@@ -174,30 +179,31 @@ def test_peer_that_hangs_is_not_waited_for_longer_than_others_are() -> None:
 def test_peers_that_are_about_to_be_linked_are_waited_for() -> None:
     real = chain_of(4)
     peers = Peers({A: real})
-    came = trio.Event()
+    waited: list[float] = []
 
-    async def next_linked() -> None:
+    async def settle(request: AwaitLinks) -> None:
         await trio.sleep(0.5)
         peers.served[B] = invented(real, 1)
-        came.set()
+        waited.append(request.limit_s)
 
-    choice = peers.choice(real.up_to(0), known=lambda: frozenset({A, B}), next_linked=next_linked)
+    peers.settle = settle  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="two chains"):
-        chosen(choice)
-    assert came.is_set()
+        chosen(peers, peers.choice(real.up_to(0)))
+    assert waited == [chain_choice.SETTLE_S]
 
 
 def test_one_peer_in_two_places_is_named_by_them() -> None:
     real = chain_of(4)
     other = invented(real, 1)
 
-    async def elsewhere(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
+    async def look(request: LookElsewhere) -> Mapping[str, Chain]:
         await trio.lowlevel.checkpoint()
-        return {"here": real, "there": other, "nowhere": base}
+        return {"here": real, "there": other, "nowhere": request.base}
 
-    choice = Peers({A: real}).choice(real.up_to(0), elsewhere=elsewhere)
+    peers = Peers({A: real})
+    peers.look = look  # type: ignore[method-assign]
     with pytest.raises(ConfigError) as caught:
-        chosen(choice)
+        chosen(peers, peers.choice(real.up_to(0)))
     assert "a at here serves" in str(caught.value)
     assert "a at there serves" in str(caught.value)
     assert " a serves" not in str(caught.value)
@@ -207,7 +213,9 @@ def test_node_whose_own_chain_contradicts_its_link_says_so_at_its_start() -> Non
     real = chain_of(5)
     other = invented(real, 1)
     with pytest.raises(ConfigError, match=r"is another than the link's, which has round 4 of term 0\.0"):
-        Peers({}).choice(other, Checkpoint.of(real.entries[3].value))
+        check_link(other, Checkpoint.of(real.entries[3].value))
+    check_link(real, Checkpoint.of(real.entries[3].value))
+    check_link(real.up_to(2), Checkpoint.of(real.entries[3].value))
     assert not Peers({}).choice(real, Checkpoint.of(real.entries[3].value)).pending
     assert Peers({}).choice(real.up_to(2), Checkpoint.of(real.entries[3].value)).pending
     assert not Peers({}).choice(real.up_to(2)).pending

@@ -1,4 +1,4 @@
-"""Comparing the chain here with that of a peer: where they part, and what each has there.
+"""Comparing the chain here with that of a peer: where they part, and what each has there, as steps of an errand.
 
 Each entry names the hash of the one before, so chains that agree at one height agree below it: some requests find where
 they part, however long they are. What is found is checked before it counts, like all that a peer serves.
@@ -6,20 +6,19 @@ they part, however long they are. What is found is checked before it counts, lik
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.protocol.chain import Chain
+from shoal.protocol.errands import AskEntries, Steps
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Entry
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.wire import COUNTER_LIMIT
 
 ALL_REBASES = COUNTER_LIMIT
 """Number of rebases to claim in a request, so that entries are served by their number alone."""
-
-AskChain = Callable[[int, int], Awaitable[ChainPart]]
-"""Entries after the first so many, for who knows of so many rebases, of one peer; raises NetworkError, RemoteError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +35,17 @@ class Difference:
         return self.mine is not None and self.theirs is not None
 
 
-async def difference(entries: Sequence[Entry], ask: AskChain) -> Difference:
-    """Find where the chain of these entries parts from a peer's. Raises RemoteError, NetworkError as `ask` does."""
-    head = (await ask(len(entries), ALL_REBASES)).head
-    shared = min(len(entries), head)
-    height = shared if not shared or await _same_from(entries, shared - 1, ask) else await _parts(entries, shared, ask)
-    part = await ask(height, ALL_REBASES)
+def difference(entries: Sequence[Entry], peer: PeerId) -> Steps:
+    """Find where the chain of these entries parts from a peer's. Comes to a `Difference`.
+
+    Raises RemoteError, and NetworkError, as asking does.
+    """
+    newest: ChainPart = yield AskEntries(peer, len(entries), ALL_REBASES)
+    shared = min(len(entries), newest.head)
+    height = shared
+    if shared and not (yield from _common(entries, shared - 1, peer))[0]:
+        height = yield from _parts(entries, shared, peer)
+    part: ChainPart = yield AskEntries(peer, height, ALL_REBASES)
     theirs = part.certificates[0] if part.certificates else None
     mine = entries[height] if height < len(entries) else None
     if mine is not None and theirs is not None and mine.value.hash == theirs.value.hash:
@@ -49,47 +53,44 @@ async def difference(entries: Sequence[Entry], ask: AskChain) -> Difference:
     return Difference(height=height, mine=mine, theirs=theirs)
 
 
-async def _parts(entries: Sequence[Entry], shared: int, ask: AskChain) -> int:
+def _parts(entries: Sequence[Entry], shared: int, peer: PeerId) -> Steps:
     """The number of the first entry that differs, where the one before number `shared` does."""
     low, high = 0, shared - 1
     while low < high:
         middle = (low + high) // 2
-        certificates = (await ask(middle, ALL_REBASES)).certificates
-        same = _common(entries, middle, certificates)
+        same, of = yield from _common(entries, middle, peer)
         if same == 0:
             high = middle
-        elif same < len(certificates):
+        elif same < of:
             return middle + same
         else:
             low = middle + same
     return low
 
 
-async def _same_from(entries: Sequence[Entry], begins: int, ask: AskChain) -> bool:
-    return _common(entries, begins, (await ask(begins, ALL_REBASES)).certificates) > 0
-
-
-def _common(entries: Sequence[Entry], begins: int, certificates: Sequence[Entry]) -> int:
-    """Count the peer's entries that are the same here, from `begins` on, up to the first that is not."""
-    same = 0
+def _common(entries: Sequence[Entry], begins: int, peer: PeerId) -> Steps:
+    """Count the peer's entries that are the same here, from `begins` on, up to the first that is not; of how many."""
+    part: ChainPart = yield AskEntries(peer, begins, ALL_REBASES)
+    same, certificates = 0, part.certificates
     for mine, theirs in zip(entries[begins : begins + len(certificates)], certificates, strict=False):
         if mine.value.hash != theirs.value.hash:
             break
         same += 1
-    return same
+    return same, len(certificates)
 
 
-async def fetched_after(
-    base: Chain, ask: AskChain, extend: Callable[[Chain, Entry], bool], *, first: ChainPart | None = None
-) -> Chain:
-    """`base`, gone on with all that a peer has after it, checked by `extend`. first: what it has said already.
+def fetched_after(
+    base: Chain, peer: PeerId, extend: Callable[[Chain, Entry], bool], *, first: ChainPart | None = None
+) -> Steps:
+    """Go on with `base` by all that a peer has after it, checked by `extend`; comes to `base`.
 
-    Raises RemoteError for what does not follow or does not hold, NetworkError.
+    first: what the peer has said already. Raises RemoteError for what does not follow or does not hold, NetworkError.
     """
     part = first
     while True:
         if part is None:
-            part = await ask(base.height, base.head.term.rebases)
+            part = yield AskEntries(peer, base.height, base.head.term.rebases)
+        assert part is not None
         if not part.certificates or base.knows(part.certificates[0].value.hash):
             return base  # it repeats itself
         for entry in part.certificates:

@@ -7,167 +7,150 @@
 
 A chain from before a newer rebase is no second chain: that the authority went on elsewhere is its signed word. Nothing
 is kept before the choice is made. A node that has certificates takes what follows them; should it see others for one
-round later, that is a fork (`fork_watch`).
+round later, that is a fork (fork_watch.py).
+
+Choosing is part of an errand (errands.py); what is chosen is for who made the errand to take.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
 
-import trio
-
-from shoal.node.outcome import Notice, Progress
-from shoal.node.state.chain_comparison import AskChain, difference, fetched_after
 from shoal.protocol.chain import Chain
+from shoal.protocol.chain_comparison import Difference, difference, fetched_after
+from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, InTurn, LookElsewhere, Steps, Warn
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.forks import Checkpoint, shown
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Entry
 from shoal.protocol.peering import ChainPart
 
-SETTLE_S = 2.0
+SETTLE_S: Final = 2.0
 """Seconds for which peers that are known and not linked yet are waited for, once."""
-HEADS_TIMEOUT_S = 2.0
+HEADS_TIMEOUT_S: Final = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
-ASKED_LIMIT = 32
+ASKED_LIMIT: Final = 32
 """Peers whose chains are compared."""
-REFUSED_LIMIT_PEERS = 256
+REFUSED_LIMIT_PEERS: Final = 256
 """Peers whose chain was refused, of which the user was told."""
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[int, PeerId, int], Awaitable[ChainPart]]
-Elsewhere = Callable[[PeerId, Chain], Awaitable[Mapping[str, Chain]]]
-"""Fetches what one peer serves at each of several places, by place, each after a chain of its own."""
+
+class Here(Protocol):
+    """Facts that a choice looks at; a part of `Surroundings`."""
+
+    @property
+    def chain(self) -> Chain: ...
+    def linked(self) -> Collection[PeerId]: ...
 
 
-async def _nowhere_else(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
-    await trio.lowlevel.checkpoint()
-    return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceParts:
-    """Parts that a choice works with.
-
-    ask: entries after so many, of a peer, for who knows of so many rebases. known: peers that may be linked soon;
-    next_linked returns when one more is.
-    elsewhere: of the places where the user said that one peer is, if there are several.
-    """
-
-    chain: Chain
-    ask: Ask
-    linked: Callable[[], frozenset[PeerId]]
-    tell: Callable[[Progress], None]
-    checkpoint: Checkpoint | None = None
-    known: Callable[[], frozenset[PeerId]] = frozenset
-    next_linked: Callable[[], Awaitable[None]] = trio.sleep_forever
-    elsewhere: Elsewhere = _nowhere_else
+def check_link(chain: Chain, checkpoint: Checkpoint | None) -> None:
+    """Raises ConfigError if the chain that is here contradicts the link, which has a checkpoint."""
+    if checkpoint is not None and chain.height and not chain.allows(checkpoint) and _is_past(chain, checkpoint):
+        raise ConfigError(
+            f"the chain in this data folder is another than the link's, which has {checkpoint}; ask somebody whom "
+            "you trust which one is right, and choose another --data-dir to join by this link"
+        )
 
 
 class ChainChoice:
     """Choice among the chains of others, by a node without certificates or without the one that its link names."""
 
-    def __init__(self, parts: ChoiceParts) -> None:
-        """Raises ConfigError if the chain that is here contradicts the link."""
-        self._p = parts
+    def __init__(self, here: Here, checkpoint: Checkpoint | None, clock: Clock) -> None:
+        self._here = here
+        self._checkpoint = checkpoint
+        self._clock = clock
         self._told: set[PeerId] = set()
         self._settled = False
-        checkpoint, chain = parts.checkpoint, parts.chain
-        if checkpoint is not None and chain.height and not chain.allows(checkpoint) and _is_past(chain, checkpoint):
-            raise ConfigError(
-                f"the chain in this data folder is another than the link's, which has {checkpoint}; ask somebody whom "
-                "you trust which one is right, and choose another --data-dir to join by this link"
-            )
 
     @property
     def pending(self) -> bool:
         """True if there is a choice to make."""
-        checkpoint = self._p.checkpoint
-        return not self._p.chain.height or (checkpoint is not None and not self._p.chain.allows(checkpoint))
+        chain, checkpoint = self._here.chain, self._checkpoint
+        return not chain.height or (checkpoint is not None and not chain.allows(checkpoint))
 
-    async def choose(self) -> Sequence[Entry]:
-        """The entries to take after those that are here; none if no peer has a chain that may be taken now.
+    def choose(self) -> Steps:
+        """Choose the entries to take after those that are here; none if no peer has a chain that may be taken now.
 
         Raises ConfigError, which names who serves what, where peers serve two chains and nothing says which is right.
-        Cancellation: nothing was taken.
         """
-        if not self._p.linked():
+        if not self._here.linked():
             return ()
-        await self._settle()
-        served = await self._served()
+        if not self._settled:
+            self._settled = True
+            yield AwaitLinks(SETTLE_S)
+        served: dict[str, Chain] = yield from self._served()
         taken: tuple[str, Chain] | None = None
         for who, chain in sorted(served.items(), key=lambda one: (-one[1].height, one[0])):
             taken = (who, chain) if taken is None else _newer(taken, (who, chain))
         if taken is None:
             return ()
         entries = taken[1].entries
-        return entries[_common_height(self._p.chain.entries, entries) :]
+        return entries[_common_height(self._here.chain.entries, entries) :]
 
-    async def _settle(self) -> None:
-        """Give peers that are known, and not linked yet, the time to be."""
-        if not self._settled:
-            self._settled = True
-            with trio.move_on_after(SETTLE_S):
-                while not self._p.known() <= self._p.linked():
-                    await self._p.next_linked()
-
-    async def _served(self) -> dict[str, Chain]:
+    def _served(self) -> Steps:
         """Fetch the chains that may be taken, by who serves them; without those that are the beginning of another."""
-        parts = await self._first_parts()
+        parts: dict[PeerId, ChainPart] = yield from self._first_parts()
         order = sorted(parts, key=lambda peer: (-parts[peer].head, peer))
         found: dict[str, Chain] = {}
-        longest: Chain | None = None
         for place, peer in enumerate(order):
-            await self._fetch(peer, parts[peer], None, found)
-            longest = next(iter(found.values()), None)
-            if longest is not None:
-                async with trio.open_nursery() as nursery:
-                    for other in order[place + 1 :]:
-                        nursery.start_soon(self._fetch, other, parts[other], longest, found)
+            yield from self._fetch(parts, None, found, peer)
+            if found:
+                longest = next(iter(found.values()))
+                yield self._of_each(order[place + 1 :], partial(self._fetch, parts, longest, found))
                 break
         return found
 
-    async def _first_parts(self) -> dict[PeerId, ChainPart]:
+    def _of_each(self, peers: Iterable[PeerId], steps: Callable[[PeerId], Steps]) -> InTurn:
+        """All at once."""
+        return InTurn(tuple(peers), lambda peer: Errand(steps(peer), self._clock), apart_s=0.0)
+
+    def _first_parts(self) -> Steps:
         """The first that each linked peer has beyond what is here, and how many it has in all."""
         found: dict[PeerId, ChainPart] = {}
-        height = self._p.chain.height
+        chain = self._here.chain
+        height, rebases = chain.height, chain.head.term.rebases
 
-        async def ask(peer: PeerId) -> None:
+        def ask(peer: PeerId) -> Steps:
             try:
-                part = await self._p.ask(height, peer, self._p.chain.head.term.rebases)
+                part: ChainPart = yield AskEntries(peer, height, rebases)
             except (NetworkError, RemoteError) as error:
-                logger.info("certificates from %s: %s", peer, error)
-            else:
-                if part.certificates:
-                    found[peer] = part
-                    nursery.cancel_scope.deadline = min(
-                        nursery.cancel_scope.deadline, trio.current_time() + HEADS_TIMEOUT_S
-                    )
+                _log(peer, error)
+                return None
+            if part.certificates:
+                found[peer] = part
+            return HEADS_TIMEOUT_S if part.certificates else None
 
-        async with trio.open_nursery() as nursery:
-            for peer in sorted(self._p.linked())[:ASKED_LIMIT]:
-                nursery.start_soon(ask, peer)
+        yield self._of_each(sorted(self._here.linked())[:ASKED_LIMIT], ask)
         return found
 
-    async def _fetch(self, peer: PeerId, first: ChainPart, longest: Chain | None, found: dict[str, Chain]) -> None:
+    def _fetch(
+        self, parts: Mapping[PeerId, ChainPart], longest: Chain | None, found: dict[str, Chain], peer: PeerId
+    ) -> Steps:
         """Add what a peer serves to `found`, unless it is the beginning of `longest`, or may not be taken."""
-        ask = self._asking(peer)
         try:
-            if longest is None or (await difference(longest.entries, ask)).theirs is not None:
-                chain = await fetched_after(self._copy(), ask, self._extend, first=first)
-                if chain.head.hash != self._p.chain.head.hash and self._allowed(peer, chain):
+            if longest is None or (yield from self._goes_on_from(longest, peer)):
+                chain: Chain = yield from fetched_after(self._copy(), peer, self._extend, first=parts[peer])
+                if chain.head.hash != self._here.chain.head.hash and (yield from self._allowed(peer, chain)):
                     found[peer] = chain
-            if self._p.checkpoint is None and not self._p.chain.height:
-                self._add_places(peer, await self._p.elsewhere(peer, self._copy()), found)
+            if self._checkpoint is None and not self._here.chain.height:
+                self._add_places(peer, (yield LookElsewhere(peer, self._copy())), found)
         except (NetworkError, RemoteError) as error:
-            logger.info("certificates from %s: %s", peer, error)
+            _log(peer, error)
+
+    @staticmethod
+    def _goes_on_from(longest: Chain, peer: PeerId) -> Steps:
+        """True if a peer's chain is no beginning of the longest."""
+        found: Difference = yield from difference(longest.entries, peer)
+        return found.theirs is not None
 
     def _extend(self, chain: Chain, entry: Entry) -> bool:
         """Append an entry; beneath the checkpoint, to which all must lead in the end, it may be one of 0.1.0."""
-        checkpoint = self._p.checkpoint
+        checkpoint = self._checkpoint
         beneath = checkpoint is not None and (entry.value.term, entry.value.round) <= checkpoint.position
         return chain.extend(entry, trusted=beneath)
 
@@ -181,16 +164,11 @@ class ChainChoice:
         found.update(served)
 
     def _copy(self) -> Chain:
-        return self._p.chain.up_to(self._p.chain.height)
+        return self._here.chain.up_to(self._here.chain.height)
 
-    def _asking(self, peer: PeerId) -> AskChain:
-        async def ask(after: int, rebases: int) -> ChainPart:
-            return await self._p.ask(after, peer, rebases)
-
-        return ask
-
-    def _allowed(self, peer: PeerId, chain: Chain) -> bool:
-        checkpoint = self._p.checkpoint
+    def _allowed(self, peer: PeerId, chain: Chain) -> Steps:
+        """True if a chain may be taken, as far as the link goes."""
+        checkpoint = self._checkpoint
         if checkpoint is None or chain.allows(checkpoint):
             return True
         if _is_past(chain, checkpoint) and peer not in self._told and len(self._told) < REFUSED_LIMIT_PEERS:
@@ -199,9 +177,12 @@ class ChainChoice:
                 f"{peer} serves another chain than the link's, without {checkpoint}: not taken; should nobody serve "
                 "the right one, ask somebody whom you trust for a fresh link (`shoal link`)"
             )
-            logger.warning("%s", text)
-            self._p.tell(Notice(text=text))
+            yield Warn(text)
         return False
+
+
+def _log(peer: PeerId, error: Exception) -> None:
+    logger.info("certificates from %s: %s", peer, error)
 
 
 def _is_past(chain: Chain, checkpoint: Checkpoint) -> bool:
