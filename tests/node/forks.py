@@ -10,16 +10,17 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from shoal.lab.fork_client import ForkClient, Forked, fork_client
-from shoal.testnet.nodes import environment
+from shoal.lab.fork_client import ONE_THREAD, ForkClient, Forked, can_copy, fork_client
+from shoal.testnet.nodes import Runtime, Started, environment, start_process
 
 OF_EACH_TEST = "PYTEST_CURRENT_TEST"
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "HF_")
+"""Variables, by how they begin, that are read before a copy is made, or by its trainer, which has the server's own."""
 
 
 class Copy:
@@ -58,14 +59,33 @@ class Copy:
 def start_copy(command: Sequence[str], log: Path, folder: Path) -> Copy | None:
     """Start `command` in `folder`.
 
-    None where a copy would not be the same: for a script of the test's own, or in an environment that the test has set.
+    None where a copy would not be the same: with other settings of what Python, its libraries or its trainer read.
     """
-    if tuple(command[:2]) != (sys.executable, "-m"):
+    forked = _forked(command, log, folder)
+    return forked and Copy(forked, command)
+
+
+def start_forked(command: Sequence[str], log: Path) -> Started:
+    """Start a node of a testnet, as a copy where that would be the same.
+
+    A signal to its session does not reach its trainer, except its end.
+    """
+    return _forked(command, log, Path.cwd()) or start_process(command, log)
+
+
+FORKED = Runtime(start=start_forked)
+"""Real nodes of a testnet, which need not import anything."""
+
+
+def _forked(command: Sequence[str], log: Path, folder: Path) -> Forked | None:
+    if not can_copy(command):
         return None
     server, inherited = _server()
-    if _environment() != inherited:
+    own = _environment()
+    changed = {key for key, _ in own.items() ^ inherited.items()}
+    if any(key.startswith(READ_AT_START) for key in changed):
         return None
-    return Copy(server.start(command, log, folder), command)
+    return server.start(command, log, folder, own | ONE_THREAD if changed else None)
 
 
 def _environment() -> dict[str, str]:
