@@ -34,6 +34,7 @@ from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.protocol.swarm_link import PREFIX
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.journal import Entry
+from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.reports.report import Report, make_report
 from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
@@ -128,7 +129,7 @@ class Node:
             self._log_began = log.tell()
             self.process = start_copy(command(*arguments), self._log_path, self._workplace) if self.forked else None
             self.process = self.process or subprocess.Popen(
-                command(*arguments),
+                ended_with_parent(command(*arguments)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.manifest import render_manifest
+from shoal.testnet.parent_death import ended_with_parent
 from tests.node.lab import Node, Swarm, environment
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
@@ -47,7 +48,7 @@ class LoopNode(Node):
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(script), str(self.folder), *arguments],
+                ended_with_parent([sys.executable, "-W", "ignore", str(script), str(self.folder), *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
