@@ -76,10 +76,12 @@ class ForkClient:
         log: Path,
         folder: Path | None = None,
         environment: dict[str, str] | None = None,
+        errors: Path | None = None,
     ) -> Forked:
         """Start what `command` says, which is to run a Python module or script; its output goes to `log`.
 
-        folder and environment: where it runs, and in what; the fork server's own if None. Raises LocalError.
+        folder and environment: where it runs, and in what; the fork server's own if None. errors: the file of its
+        standard error, if another. Raises LocalError.
         """
         if not can_copy(command):
             raise LocalError(f"a fork server starts a module of Python or a script, not {' '.join(command)}")
@@ -88,6 +90,7 @@ class ForkClient:
             program=program,
             arguments=tuple(arguments),
             log=str(log.absolute()),
+            errors="" if errors is None else str(errors.absolute()),
             folder="" if folder is None else str(folder.absolute()),
             environment=environment,
         )

@@ -40,13 +40,15 @@ _DESCRIPTORS: Final = 4
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run a program, in a session of its own, with its output at the end of the file `log`. The answer is its pid.
 
-    program: a module, or the absolute path of a script. folder: where it runs, and its trainer; the fork server's own
-    if empty. environment: of the program alone, its trainer has the fork server's; if None it has that too.
+    program: a module, or the absolute path of a script. errors: the file of its standard error, if another. folder:
+    where it runs, and its trainer; the fork server's own if empty. environment: of the program alone, its trainer has
+    the fork server's; if None it has that too.
     """
 
     program: str
     arguments: tuple[str, ...]
     log: str
+    errors: str = ""
     folder: str = ""
     environment: dict[str, str] | None = None
 
@@ -176,9 +178,12 @@ def _status(pid: int) -> int:
 
 
 def _be_node(start: Start) -> None:
-    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    _take_streams(log, log)
-    os.close(log)
+    output, errors = (
+        os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) for path in (start.log, start.errors or start.log)
+    )
+    _take_streams(output, errors)
+    os.close(output)
+    os.close(errors)
     if start.folder:
         os.chdir(start.folder)
         sys.path[0] = start.folder  # as where `python -m` is called

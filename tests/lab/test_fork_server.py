@@ -106,6 +106,18 @@ def test_a_copy_runs_in_the_folder_and_the_environment_that_it_is_given(modules:
     ]
 
 
+def test_a_copy_s_errors_may_go_to_a_file_of_their_own(modules: Path, tmp_path: Path) -> None:
+    (modules / "errs.py").write_text("import sys\nprint('said')\nsys.exit('wrong')\n")
+    log, errors = tmp_path / "log.txt", tmp_path / "errors.txt"
+    with fork_client(["json"]) as client:
+        one = client.start([sys.executable, "-m", "errs"], log, errors=errors)
+        pidfd = os.pidfd_open(one.pid)
+        assert has_ended(pidfd)
+        os.close(pidfd)
+        assert one.wait() == 1
+    assert (log.read_text(), errors.read_text()) == ("said\n", "wrong\n")
+
+
 def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
     async def test() -> None:
         async with forking(["json"]) as runtime:

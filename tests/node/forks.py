@@ -10,10 +10,12 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from shoal.lab.fork_client import ONE_THREAD, ForkClient, Forked, can_copy, fork_client
 from shoal.testnet.nodes import Runtime, Started, environment, start_process
@@ -65,6 +67,35 @@ def start_copy(command: Sequence[str], log: Path, folder: Path) -> Copy | None:
     return forked and Copy(forked, command)
 
 
+def run_copy(
+    command: Sequence[str], folder: Path, settings: Mapping[str, str], deadline_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder` to its end, as a copy where that would be the same.
+
+    settings are added to the environment. Raises subprocess.TimeoutExpired, and has killed it.
+    """
+    with TemporaryDirectory() as place:
+        said, errors = Path(place) / "said", Path(place) / "errors"
+        forked = _forked(command, said, folder, settings, errors)
+        if forked is None:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=deadline_s,
+                env={**environment(), **settings},
+                cwd=folder,
+                check=False,
+            )
+        copy = Copy(forked, command)
+        try:
+            code = copy.wait(deadline_s)
+        finally:
+            copy.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(command, code, said.read_text(), errors.read_text())
+
+
 def start_forked(command: Sequence[str], log: Path) -> Started:
     """Start a node of a testnet, as a copy where that would be the same.
 
@@ -77,15 +108,21 @@ FORKED = Runtime(start=start_forked)
 """Real nodes of a testnet, which need not import anything."""
 
 
-def _forked(command: Sequence[str], log: Path, folder: Path) -> Forked | None:
+def _forked(
+    command: Sequence[str],
+    log: Path,
+    folder: Path,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    errors: Path | None = None,
+) -> Forked | None:
     if not can_copy(command):
         return None
     server, inherited = _server()
-    own = _environment()
+    own = {**_environment(), **settings}
     changed = {key for key, _ in own.items() ^ inherited.items()}
     if any(key.startswith(READ_AT_START) for key in changed):
         return None
-    return server.start(command, log, folder, own | ONE_THREAD if changed else None)
+    return server.start(command, log, folder, own | ONE_THREAD if changed else None, errors)
 
 
 def _environment() -> dict[str, str]:

@@ -38,7 +38,7 @@ from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.reports.report import Report, make_report
 from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
-from tests.node.forks import Copy, start_copy
+from tests.node.forks import Copy, run_copy, start_copy
 
 POLL_S = 0.02
 DEADLINE_S = 120.0
@@ -56,15 +56,7 @@ Event = dict[str, Any]
 
 def shoal(*arguments: str, deadline_s: float = CALL_DEADLINE_S, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run one `shoal` command in a process of its own, to its end; `settings` are added to the environment."""
-    return subprocess.run(
-        command(*arguments),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        env=environment() | settings,
-        check=False,
-    )
+    return run_copy(command(*arguments), Path.cwd(), settings, deadline_s)
 
 
 def command(*arguments: str) -> list[str]:
