@@ -148,10 +148,11 @@ class Node:
         """What this life wrote to stdout and stderr."""
         return self._log_path.read_bytes()[self._log_began :].decode(errors="replace")
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the node and its trainer, as when their machine dies or hangs."""
+    def signal(self, number: signal.Signals, *, trainer: bool = True) -> None:
+        """To the node and, unless it may go on, its trainer, as when their machine dies or hangs."""
         assert self.process is not None
-        assert number == signal.SIGKILL or not isinstance(self.process, Copy), "a copy's trainer is no child of it"
+        child = number == signal.SIGKILL or not isinstance(self.process, Copy)
+        assert child or not trainer, "a copy's trainer is no child of it"
         daemon = psutil.Process(self.process.pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
