@@ -58,12 +58,14 @@ class Copy:
         os.close(self._ending)
 
 
-def start_copy(command: Sequence[str], log: Path, folder: Path) -> Copy | None:
-    """Start `command` in `folder`.
+def start_copy(
+    command: Sequence[str], log: Path, folder: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> Copy | None:
+    """Start `command` in `folder`; settings are added to the environment.
 
     None where a copy would not be the same: with other settings of what Python, its libraries or its trainer read.
     """
-    forked = _forked(command, log, folder)
+    forked = _forked(command, log, folder, settings)
     return forked and Copy(forked, command)
 
 
@@ -118,11 +120,11 @@ def _forked(
     if not can_copy(command):
         return None
     server, inherited = _server()
-    own = {**_environment(), **settings}
+    own = {**_environment(), **settings, **ONE_THREAD}
     changed = {key for key, _ in own.items() ^ inherited.items()}
     if any(key.startswith(READ_AT_START) for key in changed):
         return None
-    return server.start(command, log, folder, own | ONE_THREAD if changed else None, errors)
+    return server.start(command, log, folder, own if changed else None, errors)
 
 
 def _environment() -> dict[str, str]:
@@ -134,4 +136,4 @@ def _server() -> tuple[ForkClient, dict[str, str]]:
     """The session's fork server and what environment it has, to the end of the session."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(fork_client()), _environment()
+    return stack.enter_context(fork_client()), _environment() | ONE_THREAD
