@@ -70,17 +70,31 @@ class ForkClient:
         self._connection = connection
         connection.settimeout(ASK_DEADLINE_S)
 
-    def start(self, command: Sequence[str], log: Path, folder: Path | None = None) -> Forked:
-        """Start what `command` says, which is to run a Python module, in `folder`; its output goes to `log`.
+    def start(
+        self,
+        command: Sequence[str],
+        log: Path,
+        folder: Path | None = None,
+        environment: dict[str, str] | None = None,
+        errors: Path | None = None,
+    ) -> Forked:
+        """Start what `command` says, which is to run a Python module or script; its output goes to `log`.
 
-        Raises LocalError.
+        folder and environment: where it runs, and in what; the fork server's own if None. errors: the file of its
+        standard error, if another. Raises LocalError.
         """
-        if tuple(command[:2]) != _PYTHON:
-            raise LocalError(f"a fork server starts {' '.join(_PYTHON)} and nothing else, not {' '.join(command)}")
-        module, *arguments = command[2:]
-        where = "" if folder is None else str(folder.absolute())
-        pid = self.ask(Start(module=module, arguments=tuple(arguments), log=str(log.absolute()), folder=where))
-        return Forked(self, pid)
+        if not can_copy(command):
+            raise LocalError(f"a fork server starts a module of Python or a script, not {' '.join(command)}")
+        program, *arguments = command[2:] if command[1] == "-m" else command[1:]
+        start = Start(
+            program=program,
+            arguments=tuple(arguments),
+            log=str(log.absolute()),
+            errors="" if errors is None else str(errors.absolute()),
+            folder="" if folder is None else str(folder.absolute()),
+            environment=environment,
+        )
+        return Forked(self, self.ask(start))
 
     def ask(self, request: Request) -> int:
         """The answer to a request. Blocks, for milliseconds. Raises LocalError if the fork server is gone."""
@@ -92,6 +106,11 @@ class ForkClient:
         if not answer:
             raise LocalError("the fork server ended")
         return msgspec.json.decode(answer, type=Answer).number
+
+
+def can_copy(command: Sequence[str]) -> bool:
+    """True for a command that has this Python run a module, or a script by its full path."""
+    return len(command) > 1 and command[0] == sys.executable and (command[1] == "-m" or command[1].startswith("/"))
 
 
 @asynccontextmanager

@@ -38,15 +38,19 @@ _DESCRIPTORS: Final = 4
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run a module, in a session of its own, with its output at the end of the file `log`. The answer is its pid.
+    """Run a program, in a session of its own, with its output at the end of the file `log`. The answer is its pid.
 
-    folder: where it runs, and its trainer; the fork server's own if empty.
+    program: a module, or the absolute path of a script. errors: the file of its standard error, if another. folder:
+    where it runs, and its trainer; the fork server's own if empty. environment: of the program alone, its trainer has
+    the fork server's; if None it has that too.
     """
 
-    module: str
+    program: str
     arguments: tuple[str, ...]
     log: str
+    errors: str = ""
     folder: str = ""
+    environment: dict[str, str] | None = None
 
 
 class Reap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -174,13 +178,19 @@ def _status(pid: int) -> int:
 
 
 def _be_node(start: Start) -> None:
-    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    _take_streams(log, log)
-    os.close(log)
+    output, errors = (
+        os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) for path in (start.log, start.errors or start.log)
+    )
+    _take_streams(output, errors)
+    os.close(output)
+    os.close(errors)
     if start.folder:
         os.chdir(start.folder)
         sys.path[0] = start.folder  # as where `python -m` is called
-    _run(start.module, start.arguments)
+    if start.environment is not None:
+        os.environ.clear()
+        os.environ.update(start.environment)
+    _run(start.program, start.arguments)
 
 
 def _be_trainer(processes: str, folder: str, descriptors: Sequence[int]) -> None:
@@ -201,10 +211,14 @@ def _take_streams(output: int, errors: int) -> None:
     os.close(nothing)
 
 
-def _run(module: str, arguments: Sequence[str]) -> None:
-    """Run a module as ``python -m MODULE ARGUMENT…`` does. Raises SystemExit when that ends with it."""
-    sys.argv[:] = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+def _run(program: str, arguments: Sequence[str]) -> None:
+    """Run a module or a script as ``python`` does with those arguments. Raises SystemExit when that ends with it."""
+    sys.argv[:] = [program, *arguments]
+    if os.path.isabs(program):
+        sys.path[0] = os.path.dirname(program)
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def _preload(modules: Sequence[str], trainers: str) -> None:

@@ -84,6 +84,9 @@ def canonical(obj: object) -> bytes:
         raise LocalError(f"no canonical form: {error}") from error
 
 
+_ALWAYS_PLAIN = frozenset({type(None), bool, int, str, bytes})
+
+
 def _check_plain(value: object, depth: int) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
@@ -93,7 +96,8 @@ def _check_plain(value: object, depth: int) -> None:
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             raise ValueError("a map key that is not a string")
         for item in value.values() if isinstance(value, dict) else value:
-            _check_plain(item, depth + 1)
+            if type(item) not in _ALWAYS_PLAIN:
+                _check_plain(item, depth + 1)
 
 
 # --- receiving ---

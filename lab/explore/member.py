@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -135,6 +136,7 @@ class Members:
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
+        self._signed: dict[tuple[int, Message], Message] = {}
         self._proofs = Proofs(self.previous, scope.faults)
         log, everyone = abandoned_log(self.previous), range(scope.members)
         self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
@@ -335,14 +337,10 @@ class Members:
         if not self.scope.reduced:
             return self.peers[sender], message
         who = position if self.peers[sender] == machine._me else sender
-        identity = self.identities[who]
-        if isinstance(message, ViewChange):
-            signature = sign_move(identity, message.base, message.view, message.prepared)
-            message = msgspec.structs.replace(message, signature=signature)
-        elif isinstance(message, Prepare):
-            signature = identity.sign(PREPARE_DOMAIN, step_preimage(message.view, message.value))
-            message = msgspec.structs.replace(message, signature=signature)
-        return self.peers[who], message
+        signed = self._signed.get((who, message))
+        if signed is None:
+            signed = self._signed[who, message] = _signed_by(self.identities[who], message)
+        return self.peers[who], signed
 
     def _blamed(self, step: _Step, sender: int, error: RemoteError) -> list[Outcome]:
         """Return the violation of blaming an honest member; none if `sender` lies, as then it may be blamed."""
@@ -463,25 +461,45 @@ class Members:
         return message
 
 
+def _signed_by(identity: Identity, message: Message) -> Message:
+    if isinstance(message, ViewChange):
+        signature = sign_move(identity, message.base, message.view, message.prepared)
+        return msgspec.structs.replace(message, signature=signature)
+    if isinstance(message, Prepare):
+        signature = identity.sign(PREPARE_DOMAIN, step_preimage(message.view, message.value))
+        return msgspec.structs.replace(message, signature=signature)
+    return message
+
+
 def _changes_to(view: int, message: Message) -> bool:
     return isinstance(message, ViewChange) and message.view == view
 
 
 def _frozen(held: object, lowest: int | None = None) -> object:
     """`held` as something hashable; of a table by view only the rows from `lowest` on."""
-    if isinstance(held, dict):
-        return frozenset((k, _frozen(v)) for k, v in held.items() if lowest is None or k >= lowest)
-    if isinstance(held, set):
-        return frozenset(held if lowest is None else (view for view in held if view >= lowest))
-    if isinstance(held, Prepare | Vote):
-        return held.view, held.value
-    if isinstance(held, Propose):
-        return held.view, held.value.hash, isinstance(held.prepared, Prepared)
-    if isinstance(held, PreparedValue):
-        return held.prepared.view, held.value.hash
-    if isinstance(held, ViewChange):
-        return held.view, None if held.prepared is None else carried_by(held)
-    return None if isinstance(held, Moves) else held
+    freeze = _FREEZE.get(type(held))
+    return held if freeze is None else freeze(held, lowest)
+
+
+def _frozen_table(table: dict[Any, object], lowest: int | None) -> object:
+    return frozenset((k, _frozen(v)) for k, v in table.items() if lowest is None or k >= lowest)
+
+
+def _frozen_set(held: set[Any], lowest: int | None) -> object:
+    return frozenset(held if lowest is None else (view for view in held if view >= lowest))
+
+
+_FREEZE: dict[type, Callable[[Any, int | None], object]] = {
+    dict: _frozen_table,
+    set: _frozen_set,
+    Prepare: lambda held, _: (held.view, held.value),
+    Vote: lambda held, _: (held.view, held.value),
+    Propose: lambda held, _: (held.view, held.value.hash, isinstance(held.prepared, Prepared)),
+    PreparedValue: lambda held, _: (held.prepared.view, held.value.hash),
+    ViewChange: lambda held, _: (held.view, None if held.prepared is None else carried_by(held)),
+    Moves: lambda *_: None,
+}
+"""How what a machine holds is frozen, by its type: all else is hashable as it is, and means what it says."""
 
 
 def _without_others(machine: Agreement) -> Agreement:
@@ -498,8 +516,13 @@ def _without_others(machine: Agreement) -> Agreement:
 def copy_of(machine: Agreement) -> Agreement:
     """An independent copy that holds no finals; what the tables hold is immutable, so two levels are enough."""
     copy = object.__new__(type(machine))
+    copied = vars(copy)
+    copied.update(vars(machine))
     for name, held in vars(machine).items():
-        if isinstance(held, dict):
-            held = {} if name in _FETCHED else {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
-        setattr(copy, name, set(held) if isinstance(held, set) else held)
+        kind = type(held)
+        if kind is dict:
+            fetched = name in _FETCHED
+            copied[name] = {} if fetched else {k: dict(v) if type(v) is dict else v for k, v in held.items()}
+        elif kind is set:
+            copied[name] = set(held)
     return copy

@@ -102,6 +102,7 @@ class RulesExplorer:
         self._calm = Calm(scope, bug, self._signatures)
         self._numbers: dict[Voter, int] = {}
         self._said: list[_Said] = []
+        self._verdicts: dict[object, str | None] = {}
         self._commons: list[Common] = []
         self._common_numbers: dict[Common, int] = {}
         common = Common(0, 0, scope.crashes, ((),) * scope.views, self.guards.liar.start)
@@ -391,6 +392,12 @@ class RulesExplorer:
     def _judged(self, state: State) -> str | None:
         """Return what is wrong with the certificates that anyone could make of what has been signed."""
         facts, used = self.facts(state), self._commons[state[-1]].used
+        votes = frozenset(facts.votes.items()), facts.left, used
+        if votes not in self._verdicts:
+            self._verdicts[votes] = self._verdict(facts, used)
+        return self._verdicts[votes]
+
+    def _verdict(self, facts: Facts, used: Used) -> str | None:
         certified: dict[int, list[tuple[int, Used]]] = {}
         for view in range(self.scope.views):
             for value in range(len(self.values)):

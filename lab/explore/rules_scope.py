@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from shoal.protocol.certificate import FaultModel
@@ -18,7 +19,7 @@ MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, LEAVES_LIMIT = 9, 6, 4, 
 CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RulesScope:
     """Bounds on the schedules of the model. Member v leads view v.
 
@@ -73,22 +74,22 @@ class RulesScope:
         """True if there are more liars than the quorum is made for, free to be convicted."""
         return self.quorum == CRASH and self.liars > 0 and not self.careful
 
-    @property
+    @cached_property
     def liar_mask(self) -> int:
         """The liars."""
         return ((1 << self.liars) - 1) << self.liar
 
-    @property
+    @cached_property
     def honest(self) -> tuple[int, ...]:
         """The numbers of the honest members."""
         return tuple(i for i in range(self.members) if not self.liar_mask >> i & 1)
 
-    @property
+    @cached_property
     def leavers(self) -> tuple[int, ...]:
         """The honest members that may leave."""
         return self.honest[len(self.honest) - self.leaves :]
 
-    @property
+    @cached_property
     def alike(self) -> tuple[int, ...]:
         """The places, among the honest, of members that nothing tells apart; leading is apart from voting here."""
         if not (self.reduced and self.exchanged):

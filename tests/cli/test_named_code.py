@@ -13,6 +13,7 @@ import pytest
 
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest, render_manifest, validate_manifest
+from tests.node.forks import run_copy
 from tests.node.lab import assert_one_line, command, environment
 from tests.packaging.test_documents import blocks
 
@@ -47,15 +48,7 @@ def shell(folder: Path) -> Path:
 
 def shoal(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command in a folder, with a state of its user's own."""
-    return subprocess.run(
-        command(*arguments),
-        cwd=folder,
-        env={**environment(), "XDG_STATE_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_copy(command(*arguments), folder, {"XDG_STATE_HOME": str(folder / "home")}, deadline_s=300)
 
 
 QUIET = ("--no-mdns", "--dashboard", "off", "--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0")

@@ -35,7 +35,8 @@ sys.exit(7)
 """
 WHERE = """
 import os, sys
-print(os.getcwd(), sys.path[0], flush=True)
+if __name__ == "__main__":
+    print(os.getcwd(), sys.path[0], os.environ.get("TOLD"), sys.argv[1:], flush=True)
 """
 THREAD = """
 import threading, time
@@ -87,16 +88,34 @@ def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: P
     run(test)
 
 
-def test_a_copy_runs_in_the_folder_that_it_is_given(modules: Path, tmp_path: Path) -> None:
+def test_a_copy_runs_in_the_folder_and_the_environment_that_it_is_given(modules: Path, tmp_path: Path) -> None:
     log, folder = tmp_path / "log.txt", tmp_path / "a folder"
     folder.mkdir()
     with fork_client(["json"]) as client:
-        one = client.start([sys.executable, "-m", "where"], log, folder)
+        module, script = [sys.executable, "-m", "where"], [sys.executable, str(modules / "where.py")]
+        for command, environment in ((module, None), (module, {"TOLD": "this"}), (script, {"TOLD": "that"})):
+            one = client.start([*command, "a"], log, folder, environment)
+            pidfd = os.pidfd_open(one.pid)
+            assert has_ended(pidfd)
+            os.close(pidfd)
+            assert one.wait() == 0
+    assert log.read_text().splitlines() == [
+        f"{folder} {folder} None ['a']",
+        f"{folder} {folder} this ['a']",
+        f"{folder} {modules} that ['a']",
+    ]
+
+
+def test_a_copy_s_errors_may_go_to_a_file_of_their_own(modules: Path, tmp_path: Path) -> None:
+    (modules / "errs.py").write_text("import sys\nprint('said')\nsys.exit('wrong')\n")
+    log, errors = tmp_path / "log.txt", tmp_path / "errors.txt"
+    with fork_client(["json"]) as client:
+        one = client.start([sys.executable, "-m", "errs"], log, errors=errors)
         pidfd = os.pidfd_open(one.pid)
         assert has_ended(pidfd)
         os.close(pidfd)
-        assert one.wait() == 0
-    assert log.read_text() == f"{folder} {folder}\n"
+        assert one.wait() == 1
+    assert (log.read_text(), errors.read_text()) == ("said\n", "wrong\n")
 
 
 def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
@@ -142,10 +161,10 @@ trio.run(main)
             os.close(pidfd)
 
 
-def test_only_a_python_module_can_be_started(modules: Path, tmp_path: Path) -> None:
+def test_only_python_programs_can_be_started(modules: Path, tmp_path: Path) -> None:
     async def test() -> None:
         async with forking(["json"]) as runtime:
-            with pytest.raises(LocalError, match=r"a fork server starts .* -m and nothing else, not ip netns"):
+            with pytest.raises(LocalError, match="a module of Python or a script, not ip netns"):
                 runtime.start(["ip", "netns", "exec", "x", *command()], tmp_path / "log")
 
     run(test)

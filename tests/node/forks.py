@@ -10,16 +10,19 @@ import os
 import select
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
-from shoal.lab.fork_client import ForkClient, Forked, fork_client
-from shoal.testnet.nodes import environment
+from shoal.lab.fork_client import ONE_THREAD, ForkClient, Forked, can_copy, fork_client
+from shoal.testnet.nodes import Runtime, Started, environment, start_process
 
 OF_EACH_TEST = "PYTEST_CURRENT_TEST"
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "HF_")
+"""Variables, by how they begin, that are read before a copy is made, or by its trainer, which has the server's own."""
 
 
 class Copy:
@@ -55,17 +58,73 @@ class Copy:
         os.close(self._ending)
 
 
-def start_copy(command: Sequence[str], log: Path, folder: Path) -> Copy | None:
-    """Start `command` in `folder`.
+def start_copy(
+    command: Sequence[str], log: Path, folder: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> Copy | None:
+    """Start `command` in `folder`; settings are added to the environment.
 
-    None where a copy would not be the same: for a script of the test's own, or in an environment that the test has set.
+    None where a copy would not be the same: with other settings of what Python, its libraries or its trainer read.
     """
-    if tuple(command[:2]) != (sys.executable, "-m"):
+    forked = _forked(command, log, folder, settings)
+    return forked and Copy(forked, command)
+
+
+def run_copy(
+    command: Sequence[str], folder: Path, settings: Mapping[str, str], deadline_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder` to its end, as a copy where that would be the same.
+
+    settings are added to the environment. Raises subprocess.TimeoutExpired, and has killed it.
+    """
+    with TemporaryDirectory() as place:
+        said, errors = Path(place) / "said", Path(place) / "errors"
+        forked = _forked(command, said, folder, settings, errors)
+        if forked is None:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=deadline_s,
+                env={**environment(), **settings},
+                cwd=folder,
+                check=False,
+            )
+        copy = Copy(forked, command)
+        try:
+            code = copy.wait(deadline_s)
+        finally:
+            copy.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(command, code, said.read_text(), errors.read_text())
+
+
+def start_forked(command: Sequence[str], log: Path) -> Started:
+    """Start a node of a testnet, as a copy where that would be the same.
+
+    A signal to its session does not reach its trainer, except its end.
+    """
+    return _forked(command, log, Path.cwd()) or start_process(command, log)
+
+
+FORKED = Runtime(start=start_forked)
+"""Real nodes of a testnet, which need not import anything."""
+
+
+def _forked(
+    command: Sequence[str],
+    log: Path,
+    folder: Path,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    errors: Path | None = None,
+) -> Forked | None:
+    if not can_copy(command):
         return None
     server, inherited = _server()
-    if _environment() != inherited:
+    own = {**_environment(), **settings, **ONE_THREAD}
+    changed = {key for key, _ in own.items() ^ inherited.items()}
+    if any(key.startswith(READ_AT_START) for key in changed):
         return None
-    return Copy(server.start(command, log, folder), command)
+    return server.start(command, log, folder, own if changed else None, errors)
 
 
 def _environment() -> dict[str, str]:
@@ -77,4 +136,4 @@ def _server() -> tuple[ForkClient, dict[str, str]]:
     """The session's fork server and what environment it has, to the end of the session."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(fork_client()), _environment()
+    return stack.enter_context(fork_client()), _environment() | ONE_THREAD

@@ -34,10 +34,11 @@ from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.protocol.swarm_link import PREFIX
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.journal import Entry
+from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.reports.report import Report, make_report
 from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
 from shoal.testnet.scenario import Scenario
-from tests.node.forks import Copy, start_copy
+from tests.node.forks import Copy, run_copy, start_copy
 
 POLL_S = 0.02
 DEADLINE_S = 120.0
@@ -55,15 +56,7 @@ Event = dict[str, Any]
 
 def shoal(*arguments: str, deadline_s: float = CALL_DEADLINE_S, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run one `shoal` command in a process of its own, to its end; `settings` are added to the environment."""
-    return subprocess.run(
-        command(*arguments),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        env=environment() | settings,
-        check=False,
-    )
+    return run_copy(command(*arguments), Path.cwd(), settings, deadline_s)
 
 
 def command(*arguments: str) -> list[str]:
@@ -128,7 +121,7 @@ class Node:
             self._log_began = log.tell()
             self.process = start_copy(command(*arguments), self._log_path, self._workplace) if self.forked else None
             self.process = self.process or subprocess.Popen(
-                command(*arguments),
+                ended_with_parent(command(*arguments)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -155,10 +148,11 @@ class Node:
         """What this life wrote to stdout and stderr."""
         return self._log_path.read_bytes()[self._log_began :].decode(errors="replace")
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the node and its trainer, as when their machine dies or hangs."""
+    def signal(self, number: signal.Signals, *, trainer: bool = True) -> None:
+        """To the node and, unless it may go on, its trainer, as when their machine dies or hangs."""
         assert self.process is not None
-        assert number == signal.SIGKILL or not isinstance(self.process, Copy), "a copy's trainer is no child of it"
+        child = number == signal.SIGKILL or not isinstance(self.process, Copy)
+        assert child or not trainer, "a copy's trainer is no child of it"
         daemon = psutil.Process(self.process.pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):

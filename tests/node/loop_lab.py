@@ -16,6 +16,8 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.manifest import render_manifest
+from shoal.testnet.parent_death import ended_with_parent
+from tests.node.forks import start_copy
 from tests.node.lab import Node, Swarm, environment
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
@@ -24,7 +26,6 @@ LOOPBACK = {
     "SHOAL_LANE_LISTEN": "127.0.0.1:0",
     "SHOAL_MDNS": "0",
     "SHOAL_TEST_MODE": "1",
-    "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
 
@@ -46,8 +47,10 @@ class LoopNode(Node):
         self._events_began = len(self.all_events())
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(script), str(self.folder), *arguments],
+            command = [sys.executable, str(script), str(self.folder), *arguments]
+            self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)
+            self.process = self.process or subprocess.Popen(
+                ended_with_parent([*command[:1], "-W", "ignore", *command[1:]]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

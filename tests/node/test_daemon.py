@@ -119,7 +119,7 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
 
 
 def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3, forked=False) as swarm:
+    with Swarm(tmp_path, nodes=3) as swarm:
         origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
         voter, successor = (swarm.by_peer(lead(origin, view)) for view in (0, 1))
         (mute,) = (node for node in swarm.nodes if node not in (voter, successor))
@@ -130,13 +130,13 @@ def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(t
         successor.release()
         eventually(lambda: successor.ask("status")["phase"] == "certify", "the report is on its way")
         time.sleep(1)  # no event tells that it has left the sockets
-        successor.signal(signal.SIGSTOP)
+        successor.signal(signal.SIGSTOP, trainer=False)
         voter.release()
         voter.wait("prepared", round=1, view=0)
         voter.kill()
         (accepted,) = (r.value for r in voter.durable_records() if r.kind == "prepare")
         assert accepted is not None
-        successor.signal(signal.SIGCONT)
+        successor.signal(signal.SIGCONT, trainer=False)
         assert not successor.events("certified")
 
         voter.start(join=[successor])

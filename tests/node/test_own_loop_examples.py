@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shoal.node import own_loop_hf
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import assert_exact
@@ -77,7 +76,7 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS))
+        swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
         finished(swarm)
         ended = [load_file(node.folder / "model" / "model.safetensors") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -92,7 +91,9 @@ def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model:
 def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("peft", reason="the extra shoal[hf] is not installed")
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(example("lora.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS))
+        swarm.begin(
+            example("lora.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
+        )
         finished(swarm)
         ended = [load_file(node.folder / "adapters" / "adapter_model.safetensors") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -108,6 +109,8 @@ def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, mode
 
 
 def test_without_the_extra_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.node import own_loop_hf  # takes seconds, and no other file needs it
+
     monkeypatch.setattr(own_loop_hf, "TrainerCallback", object)
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[hf\]'"):
         own_loop_hf.SwarmCallback("swarm.toml")

@@ -19,6 +19,7 @@ from shoal.protocol.manifest import Manifest, load_manifest, validate_manifest
 from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
+from tests.node.forks import FORKED
 from tests.testnet.test_swarm import assert_none_left
 
 DEADLINE_S = 120.0
@@ -79,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
 
     async def limited() -> Report:
         with trio.fail_after(DEADLINE_S):
-            return await run_testnet(SCENARIO, out)
+            return await run_testnet(SCENARIO, out, runtime=FORKED)
 
     report = trio.run(limited)
     assert_none_left(out)

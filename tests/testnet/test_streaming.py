@@ -10,6 +10,7 @@ from shoal.protocol.identity import PeerId
 from shoal.testnet import swarm
 from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
+from tests.node.forks import FORKED
 from tests.testnet.test_swarm import assert_none_left
 
 REAL_DEADLINE_S = 120.0
@@ -31,7 +32,7 @@ def test_streaming_in_four_bits_is_exact_though_a_node_is_killed_in_a_reduction(
 
     async def limited() -> Report:
         with trio.fail_after(REAL_DEADLINE_S):
-            return await swarm.run_testnet(scenario, tmp_path)
+            return await swarm.run_testnet(scenario, tmp_path, runtime=FORKED)
 
     report = trio.run(limited)
     assert_none_left(tmp_path)

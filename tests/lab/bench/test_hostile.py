@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab import signed
+from shoal.lab.bench import hostile
 from shoal.lab.bench.hostile import to_lines
 from shoal.lab.bench.hostile_faults import FAULTS
 from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
@@ -32,6 +34,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.net_stream import encode_varint
+from shoal.testnet.nodes import Runtime
+from tests.node.forks import start_forked
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]
@@ -256,7 +260,10 @@ def assert_nothing_was_taken(result: dict[str, object]) -> None:
     assert result["recovered_s"] is not None, result
 
 
-def test_real_nodes_go_on_beside_one_that_claims_to_be_ahead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_nodes_go_on_beside_one_that_claims_to_be_ahead(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostile, "Runtime", partial(Runtime, start=start_forked))
     result = run_bench("ahead", capsys, "--round-s", "1", "--rounds", "2")
     assert_nothing_was_taken(result)
     # A lead that waited for it would take ten times as long.

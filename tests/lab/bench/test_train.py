@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ from shoal.testnet.reports.report import (
     ok,
 )
 from shoal.testnet.swarm import run_testnet
+from tests.node.forks import FORKED
 
 KEYS = {
     "strategy", "nodes", "tokens", "val_loss", "sync_val_loss", "wire_bytes", "sync_wire_bytes", "blocked_fraction",
@@ -205,8 +207,9 @@ def test_local_swarm_replaces_nodes_and_goes_on_until_all_tokens_are_certified()
 
 
 def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_computes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bench_train_swarm, "run_testnet", partial(run_testnet, runtime=FORKED))
     options = [f"{key}={value}" for key, value in TINY.items()]
     asked = TrainOptions(nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, out=tmp_path)
     CASE(asked, LongCaseOptions(as_json=True))
@@ -252,7 +255,7 @@ def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(
 ) -> None:
     bench = tiny(strategy=strategy, codec=codec, keys=keys, inner_steps=4, options=TINY | {"width": 32}, tokens=1)
     bench = dataclasses.replace(bench, tokens=3 * bench.round_tokens)
-    report = trio.run(run_testnet, bench.scenario(1), tmp_path)
+    report = trio.run(partial(run_testnet, bench.scenario(1), tmp_path, runtime=FORKED))
     assert ok(report)
     identities = [Identity.load_or_create(tmp_path / "nodes" / str(index) / "node.key") for index in range(2)]
     swarm = LocalSwarm(load_manifest(tmp_path / "swarm.toml"), identities)
