@@ -494,9 +494,9 @@ class Links:
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
         with trio.move_on_after(ADMISSION_DEADLINE_S):
-            while stream.peer not in self._links:
+            while not self.holds(stream.peer):
                 await self._admitted.wait()
-        link = self._links.get(stream.peer)
+        link = self._links.get(stream.peer) or self._resting.get(stream.peer)
         if link is None:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
         try:
