@@ -21,11 +21,11 @@ Doers = Mapping[type[Any], Callable[[Any, Any], Any]]
 """By kind of effect, what does it for whoever drives the member, and what it comes to."""
 
 LATER = object()
-"""What an effect comes to that takes a while: who does it calls `done`."""
+"""Result of an effect that takes a while: whoever carries it out calls `done` later."""
 
 
 def do_by(doers: Doers, here: object, effect: MemberEffect) -> Any:
-    """What `effect` comes to. Raises LocalError if nothing does it."""
+    """Carry out `effect` and return its result. Raises LocalError if nothing does it."""
     do = doers.get(type(effect))
     if do is None:
         raise LocalError(f"nothing here does {type(effect).__name__}")
@@ -91,7 +91,7 @@ class Box:
 
 
 class Surroundings:
-    """What a member looks at where nothing is out of the ordinary, as far as it is the same everywhere."""
+    """Surroundings of a member where nothing is out of the ordinary, as far as they are the same everywhere."""
 
     held: OfState | None = None
     replayed_rounds = 0

@@ -424,7 +424,8 @@ class Node:
     async def _answer_fetch(self, stream: MessageStream) -> None:
         if stream.peer not in self.members.links.linked():
             raise RemoteError("wants something without having been admitted", peer=stream.peer)
-        await StateServer(chain=self.parts.chain, cache=self.parts.cache).serve(stream)
+        parts = self.parts
+        await StateServer(chain=parts.chain, cache=parts.cache, earlier=parts.state_store.earlier).serve(stream)
 
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
         await self.layouts.check(peer)  # if the swarm's model is another, it can be said where

@@ -142,6 +142,8 @@ class Accusations:
         overdue: the reduction has had its time, and nobody is excused for waiting.
         """
         said = self._heard(plan, alive)
+        if not said:
+            return set()
         living = {peer for peer in plan.remaining() if peer in alive}
         direct = any(m.peers for m in said.values())
         excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
@@ -272,8 +274,10 @@ class Accusations:
         return {(peers[way.sender], peers[way.receiver]): way for way in known}
 
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
+        if plan.hash not in self._said:
+            return {}
         remaining = plan.remaining()
-        return {a: m for a, m in self._said.get(plan.hash, {}).items() if a in alive and a in remaining}
+        return {a: m for a, m in self._said[plan.hash].items() if a in alive and a in remaining}
 
 
 def _accusers(accused: PeerId, said: Mapping[PeerId, Stalled]) -> set[PeerId]:

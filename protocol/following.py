@@ -87,7 +87,7 @@ class LeadWatch:
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
-        moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
+        moved_on = any(later > view and peer in facts.alive for peer, later in promised.items())
         awaited = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S and not moved_on
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
@@ -145,7 +145,8 @@ def common_view(
 
     promised: below which view a member votes no more, 0 if it is not in there.
     """
-    for candidate in sorted({view, *(later for later in promised.values() if later > view)}):
+    ahead = sorted({later for later in promised.values() if later > view})
+    for candidate in (view, *ahead) if ahead else ():
         voters = {peer for peer in living if promised.get(peer, 0) <= candidate}
         if is_quorum(previous, voters, leaves):
             return candidate

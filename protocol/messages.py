@@ -205,13 +205,6 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
     participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
     mean, says how contributions are combined. `moves`, in a later view than the first, shows that the view was entered.
-
-    `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
-    `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
-    was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
-    finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
-    participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
-    mean, says how contributions are combined. `moves`, in a later view than the first, shows that the view was entered.
     """
 
     view: View

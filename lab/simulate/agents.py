@@ -73,7 +73,7 @@ class Endings(TaskFamily):
         """Any."""
 
     def question(self, config: Config, seed: int, index: int) -> str:
-        """What is asked."""
+        """The text that is asked."""
         return f"End in {seed % 10}"
 
     def score(self, task: Task, text: str) -> float:
@@ -131,7 +131,7 @@ class Agent:
 
     @property
     def running(self) -> bool:
-        """Whether it does anything."""
+        """True if its process is there and runs."""
         return self.up and not self.hung
 
     # -- lives -------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
     everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
                        out or on probation, its contribution counts
-    orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two
+    orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two, or once
+                       the state that it takes has come to those who lack it
 
 The first rounds of a calm are for those who are coming back. Where messages are lost or somebody lies there is none.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from shoal.lab.simulate.judge import Violation
 from shoal.protocol.inputs import Order
 from shoal.protocol.membership import State
-from shoal.protocol.messages import Value
+from shoal.protocol.messages import Target, Value
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -43,6 +44,17 @@ class Calm:
         staying = (peer for peer, member in members if not (member.leaving or member.finished))
         return [(peer.number, order) for peer in staying for order in peer.disk.orders.values()]
 
+    def _open(self, value: Value) -> list[tuple[int, Order]]:
+        """Those of the orders that are still to be carried out once `value` is decided, and could be."""
+        return [one for one in self._orders if one in self._ordered() and not self._settles(value, one[1])]
+
+    def _settles(self, value: Value, order: Order) -> bool:
+        """Whether `value` carries an order out or makes it impossible, or the order waits for a state to come."""
+        if not isinstance(order, Target):
+            return bool(value.amended or value.rollback)
+        gone_back = bool(value.rollback) and order.round >= value.state_round
+        return gone_back or any(peer.peer_rounds.obtaining.fetches(order.round) for peer in self._there)
+
     def awaited(self) -> bool:
         """Whether more of them are to come before a run is over."""
         swarm, scenario = self._swarm, self._swarm.scenario
@@ -60,8 +72,8 @@ class Calm:
         self.rounds += 1
         if self.rounds <= SETTLING_ROUNDS:
             self._orders = self._ordered()
-        elif self.rounds > SETTLING_ROUNDS + 1 and any(order in self._ordered() for order in self._orders):
-            raise Violation("orders", f"{self._orders} are not carried out by round {value.round}")
+        elif self.rounds > SETTLING_ROUNDS + 1 and (left := self._open(value)):
+            raise Violation("orders", f"{left} are not carried out by round {value.round}")
         if self.rounds > SETTLING_ROUNDS:
             took_s -= 1.1 * max(peer.train_s for peer in there)
             alone = all(peer in before for peer in self._swarm.peers if peer.running)  # nobody comes who is waited for
@@ -76,7 +88,8 @@ class Calm:
     def _is_calm(self, now: float) -> bool:
         swarm, network = self._swarm, self._swarm.network
         troubled = swarm.is_troubled(now) or swarm.scenario.loss or self._somebody_lies
-        if troubled or network.walls or network.slowed or network.lossy:
+        slow = network.slowed or now < network.cleared_at
+        if troubled or network.walls or slow or network.lossy:
             return False
         living = {peer for peer in swarm.peers if peer.up}
         return all(

@@ -273,7 +273,7 @@ class Population(Rings):
             self._follow(self.leaves[one], self.rounds[one].summed(stamp, attempt, self.timeline.now))
 
     def _look_at_stalls(self, cell: Cell, sum: RowSum) -> None:
-        """Who fell silent while it should sum moves nothing."""
+        """Tell the head of members that fell silent while they should sum, and look again later."""
         if cell.sum is not sum or cell.round == sum.plan.round:
             return
         now = self.timeline.now
@@ -302,11 +302,11 @@ class Population(Rings):
         return summed_row(self._how, self.seats.grid, given)
 
     def made(self, number: int, round: int) -> tuple[F32, int]:
-        """What a peer makes in a round, and of how many tokens."""
+        """The values that a peer makes in a round, and the number of tokens that they are of."""
         return made_by(self.scenario.seed, number, round, self.seats.grid.numel)
 
     def row_of(self, seat: SimulatedPeer, round: int) -> tuple[F32, int]:
-        """What a head commits to. Raises Violation if it is not what a plain computation makes of the row."""
+        """Mean and tokens that a head commits to. Raises Violation if a plain computation of the row differs."""
         cell = self.cells[self.by_seat[seat.number]]
         assert cell.row is not None
         tokens = sum(weight for _, weight in cell.given)

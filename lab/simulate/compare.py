@@ -56,7 +56,7 @@ class Compared:
     control_bytes_per_s: float
     records_bytes_per_s: float | None
     head_control_bytes_per_s: float = 0.0
-    """What a row's head sends as one of the heads, beside what its peers send."""
+    """Traffic of a row's head as one of the heads, beside that of any peer."""
     certificate_bytes: int = 0
     signers: int = 0
     partnered: float = 1.0
@@ -68,7 +68,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What all are run through."""
+    """Conditions that are the same for everything compared."""
 
     seed: int = BF16_SEED
     rounds: int = 4
@@ -81,7 +81,7 @@ class Conditions:
         return Scenario(peers=peers, rounds=rounds, seed=self.seed, loss=self.loss, fault=tuple(faults))
 
     def work(self, chunks: int) -> Workload:
-        """What a round is made of."""
+        """The workload of a round with so many chunks."""
         return Workload(
             chunks=max(CHUNKS_LEAST, chunks),
             model_bytes=self.model_bytes,

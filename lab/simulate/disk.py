@@ -1,4 +1,4 @@
-"""What of a simulated peer survives its process: its logs, as nodes keep them, and beside them what is modelled.
+"""The disk of a simulated peer, which survives its process: logs as nodes keep them, and beside them what is modelled.
 
 Agreement and chain are in a `Store` of the product's, in a folder in memory: so a restart reads, checks and cuts what
 a node would. Its own work lies beside them, in the files that nodes write and find. States and finals are objects that
@@ -93,7 +93,7 @@ def unheard() -> Iterator[None]:
 
 @dataclass
 class Disk:
-    """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first.
+    """Data that survive a crash. held: the hash of the value whose state `state` is. blank: it has none but the first.
 
     orders: of the user. saved: the newest states, and kept: those to go back to, by the hash of their value.
 
@@ -183,7 +183,7 @@ class Disk:
         kept.forget_old(position)
 
     def forget_work(self) -> None:
-        """What was made last did not get to the disk."""
+        """Remove the newest contribution, which did not get to the disk."""
         for files in self.work.on_disk()[:1]:
             files.work.unlink()
 
@@ -191,7 +191,7 @@ class Disk:
 
     @property
     def height(self) -> int:
-        """How many entries of the chain are here."""
+        """Number of entries of the chain that are here."""
         return self.ledger.height
 
     @property
@@ -246,7 +246,7 @@ def check_written(who: PeerId, disk: Disk, message: Message) -> None:
 
 
 def _says(record: DurableRecord, message: Message) -> bool:
-    """Whether a record of the kind that `message` takes is of what it says."""
+    """True if a record, of the kind that `message` takes, is of what the message says."""
     if isinstance(message, ViewChange):
         return record.view >= message.view
     if isinstance(message, Vote | Prepare):
@@ -265,4 +265,4 @@ _RECORDS: dict[type, str] = {
     ViewChange: "promise",
     Vote: "vote",
 }
-"""What a message that binds its sender is in the log."""
+"""Kind of record in the log for each message that binds its sender."""

@@ -1,4 +1,4 @@
-"""What must hold of every simulated transfer, judged from outside: by requests and frames, not by the scheduler.
+"""Rules for every simulated transfer, judged from outside: by requests and frames, not by the scheduler.
 
     the reference           a state that a peer takes over is that of the reference, bit for bit
     no wait too long        nothing is owed by a donor of which nothing came for `STALL_S`, nor by one that sent other
@@ -40,7 +40,7 @@ Piece = tuple[bytes, int]
 
 @dataclass(slots=True)
 class _Owing:
-    """What a donor owes one peer, with sizes in bytes, and when something came of it last.
+    """Debt of a donor to one peer, with sizes in bytes, and the time at which something came of it last.
 
     since: by scope, from when on it owes something of that: each transfer has its own patience.
     """
@@ -136,7 +136,7 @@ class Donations:
 
 
 def _has(peer: SimulatedPeer, value: Value) -> bool:
-    """Whether the state of `value`, or of a later round, is on the disk of `peer`, or what it is worked out from."""
+    """True if the state of `value` or of a later round, or the finals that lead to it, are on the disk of `peer`."""
     return value.plan in peer.disk.finals or any(
         later.round >= value.round and later.hash == peer.disk.held for later in peer.disk.chain
     )

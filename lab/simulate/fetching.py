@@ -27,7 +27,7 @@ REQUEST_BYTES = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to fetch: chunks of `sizes` bytes, named by `scope`; those in `here` are here.
+    """Chunks to fetch, of `sizes` bytes, named by `scope`; those in `here` are here.
 
     question: asks a donor whether it holds the thing. agrees: looks at the answer; raises NetworkError if the donor
     does not hold it, RemoteError if it holds something else. known: donors that need not be asked. accept: takes a
@@ -145,7 +145,7 @@ class Fetching:
             self._happened(_Event(sender, frame.chunk))
 
     def lane_broke(self, other: int) -> None:
-        """What was asked of `other` may never come."""
+        """The lane to `other` broke: chunks that were asked of it may never come."""
         if not self.over and any(donor == other for donor, _ in self._incoming):
             self._happened(_Event(other))
 

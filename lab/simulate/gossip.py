@@ -38,7 +38,7 @@ from shoal.protocol.wire import HASH_BYTES, canonical
 
 VALUES = 32
 SETTINGS = GossipSettings(momentum=0.5, lr=0.7, gamma=0.6)
-"""What a manifest of the strategy has where it says nothing."""
+"""Settings of the strategy where a manifest says nothing."""
 BYTES_PER_VALUE = 2
 CHUNK_VALUES = 262_144
 """As in a manifest that says nothing: an offer has a hash of each chunk."""

@@ -1,4 +1,4 @@
-"""What must hold in every simulated run, judged from outside: it sees all that is said and asks no machine's opinion.
+"""Rules for every simulated run, judged from outside: the judge sees all that is said and asks no machine's opinion.
 
     no fork              of a round no two values ever have the votes of a quorum, counted as they are sent
     the reference        a certified digest is that of the state which a plain computation makes of the contributions
@@ -40,6 +40,7 @@ from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
+    NO_HASH,
     Entry,
     Evict,
     Leave,
@@ -237,6 +238,23 @@ class Judge:
         bitmaps = self._bitmaps.setdefault(finals.plan.hash, finals.bitmaps)
         if bitmaps != finals.bitmaps:
             raise Violation("the reference", "two sets of contributors for one plan")
+
+    def is_rebase(self, value: Value) -> bool:
+        """Whether the authority signed it."""
+        return value.plan == NO_HASH and not value.rollback and value.base in self.values
+
+    def origin(self, value: Value) -> Value:
+        """The value that led to the state on which `value` stands: itself, unless it ended a term."""
+        while value.rollback or self.is_rebase(value):
+            value = self.values[value.rollback.target.certificate if value.rollback else value.base]
+        return value
+
+    def branch(self, head: Value) -> list[Value]:
+        """The values that led to the states from which that at `head` descends, the newest first."""
+        found = [self.origin(head)]
+        while found[-1].base in self.values:
+            found.append(self.origin(self.values[found[-1].base]))
+        return found
 
     def plan_of(self, value: Value) -> tuple[Plan, tuple[bytes, ...]]:
         """The plan that led to a certified value, and per chunk who is in it."""

@@ -48,7 +48,7 @@ LAST_MILE_S = 0.008
 """Of each end, one way: what stands between a machine at home and its region."""
 JITTER_SHARE = 0.1
 IN_FLIGHT_S = 1.0
-"""What a peer said has arrived by then, if ever."""
+"""A message has arrived so long after it was sent, if it ever does."""
 ENVELOPE_BYTES = 176
 """Of a sealed envelope beside its payload."""
 CONTROL_OVERHEAD_BYTES = 80
@@ -83,11 +83,11 @@ class Timeline:
         self._number = -1
         self._happened = 0
         self._before = 0
-        """How many events were in earlier slices."""
+        """Number of events in earlier slices."""
         self._count = 0
         self._hasher = blake3()
         self._noted: list[float] = []
-        """What is not in the hash yet, note after note. One comes with every message, so whole pages are packed."""
+        """Notes that are not in the hash yet, in order. Each message brings one, so whole pages are packed."""
 
     def at(self, time: float, action: Action, *arguments: Any) -> None:
         """Call `action` at `time`, or next if that is past."""
@@ -151,12 +151,12 @@ class Timeline:
 
     @property
     def events(self) -> int:
-        """How many have happened."""
+        """Number of events that have happened."""
         return self._before + self._happened
 
     @property
     def waiting(self) -> int:
-        """How many events are still to come."""
+        """Number of events that are still to come."""
         return self._count - self.events
 
     def digest(self) -> str:
@@ -200,7 +200,7 @@ class Wall:
 
 @dataclass(slots=True)
 class Network:
-    """Who can send to whom, and how long it takes. Peers are numbers."""
+    """Network that says which peer can send to which, and how long it takes. Peers are numbers."""
 
     timeline: Timeline
     rng: random.Random
@@ -211,6 +211,8 @@ class Network:
     """Peers whose own connection loses messages, beside what the network loses."""
     slowed: dict[int, float] = field(default_factory=dict)
     """By what the rates of a peer are divided."""
+    cleared_at: float = 0.0
+    """When all that was given to slow connections has left them, of those that are slow no more."""
     _delays: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -232,8 +234,14 @@ class Network:
         return wall
 
     def passes(self, sender: int, to: int) -> bool:
-        """Whether no partition stands between the two, in this direction."""
+        """True if no partition stands between the two, in this direction."""
         return not any(sender in wall.one and to in wall.other for wall in self.walls)
+
+    def quicken(self, peer: int) -> None:
+        """A peer is as fast as ever, once what waits on its connection is through: that goes at the rate of before."""
+        self.slowed.pop(peer, None)
+        place = self.places[peer]
+        self.cleared_at = max(self.cleared_at, place.up_free_at, place.down_free_at)
 
     def delay_s(self, sender: int, to: int) -> float:
         """One way, with jitter."""
@@ -242,7 +250,7 @@ class Network:
         return delay * (1.0 + JITTER_SHARE * self.rng.random())
 
     def message_delay_s(self, sender: int, to: int, size: int) -> float:
-        """How long a message takes, infinity if it is lost. What is sent is counted either way."""
+        """Time that a message takes, infinity if it is lost. Its bytes are counted either way."""
         place = self.places[sender]
         size += CONTROL_OVERHEAD_BYTES
         place.control_bytes += size
@@ -257,13 +265,13 @@ class Network:
         return delay + size / place.upload * self.slowed.get(sender, 1.0)
 
     def call_delay_s(self, sender: int, to: int, size: int) -> float:
-        """How long a message takes that TCP repeats until it is there."""
+        """Time that a message takes which TCP repeats until it is there."""
         place = self.places[sender]
         place.control_bytes += size + CONTROL_OVERHEAD_BYTES
         return self.delay_s(sender, to) + size / place.upload * self.slowed.get(sender, 1.0)
 
     def payload_delay_s(self, sender: int, to: int, size: float) -> float:
-        """How long a payload of `size` bytes takes, queues included."""
+        """Time that a payload of `size` bytes takes, queues included."""
         source, target, now = self.places[sender], self.places[to], self.timeline.now
         source.bulk_bytes += int(size)
         begins = max(now, source.up_free_at, target.down_free_at)

@@ -1,6 +1,6 @@
-"""What a simulated peer carries out of its member's errands (`shoal.protocol.errands`), in virtual time.
+"""Carries out the errands of a simulated peer's member (`shoal.protocol.errands`), in virtual time.
 
-What `shoal.node.state.errands` and `catchup` are in a node: which state, from whom and when again is decided by the
+In a node `shoal.node.state.errands` and `catchup` do this: which state, from whom and when again is decided by the
 member that nodes run. Certificates are checked one against the one before, finals by their owners' signatures, state
 chunks by a header that has the certified digest.
 """
@@ -84,7 +84,7 @@ class State:
 
 
 class Obtaining:
-    """What a peer seeks, in one of its lives. put: takes what comes of it, as an input of the member's."""
+    """Errands of a peer, in one of its lives. put: takes what comes of them, as an input of the member's."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Obtaining:
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         return self._disk.held == self._disk.ledger.standing.hash
 
     @property
@@ -140,6 +140,16 @@ class Obtaining:
         if state.values.tobytes() != self._swarm.judge.states[state.value.hash].tobytes():
             name = f"peer {self._peer.number} holds another state of round {state.round}"
             raise Violation("the reference", name)
+
+    def begin_serving(self, round: int) -> Header | None:
+        """The header of a state that is served from now on: from disk, if it is kept there to be gone back to."""
+        header, ledger = self.cache.begin_serving(round, self.now), self._disk.ledger
+        if header is None and round <= ledger.standing.round:
+            value = ledger.value(round)
+            if value.hash in self._disk.kept:
+                self.serve(State(value, self._disk.kept[value.hash]))
+                header = self.cache.begin_serving(round, self.now)
+        return header
 
     def stop(self) -> None:
         """The process ended."""
@@ -304,7 +314,7 @@ class Obtaining:
         poll.look(self.now)
 
     def header(self, donor: int, value: Value, answer: Answer) -> Header:
-        """What a donor says the state of `value` is. Raises NetworkError if it holds none, RemoteError if another."""
+        """Header of a donor's state of `value`. Raises NetworkError if it holds none, RemoteError if another."""
         peer = self._swarm.peers[donor].id
         if not isinstance(answer, HeaderAnswer) or answer.round != value.round:
             raise RemoteError("answers a request for a header with something else", peer=peer)
@@ -315,7 +325,7 @@ class Obtaining:
         return answer.header
 
     def holders(self, found: Mapping[int, Header], others: Sequence[int]) -> Holders:
-        """Who holds a state, and who does not."""
+        """Peers that hold a state, and peers that do not."""
         peers = self._swarm.peers
         return Holders({peers[other].id: header for other, header in found.items()}, [peers[o].id for o in others])
 
@@ -418,6 +428,10 @@ class Obtaining:
 
     # -- transfers ---------------------------------------------------------------------------------------------
 
+    def fetches(self, round: int) -> bool:
+        """Whether the state of a round is on its way."""
+        return any(one.job.question == GetHeader(round) and not one.over for one in self.transfers.values())
+
     def _fetch(self, job: Job, others: Sequence[int]) -> None:
         self.transfers = {scope: one for scope, one in self.transfers.items() if not one.over}
         fetching = self.transfers[job.scope] = Fetching(self._peer, job, self._scores)
@@ -465,7 +479,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Obtaining, Any, Then], None]] = {
     LookUp: Obtaining._look_up,
     Replay: Obtaining._replay,
 }
-"""What carries out each request of an errand."""
+"""The method that carries out each request of an errand."""
 
 
 class _AskingChain:
@@ -491,7 +505,7 @@ class _AskingChain:
         self._new = self._over = False
 
     def asks(self, other: int) -> bool:
-        """Whether `other` was asked, and has not answered."""
+        """True if `other` was asked, and has not answered."""
         return other in self._asked
 
     def told(self, sender: int, grew: bool) -> None:
@@ -528,7 +542,7 @@ class _AskingChain:
 
 
 class _Poll:
-    """Who holds the state of a round, of those who say so soon enough."""
+    """Poll of the peers that hold the state of a round, among those who say so soon enough."""
 
     def __init__(
         self,

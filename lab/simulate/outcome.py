@@ -1,4 +1,4 @@
-"""What goes into a simulation beside its scenario, and what comes of it."""
+"""Components that go into a simulation beside its scenario, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.protocol.round import RoundMachine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a round is made of: bytes of an encoded contribution, in so many chunks; how long training takes.
+    """Work of a round: bytes of an encoded contribution, in so many chunks, and the time that training takes.
 
     reduce_deadline_s: as in a manifest. state_bytes: of a whole state; one who is behind by up to `replayed_rounds`
     replays them instead.
@@ -33,7 +33,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """What peers are made of; tests put machines with a bug in here."""
+    """Machines that peers are made of; tests put some with a bug in here."""
 
     work: Workload = Workload()
     machine: Callable[..., RoundMachine] = RoundMachine
@@ -48,7 +48,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run. `violation` is empty if nothing was violated; see `judge` for the names.
+    """Outcome of a run. `violation` is empty if nothing was violated; see `judge` for the names.
 
     met: how often it came to what a scenario can only make likely, by name.
     rounds_certified: where rollouts are shared, the rounds that the slowest has made.

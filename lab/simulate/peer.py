@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.lab.simulate.simulation import Simulation
 
 ASLEEP_LIMIT_MESSAGES = 8192
-"""What the sockets of a process that does not run take before they are full; the rest is lost."""
+"""The sockets of a process that does not run take so many messages before they are full; the rest is lost."""
 SERVED_LIMIT_FRAMES = 2 * WINDOW_LIMIT_CHUNKS
 """Frames that one peer may have to come from another: a window of it, and one that it has given up."""
 
@@ -53,7 +53,7 @@ class SimulatedPeer:
 
     @property
     def running(self) -> bool:
-        """Whether it does anything."""
+        """True if its process is there and runs."""
         return self.up and not self.hung
 
     def start(self) -> None:

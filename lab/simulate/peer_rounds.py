@@ -162,7 +162,7 @@ class PeerRounds(Reducing, Surroundings):
 
     @property
     def current(self) -> bool:
-        """Whether the state at the head is here."""
+        """True if the state at the head is here."""
         return self.obtaining.current
 
     @property
@@ -177,28 +177,28 @@ class PeerRounds(Reducing, Surroundings):
 
     @property
     def made(self) -> bool:
-        """Whether a contribution to the round under way is made."""
+        """True if a contribution to the round under way is made."""
         return self.work.made is not None
 
     @property
     def resting(self) -> bool:  # type: ignore[override]
-        """Whether it has trained."""
+        """True if no training is under way."""
         return self._trained_at is None
 
     def bound_in(self, position: Position) -> list[DurableRecord]:
-        """What is on disk about a round."""
+        """Records on disk about a round."""
         return self._disk.logs.bound_in(position)
 
     def alive(self) -> frozenset[PeerId]:
-        """Who is believed alive."""
+        """Peers that are believed alive."""
         return self._peer.watch.alive()
 
     def suspected(self) -> frozenset[PeerId]:
-        """Who of them may be gone."""
+        """Peers among the living that may be gone."""
         return self._peer.watch.suspected()
 
     def linked(self) -> list[PeerId]:
-        """Who can be told something."""
+        """Peers that can be told something."""
         return [self._swarm.peers[other].id for other in self._peer.watch.links]
 
     def rules(self, round: int) -> Rules:
@@ -265,7 +265,7 @@ class PeerRounds(Reducing, Surroundings):
         self._box.put(SetPaused(paused))
 
     def trained(self) -> None:
-        """What training was waited for is there."""
+        """Training that was waited for is over."""
         if self._trained_at is not None:
             self._trained_at = self._now
 
@@ -276,7 +276,7 @@ class PeerRounds(Reducing, Surroundings):
 
     @property
     def goes(self) -> bool:
-        """Whether it is to go."""
+        """True if it is to go."""
         return self.member.leaving or self.member.finished
 
     @property
@@ -352,11 +352,11 @@ class PeerRounds(Reducing, Surroundings):
 
     @staticmethod
     def takes(message: object) -> bool:
-        """Whether a message is for `take`."""
+        """True if a message is for `take`."""
         return isinstance(message, PeerTalk)
 
     def take(self, sender: int, message: object) -> None:
-        """What moves state and chunks."""
+        """Take a message that moves state or chunks."""
         if isinstance(message, Payload):
             self._swarm.donations.heard(self._peer, sender)
             self._take_payload(sender, message)
@@ -391,7 +391,7 @@ class PeerRounds(Reducing, Surroundings):
         if isinstance(asked, GetChain):
             return ChainPart(disk.entries_after(asked.height, asked.rebases))
         if isinstance(asked, GetHeader):
-            header = self.obtaining.cache.begin_serving(asked.round, self._now)
+            header = self.obtaining.begin_serving(asked.round)
             if header is not None and "header" in self._peer.lies:
                 header = replace(header, hashes=header.hashes[::-1])
             return HeaderAnswer(asked.round, header)
@@ -457,8 +457,11 @@ class PeerRounds(Reducing, Surroundings):
     def _find_work(self, effect: FindWork) -> bool:
         return self.work.find(countable=effect.countable)
 
-    def _settle_work(self, effect: SettleWork | ResumeWork) -> None:
+    def _settle_work(self, effect: SettleWork) -> None:
         self.work.settle()
+
+    def _resume_work(self, effect: ResumeWork) -> None:
+        self.work.resume()
 
     def _finish_work(self, effect: FinishWork) -> None:
         self.work.finish()
@@ -607,7 +610,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: nothing,
     Repair: PeerRounds._repair,
-    ResumeWork: PeerRounds._settle_work,
+    ResumeWork: PeerRounds._resume_work,
     Seek: PeerRounds._seek,
     Send: PeerRounds._send,
     SignAmendment: PeerRounds._sign_amendment,
@@ -623,4 +626,4 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     WorkOut: PeerRounds._work_out,
     Write: PeerRounds._write,
 }
-"""What does each effect of a member. Nobody draws S(0) or bans here."""
+"""The method that carries out each effect of a member. Nobody draws S(0) or bans here."""

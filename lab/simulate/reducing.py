@@ -61,7 +61,7 @@ class Reducing(ABC):
 
     @abstractmethod
     def _has_finals(self, plan: bytes) -> bool:
-        """Whether they were here before."""
+        """True if the finals of a plan were here before."""
 
     def _start_reduce(self, plan: Plan) -> None:
         self._stop_reduction()
@@ -149,7 +149,7 @@ class Reducing(ABC):
             self._computed(reduction.result())
 
     def _brings(self, plan: bytes) -> bool:
-        """Whether the reduction under way will have the finals of `plan` by itself."""
+        """True if the reduction under way will have the finals of `plan` by itself."""
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         return under_way and not (self._stall.peers | self._stall.late) - {self._peer.id}
 

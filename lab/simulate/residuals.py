@@ -5,7 +5,8 @@
     one contribution     in one life a peer announces one of a round; who lost it may make another in another life
 
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
-fragment, as the certificates that were seen say of it; no account that the peer keeps is asked.
+fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
+state, or counted in a round, that was abandoned since, nothing comes again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.lab.simulate.judge import Judge, Violation
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Ready
+from shoal.protocol.messages import Ready, Value
 from shoal.protocol.planning import CONTRIBUTOR
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ class _Given:
     learnt: F32
     life: int
     since: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """What something may come again of. ended_by: the entry after its base; included: per chunk, whether it counted."""
+
+    given: _Given
+    ended_by: Value
+    included: Sequence[bool]
 
 
 class Residuals:
@@ -59,8 +69,7 @@ class Residuals:
 
     def made(self, peer: SimulatedPeer, learnt: F32, tokens: int, made: Made) -> None:
         """`peer` encoded what it `learnt`, of so many tokens, and what it has of earlier rounds."""
-        before = self._announced.get((peer.id, made.round % self._fragments), [])
-        last = next((given for given in reversed(before) if given.made.base != made.base), None)
+        last = self._last(peer, made)
         names = []
         for name, residual, more in self._possible(last, peer, made):
             names.append(name)
@@ -73,8 +82,7 @@ class Residuals:
                 "work counted once",
                 f"peer {peer.number} gives to round {made.round} what it learnt and something else than {names}",
             )
-        again = last is not None and not any(self._included(last.made, peer.id))
-        since = last.since if again and last is not None else made.round
+        since = made.round if last is None or any(last.included) else last.given.since
         self._made[made.encoded.root] = _Given(made, learnt, peer.life, since)
         self._judge.contributed(made.encoded)
 
@@ -89,39 +97,55 @@ class Residuals:
             raise Violation("one contribution", f"{sender} announces two in round {ready.round}")
         self._announced.setdefault((sender, ready.round % self._fragments), []).append(given)
 
-    def _possible(self, last: _Given | None, peer: SimulatedPeer, made: Made) -> Iterator[Residual]:
+    def _last(self, peer: SimulatedPeer, made: Made) -> _Last | None:
+        """The newest that was for another round and stands; None if all that was left of it is gone."""
+        head = peer.disk.ledger.head
+        for given in reversed(self._announced.get((peer.id, made.round % self._fragments), [])):
+            ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
+            if ended_by is not None:
+                return _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
+            if given.made.base != made.base and given.life == peer.life:
+                return None  # with what was abandoned went all of before; another life may have that on disk
+        return None
+
+    def _ended_by(self, made: Made, head: Value) -> Value | None:
+        """What ended the round that it was made for, in the chain up to `head`; None if that chain abandoned it."""
+        judge, ended_by = self._judge, head
+        while ended_by.base != made.base:
+            if ended_by.base not in judge.values:
+                return None
+            ended_by = judge.values[ended_by.base]
+        led_to = judge.values[made.base] if judge.is_rebase(ended_by) else ended_by
+        stands = not ended_by.rollback and judge.origin(led_to) in judge.branch(head)
+        return ended_by if stands else None
+
+    def _included(self, made: Made, peer: PeerId, ended_by: Value) -> Sequence[bool]:
+        """Per chunk, whether the round that it was made for counted it."""
+        nowhere = [False] * made.encoded.grid.chunks
+        if self._judge.is_rebase(ended_by):
+            return nowhere
+        plan, bitmaps = self._judge.plan_of(ended_by)
+        place = plan.number(peer)
+        if place is None or plan.participants[place].root != made.encoded.root:
+            return nowhere
+        return [bool(int.from_bytes(bits, "little") >> place & 1) for bits in bitmaps]
+
+    def _possible(self, last: _Last | None, peer: SimulatedPeer, made: Made) -> Iterator[Residual]:
         """What may come again in `made`."""
         if last is None:
             yield "nothing", None, 0
             return
-        bits = self._included(last.made, peer.id)
-        yield "what was not counted", self._left(last, bits), 0 if any(bits) else last.made.tokens
-        whole = [True] * len(bits)
-        ended = last.made.base not in self._judge.certified or not self._stands(peer, last)
-        restarted = peer.life != last.life or ended
-        if restarted or (made.round - last.since + 1 > self._staleness_rounds and not any(bits)):
+        given, counted = last.given, any(last.included)
+        yield "what was not counted", self._left(given, last.included), 0 if counted else given.made.tokens
+        restarted = peer.life != given.life
+        too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
+        # It may have stood on a state after that, which a rollback or a rebase has abandoned since.
+        elsewhere = peer.disk.ledger.head.next_term != self._judge.values[given.made.base].next_term
+        if restarted or too_old or elsewhere:
             yield "nothing", None, 0
-        if ended:
-            return
-        value = self._judge.values[self._judge.certified[last.made.base]]
-        if restarted or value.plan not in peer.disk.finals:  # nobody could say, and once is the limit
-            yield "what encoding lost", self._left(last, whole), 0
-
-    def _stands(self, peer: SimulatedPeer, given: _Given) -> bool:
-        """Whether no rollback and no rebase came since."""
-        return peer.disk.ledger.head.next_term == self._judge.values[given.made.base].next_term
-
-    def _included(self, made: Made, peer: PeerId) -> Sequence[bool]:
-        """Per chunk, whether the round that it was made for counted it."""
-        certified = self._judge.certified.get(made.base)
-        value = None if certified is None else self._judge.values[certified]
-        if value is None or value.rollback:  # nothing counts that was for it
-            return [False] * made.encoded.grid.chunks
-        plan, bitmaps = self._judge.plan_of(value)
-        place = plan.number(peer)
-        if place is None or plan.participants[place].root != made.encoded.root:
-            return [False] * made.encoded.grid.chunks
-        return [bool(int.from_bytes(bits, "little") >> place & 1) for bits in bitmaps]
+        unknown = restarted or last.ended_by.plan not in peer.disk.finals
+        if unknown and not self._judge.is_rebase(last.ended_by):  # nobody could say, and once is the limit
+            yield "what encoding lost", self._left(given, [True] * len(last.included)), 0
 
     def _left(self, given: _Given, included: Sequence[bool]) -> F32:
         """What such a verdict leaves of a contribution."""

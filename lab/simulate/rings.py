@@ -63,7 +63,7 @@ CELL_TICK_S = 0.5
 EXPECTED_ROUND_S = 15.0
 """Churn is a share of the peers in so long."""
 RETRY_S = 0.3
-"""What TCP needs to notice that a segment was lost."""
+"""Time that TCP needs to notice that a segment was lost."""
 LOOK_S = 2.0
 FOUND_BOUND_S = detection_bound_s(2 * REACH) + 4 * (CELL_TICK_S - TICK_S) + 1.0
 """Within which a neighbour gives up who vanished, what was still under way included."""
@@ -208,7 +208,7 @@ class Rings(ABC):
         self.timeline.after(delay, self._take, leaf.number, other.number, what, *rest)
 
     def _arrive(self, sender: Leaf, leaf: Leaf, message: SignOfLife) -> None:
-        """What a machine wanted to be sent is there."""
+        """A message that a machine sent has arrived."""
         if not leaf.up:
             return
         timeline, kind = self.timeline, type(message)
@@ -317,7 +317,7 @@ class Rings(ABC):
     # -- what is judged ----------------------------------------------------------------------------------------
 
     def _bear(self, detail: str) -> None:
-        """Who lives is held for dead. Raises Violation unless so much is lost that it may happen."""
+        """A living peer is held for dead. Raises Violation unless so much is lost that it may happen."""
         if self.scenario.loss <= LOSS_BORNE_SHARE:
             raise Violation("no false eviction", detail)
 

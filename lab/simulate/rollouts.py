@@ -188,13 +188,13 @@ class RolloutSwarm:
     # -- the network -------------------------------------------------------------------------------------------
 
     def connected(self, one: int, other: int) -> bool:
-        """Whether `one` holds a connection to `other`: a wall or a machine that vanished is not noticed at once."""
+        """True if `one` holds a connection to `other`: a wall or a machine that vanished is not noticed at once."""
         there = self.agents[other]
         lately = not there.gone and there.vanished and self.timeline.now - there.disturbed_at < LOST_AFTER_S
         return one != other and (there.up or lately)
 
     def is_struck(self, number: int) -> bool:
-        """Whether something befalls an agent, or lately did."""
+        """True if something befalls an agent, or lately did."""
         agent = self.agents[number]
         slow = number in self.network.slowed or number in self.network.lossy
         lately = self.timeline.now - max(agent.disturbed_at, self.disturbed_at) < LIMITS.group_deadline_s
@@ -306,7 +306,7 @@ class RolloutSwarm:
 
     @property
     def rounds_done(self) -> int:
-        """How many rounds the slowest of those that run has made."""
+        """Number of rounds that the slowest running agent has made."""
         return min((agent.rounds_done for agent in self.agents if agent.running), default=0)
 
     def run(self) -> Outcome:

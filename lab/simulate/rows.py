@@ -55,7 +55,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWork:
-    """What a row's sum costs each of its members: bytes sent, and the time of the slowest of them."""
+    """Cost of a row's sum to each of its members: bytes sent, and the time of the slowest of them."""
 
     sent: tuple[float, ...]
     took_s: float
@@ -91,7 +91,7 @@ class RowSum:
         self.waiting = {*self.left, self.head}
 
     def work(self, model_bytes: float, *, anew: bool = False) -> RowWork:
-        """What it costs; `anew`: had nobody gone."""
+        """The cost of this sum, or with `anew` that of one from which nobody has gone."""
         rates = [(term.upload, term.download) for term in self.plan.terms]
         gone = [] if anew else [at for at, term in enumerate(self.plan.terms) if term.place in self.gone]
         return row_work(rates, model_bytes, gone=gone)
@@ -116,7 +116,7 @@ class Cell:
 
 
 def made_by(seed: int, number: int, round: int, numel: int) -> Made:
-    """What a peer makes in a round: the same in every run of the seed."""
+    """Values and tokens that a peer makes in a round: the same in every run of the seed."""
     values = np.random.default_rng([seed, number, round]).standard_normal(numel)
     return values.astype(np.float32), tokens_of(number)
 
@@ -127,7 +127,7 @@ def tokens_of(number: int) -> int:
 
 
 def given_by(how: Codec, grid: Grid, made: Made) -> Given:
-    """What a peer sends of what it made."""
+    """The part that a peer sends of what it made."""
     values, tokens = made
     return [how.encode(values[slice(*grid.span(chunk))]) for chunk in range(grid.chunks)], tokens
 

@@ -1,4 +1,4 @@
-"""What a simulation does: peers, rounds, and the faults that befall them. Read from TOML, strictly.
+"""Scenario of a simulation: peers, rounds, and the faults that befall them. Read from TOML, strictly.
 
     loss = 0.01                  # share of control messages that the network loses, all along
     rollouts = false             # true: peers share rollouts, each in rounds of its own
@@ -61,7 +61,7 @@ Kind = Literal[
     "outage", "rollback", "amend",
 ]  # fmt: skip
 OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend")
-"""What befalls only peers that make rounds together."""
+"""Faults that befall only peers which make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
 """The faults that bring a peer into a phase which it does not come to by itself."""
@@ -186,7 +186,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FaultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in a file of faults."""
+    """Contents of a file of faults."""
 
     loss: Share = 0.0
     churn: Churn = Churn()
@@ -312,7 +312,7 @@ def _around_a_transfer(rng: random.Random, peers: int) -> list[Fault]:
 
 
 def _in_phases(rng: random.Random, peers: int, others: Sequence[Fault]) -> list[Fault]:
-    """What befalls founders and newcomers in a phase of their round; a peer that joins, pauses or leaves among them."""
+    """Faults of founders and newcomers in a phase of their round; a peer that joins, pauses or leaves among them."""
     joins = dict(enumerate(sorted(fault.at_s for fault in others if fault.kind == "join"), peers))
     faults: list[Fault] = []
     for _ in range(rng.randint(1, 4)):

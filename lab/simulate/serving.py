@@ -1,4 +1,4 @@
-"""What a simulated peer gives to others beside its rounds: chunks of states and of finals.
+"""Serves others, beside a simulated peer's rounds, with chunks of states and of finals.
 
 As on a line that connections share, chunks that are asked for take turns with what the peer's own round sends: one
 frame at a time is on its way out, the next when the line is free again, and receivers take turns.

@@ -40,7 +40,7 @@ def shrink(scenario: Scenario, fails: Fails, *, trials: int = TRIALS_LIMIT) -> S
 
 
 def candidates(scenario: Scenario) -> Iterator[Scenario]:
-    """What is a step shorter, the greatest steps first. What would be no valid scenario is none of them."""
+    """Valid scenarios that are a step shorter, the greatest steps first."""
     for change in _changes(scenario):
         try:
             smaller = msgspec.structs.replace(scenario, **change)

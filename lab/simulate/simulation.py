@@ -58,7 +58,7 @@ CHUNK_VALUES = 4
 SPARSE = "topk2-3"
 """Of what few values a chunk has."""
 MIXING = 0.5
-"""How much of its own values a peer keeps where rounds are of fragments, and it trains on beside them."""
+"""Share of its own values that a peer keeps where rounds are of fragments, and it trains on beside them."""
 STALENESS_ROUNDS = 3
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
@@ -149,7 +149,7 @@ class Simulation:
             peer.disk.known |= set(range(scenario.peers)) - {peer.number}
 
     def _manifest(self, founder: PeerId) -> Manifest:
-        """What may be amended, as far as rounds are run by it: `settings`."""
+        """Manifest with the settings that may be amended, by which the rounds are run."""
         names = ("grace_s", "weight_cap", "reduce_deadline_s")
         tables: dict[str, object] = {
             "swarm": {"name": "simulated", "founders": [founder], "authority": self.authority.peer_id},
@@ -241,7 +241,7 @@ class Simulation:
         self._post(peer, to, message)
 
     def say_falsely(self, peer: SimulatedPeer, messages: Iterable[Message]) -> None:
-        """What no machine said."""
+        """Send messages that no machine said."""
         for message in messages:
             self._post(peer, sorted(peer.watch.links), message)
 
@@ -264,13 +264,13 @@ class Simulation:
         self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
 
     def ship(self, peer: SimulatedPeer, to: int, message: object, size: float) -> float:
-        """What goes over a lane; it is lost where a partition stands when it arrives, the time of which is returned."""
+        """Send over a lane, lost where a partition stands when it arrives; the time of arrival is returned."""
         delay = self.network.payload_delay_s(peer.number, to, size)
         self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, int(size))
         return self.timeline.now + delay
 
     def _is_lost(self, sender: int, life: int, to: int) -> bool:
-        """Whether bulk does not arrive: a partition stands, or the process that sent it ended while it was queued."""
+        """True if bulk does not arrive: a partition stands, or the process that sent it ended while it was queued."""
         source, now = self.peers[sender], self.timeline.now
         ended = (source.life != life or not source.up) and now - source.silent_since > IN_FLIGHT_S
         return ended or (bool(self.network.walls) and not self.network.passes(sender, to))
@@ -311,7 +311,7 @@ class Simulation:
         return self.timeline.now + took_s * self.network.slowed.get(peer.number, 1.0)
 
     def made(self, peer: SimulatedPeer, round: int) -> tuple[F32, int]:
-        """What training made: the values, (numel,) float32 of the round's fragment, and the tokens."""
+        """The product of training: the values, (numel,) float32 of the round's fragment, and the tokens."""
         seed = [self.scenario.seed, peer.number, round, peer.life]
         values = np.random.default_rng(seed).standard_normal(self.fragments.of_round(round).numel)
         return values.astype(np.float32), 100 + 7 * peer.number
@@ -343,11 +343,11 @@ class Simulation:
                 raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
 
     def _may_look_dead(self) -> bool:
-        """Whether something goes on that may make a living peer look dead after the last fault."""
+        """True if something goes on that may make a living peer look dead after the last fault."""
         return self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
 
     def is_troubled(self, now: float) -> bool:
-        """Whether some fault is not over, or has been for a moment only."""
+        """True if some fault is not over, or has been for a moment only."""
         return now < self.quiet_at
 
     # -- faults ------------------------------------------------------------------------------------------------
@@ -569,14 +569,14 @@ class Simulation:
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds
-        going = any(peer.running and peer.peer_rounds.goes for peer in self.peers)
-        if self._best < rounds or self.calm.awaited() or going:
+        if self._best < rounds or self.calm.awaited():
             return False
-        return all(self._has(peer, rounds) for peer in self.peers if peer.running)
+        running = [peer for peer in self.peers if peer.running]
+        return all(self._has(peer, rounds) and not peer.peer_rounds.goes for peer in running)
 
     @staticmethod
     def _has(peer: SimulatedPeer, round: int) -> bool:
-        """Whether a peer has the state of a round, or of a later one."""
+        """True if a peer has the state of a round, or of a later one."""
         return peer.disk.height >= round and peer.peer_rounds.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""What stands for the world outside the machines: signatures made by a hash, and work in one thread.
+"""Stand-ins for the world outside the machines: signatures made by a hash, and work in one thread.
 
 The machines sign through `Identity` and verify through `shoal.protocol.identity.verify`, which looks up the public key
 of a PeerId in one place. Both stay as they are: an `Identity` is built around a `PaperKey`, and while `paper_keys` is
@@ -41,7 +41,7 @@ class PaperKey:
         return self
 
     def public_bytes_raw(self) -> bytes:
-        """What the PeerId is made of."""
+        """The bytes that the PeerId is made of."""
         return self._public
 
     def sign(self, message: bytes) -> bytes:

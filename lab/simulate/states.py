@@ -46,7 +46,7 @@ class Header:
 
     @cached_property
     def digest(self) -> bytes:
-        """What members vote on."""
+        """The digest that members vote on."""
         return domain_hash("simulated state", self.base, *self.hashes)
 
     def check(self, chunk: int, data: bytes) -> None:
@@ -60,7 +60,7 @@ class Header:
 
 
 def state_digest(base: bytes, state: F32) -> bytes:
-    """What a certificate says of a state: it hangs on the state's bits and on the certificate before it."""
+    """The digest of a state in its certificate: it depends on the state's bits and on the certificate before it."""
     return Header.of(base, state).digest
 
 

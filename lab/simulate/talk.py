@@ -1,4 +1,4 @@
-"""What simulated peers say beside the messages of a round: requests, payloads, and lies."""
+"""Messages of simulated peers beside those of a round: requests, payloads, and lies."""
 
 from __future__ import annotations
 
@@ -109,17 +109,17 @@ PeerTalk = FetchTalk | Lacking | Payload
 
 
 def wrong(data: bytes) -> bytes:
-    """What a liar sends for a chunk."""
+    """The bytes that a liar sends for a chunk."""
     return bytes([data[0] ^ 1]) + data[1:]
 
 
 def with_flipped_digest(report: Report) -> Report:
-    """What a liar says it computed."""
+    """The report of a liar, with another digest than it computed."""
     return msgspec.structs.replace(report, digest=bytes(b ^ 0xFF for b in report.digest))
 
 
 def falsehoods(lies: Collection[str], me: PeerId, machine: RoundMachine) -> list[Message]:
-    """What a liar says unasked: that everyone else stalls, and things that are not its to say."""
+    """Messages that a liar sends unasked: that everyone else stalls, and some that are not its to send."""
     head, plan = machine.previous, machine.plan
     told: list[Message] = []
     if "accuse" in lies and plan is not None:

@@ -1,4 +1,4 @@
-"""How faults of a simulated peer end."""
+"""Ends the faults of a simulated peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Undo:
-    """How a fault of a peer ends."""
+    """End of a fault of a peer, one method for each kind."""
 
     swarm: Simulation
     peer: SimulatedPeer
@@ -38,7 +38,7 @@ class Undo:
 
     def quicken(self) -> None:
         """It is as fast as ever."""
-        self.swarm.network.slowed.pop(self.peer.number, None)
+        self.swarm.network.quicken(self.peer.number)
 
     def mend(self) -> None:
         """Its connection loses nothing of its own any more."""

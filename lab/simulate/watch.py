@@ -102,7 +102,7 @@ class Watch:
         return self._swarm.numbers[peer] in self.links
 
     def _can_ask(self, via: PeerId, target: PeerId) -> bool:
-        """Whether `via` has a link to `target`; in a node they tell each other whom they lack."""
+        """True if `via` has a link to `target`; in a node they tell each other whom they lack."""
         numbers = self._swarm.numbers
         return numbers[target] in self._swarm.peers[numbers[via]].watch.links
 
@@ -140,7 +140,7 @@ class Watch:
         self._swarm.send(self._peer, other, hello, HELLO_BYTES)
 
     def keep(self, other: int, life: int, message: object) -> bool:
-        """Whether `message` came over a link that is being made, and waits for the admission of `other`."""
+        """True if `message` came over a link that is being made, and waits for the admission of `other`."""
         now = self._swarm.timeline.now
         is_made = now - self._greeted_at.get(other, -math.inf) < ADMISSION_DEADLINE_S
         is_made = is_made and self._swarm.peers[other].watch.links.get(self._peer.number) == self._peer.life

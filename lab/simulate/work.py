@@ -33,7 +33,6 @@ class Work:
         self._disk = peer.disk
         self._rng = random.Random(f"work {swarm.scenario.seed} {peer.number} {peer.life}")
         self._unsaved: SavedWork | None = None
-        self._stood_on: Value | None = None
         self._contributions = Contributions(
             swarm.fragments,
             swarm.settings.codec,
@@ -97,6 +96,11 @@ class Work:
         self._swarm.met["work found"] += 1
         return found.files.position == next_position(chain.head)
 
+    def resume(self) -> None:
+        """Take up what was found."""
+        self.stand_on_head()
+        self.settle()
+
     def settle(self) -> None:
         """Count what was made as the chain says."""
         chain, finals = self._disk.ledger, None
@@ -109,7 +113,4 @@ class Work:
 
     def stand_on_head(self) -> None:
         """Go on from the state at the head; what was learnt on one that was abandoned is dropped."""
-        chain = self._disk.ledger
-        if self._stood_on is not None and not chain.on_branch(self._stood_on):
-            self._contributions.drop()
-        self._stood_on = chain.standing
+        self._contributions.stand_on(self._disk.ledger)

@@ -24,7 +24,7 @@ from shoal.protocol.chain import next_position
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Evaluated, Input, Trained, TrainerRestarted
-from shoal.protocol.messages import Held, Plan, Ready, Value
+from shoal.protocol.messages import Held, Plan, Ready
 from shoal.protocol.planning import OBSERVER, absent_ready
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
@@ -47,7 +47,6 @@ class Participation:
         self._training_client = parts.training_client
         self._manifest = manifest
         """The settings that contributions and trainer keep to."""
-        self._stood_on: Value | None = None
         self._found: Found | None = None
         self._spent = False
         self._contributions = Contributions(
@@ -91,6 +90,8 @@ class Participation:
 
     async def resume_work(self) -> None:
         """Take up what was found. Raises StorageError."""
+        # A vote of before the restart may be enough to go back, before the trainer is given any state.
+        self._contributions.stand_on(self._state_store.chain)
         found, self._found = self._found, None
         if found is not None:
             await self.settle()
@@ -106,10 +107,7 @@ class Participation:
         self._p.reduce.prepare()
         state, chain = self._state_store.state, self._state_store.chain
         assert state is not None
-        fresh = self._stood_on is not None and not chain.on_branch(self._stood_on)
-        if fresh:
-            self._contributions.drop()
-        self._stood_on = chain.standing
+        fresh = self._contributions.stand_on(chain)
         await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
 

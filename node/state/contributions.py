@@ -166,6 +166,7 @@ class Contributions:
         self._error_feedback = np.float32(error_feedback)
         self._mixing = np.float32(mixing or 0.0)
         self._left = [_Left() for _ in fragments]
+        self._stood_on: Value | None = None
         self.made: Made | None = None
         self.taken = 0
         """Number of the newest contribution that was ever taken from the trainer."""
@@ -358,6 +359,17 @@ class Contributions:
             left.settled = made, tuple(bits)
             if self._fragments.count > 1:  # it is on disk with every round of another fragment
                 self._work_out(left, fragment.grid)
+
+    def stand_on(self, chain: Chain) -> bool:
+        """Go on from the state at the head of a chain; what is here, or is found on disk next, was learnt on it.
+
+        Returns True if the state before was abandoned: contribution and residuals are dropped with it.
+        """
+        abandoned = self._stood_on is not None and not chain.on_branch(self._stood_on)
+        if abandoned:
+            self.drop()
+        self._stood_on = chain.standing
+        return abandoned
 
     def drop(self) -> None:
         """Drop the contribution under way and the residuals: the state that they stand on was abandoned."""

@@ -5,7 +5,8 @@
     rollback/<round>.safetensors                    the one that this node consented, or voted, to go back to
 
 The last is on disk before the consent or the vote is sent: a swarm that decides to go back, and loses its power at that
-moment, has the state that it decided on. What is read is believed only where its digest is the certified one. S(0) has
+moment, has the state that it decided on. It is served from there for as long as it is kept, for others may want it
+only many rounds after it was ordered. What is read is believed only where its digest is the certified one. S(0) has
 none before the swarm goes back to it: it is shown as it was saved, where its chunks are those that were saved, and a
 quorum goes back to it only where all of it hold the same.
 """
@@ -43,6 +44,7 @@ class EarlierStates:
         self._chain = chain
         self._cache = cache
         self._outer = outer
+        self._holding = trio.Lock()
 
     def rounds(self) -> list[int]:
         """The certified rounds before the head whose state seems to be here, in order. Blocks."""
@@ -120,12 +122,31 @@ class EarlierStates:
         folder = self._folder / FOLDER
         with disk_errors(folder):
             make_folder(folder)
-        path = folder / f"{state.round}.safetensors"
+        path = self._kept_at(state.round)
         header = self._cache.header(state)
         kept = self._read(state.round, path) if path.exists() else None
         if kept is None or self._cache.header(kept).digest != header.digest:
             write_state(path, state, header)
         return header
+
+    def _kept_at(self, round: int) -> Path:
+        return self._folder / FOLDER / f"{round}.safetensors"
+
+    async def hold(self, round: int) -> None:
+        """Have the state of a round in the cache if it is kept: the cache has let go of it where nobody asked for it.
+
+        Cancellation: it is there or not.
+        """
+        async with self._holding:
+            if self._cache.state(round) is None:
+                found = await trio.to_thread.run_sync(self._read_kept, round)
+                if found is not None:
+                    self._cache.put(*found)
+
+    def _read_kept(self, round: int) -> tuple[CertifiedState, StateHeader] | None:
+        path = self._kept_at(round)
+        state = self._read(round, path) if path.exists() else None
+        return None if state is None else (state, self._cache.header(state))
 
     async def forget(self, besides: Collection[int]) -> None:
         """Remove what was kept, but those of some rounds. Raises StorageError."""

@@ -24,6 +24,8 @@ from shoal.protocol.errors import LocalError, StorageError
 HEADER_LIMIT_BYTES = 64 << 20
 """Of names, shapes and metadata; the reference implementation allows 100 MB."""
 HASH_THREADS = 4
+THREADED_BYTES = 1 << 20
+"""So many bytes and more are hashed in several threads: to begin these takes longer than to hash less."""
 _LENGTH_BYTES = 8
 _ALIGNMENT_BYTES = 8
 _CHECKSUM = "blake3"
@@ -99,7 +101,7 @@ def write_tensors(
         entries[tensor.name] = _Entry(tensor.dtype, list(tensor.shape), (offset, offset + tensor.data.nbytes))
         offset += tensor.data.nbytes
     if checksum:
-        hasher = _hasher(metadata)
+        hasher = _hasher(metadata, offset)
         for tensor in ordered:
             hasher.update(tensor.data)
         metadata = {**metadata, _CHECKSUM: hasher.hexdigest()}
@@ -116,8 +118,10 @@ def write_tensors(
     return len(head) + offset
 
 
-def _hasher(metadata: Mapping[str, str]) -> blake3:
-    return blake3(msgspec.msgpack.encode(sorted(metadata.items())), max_threads=HASH_THREADS)
+def _hasher(metadata: Mapping[str, str], size: int) -> blake3:
+    """Hash begun with a file's metadata, in as many threads as pay for `size` bytes of tensors."""
+    threads = HASH_THREADS if size >= THREADED_BYTES else 1
+    return blake3(msgspec.msgpack.encode(sorted(metadata.items())), max_threads=threads)
 
 
 class TensorFile:
@@ -170,7 +174,8 @@ class TensorFile:
         expected = self.metadata.get(_CHECKSUM)
         if len(self._data) != max((entry.data_offsets[1] for entry in self._entries.values()), default=0):
             raise self._damaged("it is cut short, or longer than it should be")
-        hasher = _hasher({key: value for key, value in self.metadata.items() if key != _CHECKSUM})
+        metadata = {key: value for key, value in self.metadata.items() if key != _CHECKSUM}
+        hasher = _hasher(metadata, len(self._data))
         hasher.update(self._data)
         if hasher.hexdigest() != expected:
             raise self._damaged("its contents have changed since it was written")

@@ -29,7 +29,7 @@ def start(self: ReductionDriver, plan: Plan, contribution: EncodedContribution |
 
 def reserve(self: RateLimit, size: int) -> float:
     """As if its cap were lower."""
-    return honest_reserve(self, round(size * self._bytes_per_s / slowed[0]) if slowed else size)
+    return honest_reserve(self, round(size * self._bucket._per_second / slowed[0]) if slowed else size)
 
 
 if __name__ == "__main__":

@@ -45,3 +45,4 @@ def test_member_is_evicted_below_a_quarter_of_its_planned_rate_and_not_above(
             # Long enough for a stall deadline, and no absolute deadline in it.
             assert 2.0 < slowed["at"] - before["at"] < 60.0
         assert_exact(swarm.report(SLOWED))
+        assert "a fault of ours" not in slow.log, "it was evicted for another reason than how slow it is"

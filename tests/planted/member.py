@@ -301,6 +301,7 @@ SEEDS: dict[str, int] = {
     "nothing is closed off to the evicted": 54,
     "of two states the one that fewer hold is fetched": 8,
     "only the lead of the first view plans": 33,
+    "residuals on an abandoned state are carried on": 34,
     "the contribution is not settled before the state is applied": 8,
     "the engine sends before it persists": 8,
     "the head moved, and the round goes on": 34,

@@ -176,13 +176,20 @@ SHELL: tuple[Bug, ...] = (
         "residuals on an abandoned state are carried on",
         "tests/node/rounds/test_participation.py::test_residual_of_before_goes_with_the_state_too",
         """
-        if fresh:
-            self._contributions.drop()
+        if abandoned:
+            self.drop()
         """,
         """
-        if fresh and self.made is not None:
-            self._contributions.made = None
+        if abandoned:
+            self.made = None
         """,
+    ),
+    bug(
+        "what a trainer took up after a restart outlives the state that it was learnt on",
+        "tests/node/rounds/test_participation.py"
+        "::test_what_was_taken_up_goes_with_the_state_where_a_vote_of_before_goes_back",
+        "self._contributions.stand_on(self._state_store.chain)",
+        "pass",
     ),
     bug(
         "a residual ages one round however many passed",

@@ -53,6 +53,13 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a state to go back to is served for the next rounds only",
+        "tests/node/state/test_earlier_states.py"
+        "::test_a_state_that_is_kept_is_served_when_the_cache_has_long_let_go_of_it",
+        "await self._earlier.hold(request.round)",
+        "await trio.lowlevel.checkpoint()",
+    ),
+    bug(
         "a header with another digest than the certified one is followed",
         "tests/node/state/test_catchup.py::test_header_that_is_not_the_certified_one_is_not_followed",
         "if header.round != value.round or not (anything or header.digest == certified):",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shoal.lab.simulate.disk import Disk
+from shoal.lab.simulate.obtaining import Obtaining
 from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
@@ -157,6 +158,44 @@ def test_swarm_goes_back_where_a_user_wants_it_and_on_from_there(back: int, phas
     assert back < gone_back.round - gone_back.state_round <= back + 2  # a round may have been certified meanwhile
     assert chain.head.term.rollbacks == 1
     assert outcome.met["calm rounds"] >= 3
+
+
+ORDERED_ALONE = Scenario(
+    peers=3,
+    rounds=1,
+    seed=851,
+    calm_rounds=3,
+    fault=(
+        Fault(kind="rollback", at_s=7.0, phase="plan", peer=0),
+        Fault(kind="crash", at_s=9.44, duration_s=4.79, peer=0),
+    ),
+)
+"""When peer 0 is back and asks for what was ordered, it alone still has the state."""
+
+
+def test_swarm_goes_back_to_a_state_that_only_who_ordered_it_still_has() -> None:
+    outcome = run_scenario(ORDERED_ALONE)
+    assert (outcome.violation, outcome.detail, outcome.met["rollback ordered"]) == ("", "", 1)
+
+
+def test_seeded_order_for_a_state_that_is_not_served_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_memory(self: Obtaining, round: int) -> Any:
+        return self.cache.begin_serving(round, self.now)
+
+    monkeypatch.setattr(Obtaining, "begin_serving", from_memory)
+    assert run_scenario(ORDERED_ALONE).violation == "orders"
+
+
+def test_no_round_is_calm_while_what_a_slow_connection_was_given_is_under_way() -> None:
+    simulation = Simulation(CALM)
+    simulation.network.slowed[1] = 100.0
+    simulation.network.payload_delay_s(1, 2, 3e7)
+    simulation.network.quicken(1)
+    assert not simulation.network.slowed
+    outcome = simulation.run()
+    assert outcome.violation == ""
+    assert simulation.network.cleared_at > simulation.timeline.now
+    assert "calm rounds" not in outcome.met
 
 
 def test_settings_are_amended_and_plans_are_made_by_them() -> None:

@@ -58,3 +58,28 @@ def test_seeded_residual_that_comes_again_although_it_was_counted_is_found(monke
 def test_seeded_residual_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Contributions, "settle_by", lambda self, chain, finals: self.drop())
     assert run_scenario(LOSSY_CODEC).violation == "work counted once"
+
+
+def test_work_of_a_round_that_a_rollback_keeps_is_judged_by_what_that_round_counted() -> None:
+    """Peer 6 comes back when nobody has the finals of round 2 any more, which the swarm went back to: once is the
+    limit, so its contribution to it counts, though a term has ended since."""
+    faults = (
+        Fault(kind="leave", at_s=3.02, peer=3),
+        Fault(kind="partition", at_s=7.31, duration_s=6.86, groups=((1, 2, 3, 4, 5, 7), (0, 6))),
+        Fault(kind="join", at_s=9.59),
+        Fault(kind="rollback", at_s=15.69, phase="train", peer=7),
+    )
+    outcome = run_scenario(Scenario(peers=8, rounds=1, seed=343, fault=faults, calm_rounds=3))
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.met["rollback ordered"] == 1
+
+
+def test_seeded_residual_on_an_abandoned_state_that_comes_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drop(self: Contributions) -> None:
+        self.made = None
+
+    monkeypatch.setattr(Contributions, "drop", drop)
+    back = Fault(kind="rollback", peer=1, at_s=7.0, back=2)
+    outcome = run_scenario(Scenario(peers=4, rounds=7, seed=4, fault=(back,)))
+    assert outcome.violation == "work counted once"
+    assert "something else than ['nothing']" in outcome.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
+from shoal.node.state.resumption import Found, ResumeFiles
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
@@ -43,11 +45,15 @@ class Part:
             state_store=self.state_store,
             training_client=SimpleNamespace(stand_on=self._stand_on),
             reduce=SimpleNamespace(prepare=lambda: None),
+            resumption=SimpleNamespace(restore_trainer=self._restore),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))
+        await trio.lowlevel.checkpoint()
+
+    async def _restore(self, found: Found, *, spent: bool) -> None:
         await trio.lowlevel.checkpoint()
 
     async def _finals(self, round: int, peers: list[str]) -> object:
@@ -62,6 +68,12 @@ class Part:
         """A contribution to the round under way."""
         head = self.ledger.chain.head
         self.part._contributions.make(head.next_round, 1, 100, vector(5), base=head.hash)
+
+    def resume(self) -> None:
+        """A restart found what was made, and what the trainer knew."""
+        files = ResumeFiles(position=(Term(), 0), trainer=Path(), work=Path())
+        self.part._found = Found(files=files, exact=True, work=None)
+        trio.run(self.part.resume_work)
 
     def settle(self) -> None:
         trio.run(self.part.settle)
@@ -124,6 +136,19 @@ def test_residual_of_before_goes_with_the_state_too() -> None:
     here.stand()
     assert not here.residual
     assert here.stood == [(4, False), (5, False), (3, True)]
+
+
+def test_what_was_taken_up_goes_with_the_state_where_a_vote_of_before_goes_back() -> None:
+    """The trainer has no state of this life's yet, and must not take what it learnt along to an earlier one."""
+    here = Part(4)
+    here.make()
+    here.resume()
+    here.ledger.go_back(3)
+    here.settle()
+    here.stand()
+    assert here.part.made is None
+    assert not here.residual
+    assert here.stood == [(3, True)]
 
 
 def test_work_is_kept_whole_where_a_rebase_ended_its_round_undecided() -> None:

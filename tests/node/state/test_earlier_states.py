@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.collectives.state import StateHeader
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import write_state
+from shoal.node.state.state_server import StateServer
 from shoal.protocol.messages import Term
+from shoal.protocol.peering import GetHeader, HeaderAnswer, Refusal
 from shoal.protocol.terms import make_rebase
+from shoal.protocol.wire import decode
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, OUTER, Ledger, save_finals, state_of
 from tests.node.state_store_lab import GOOD, home, ledger_of
@@ -89,6 +93,21 @@ def test_a_state_is_kept_until_it_is_forgotten_and_a_damaged_copy_is_written_aga
     assert on_disk(here.folder) == ["rollback/3.safetensors"]
     trio.run(here.earlier.forget, ())
     assert on_disk(here.folder) == []
+
+
+async def test_a_state_that_is_kept_is_served_when_the_cache_has_long_let_go_of_it(tmp_path: Path) -> None:
+    here = CacheFull(tmp_path, ledger_of(8))
+    server = StateServer(chain=here.ledger.chain, cache=here.cache, earlier=here.earlier)
+    await here.earlier.keep(here.ledger.states[2])
+    for round in (6, 7, 8):
+        here.cache.put(here.ledger.states[round], here.cache.header(here.ledger.states[round]))
+    assert here.cache.held_rounds() == [7, 8]
+    answer = await server.look_up(GetHeader(round=2))
+    assert isinstance(answer, HeaderAnswer)
+    assert decode(answer.header, StateHeader).digest == here.ledger.chain.value(2).digest
+    assert here.cache.held_rounds() == [2, 8]
+    assert isinstance(await server.look_up(GetHeader(round=3)), Refusal)  # it is not kept
+    assert isinstance(await server.look_up(GetHeader(round=9)), Refusal)  # there is none
 
 
 async def test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept(tmp_path: Path) -> None:
