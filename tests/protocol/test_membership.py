@@ -857,8 +857,7 @@ def test_process_that_runs_late_itself_waits_longer_for_others() -> None:
     while late.state_of(A) is not State.DEAD:
         now += TICK_S + 0.5
         late.tick(now)
-    assert now == pytest.approx(at + 3 * WAITED_TIMES * 0.5, abs=4 * 0.6)
-    assert now > at + WAITED_TIMES * 0.5
+    assert at + 3 * WAITED_TIMES * 0.5 - 0.6 < now < at + 3 * WAITED_TIMES * 0.5 + 3 * 0.6  # seen a tick late, each
 
 
 def test_lag_is_forgotten_once_it_is_over() -> None:
@@ -873,15 +872,17 @@ def test_lag_is_forgotten_once_it_is_over() -> None:
     assert at - since <= detection_bound_s(1)
 
 
-@pytest.mark.parametrize("late_s", [0.7, 1.0, 1.9])
-def test_peer_whose_answers_are_late_is_not_suspected_once_that_is_known(late_s: float) -> None:
+def test_process_that_gets_its_turn_every_few_seconds_is_suspected_once_at_most() -> None:
     net = Net(8, latency_s=0.01)
     net.run(3.0)
-    answered_late(net, A, late_s)
-    net.run(20.0)
-    known_at = net.now
-    net.run(90.0)
-    accused = [at for node in net.nodes.values() for at, effect in node.events(Suspected) if at > known_at]
+    for turn in range(20):
+        net.stop(A)
+        net.run(net.now + 4.5)
+        net.resume(A)
+        net.run(net.now + 0.4)
+        if turn == 0:
+            learnt_at = net.now
+    accused = [at for node in net.nodes.values() for at, effect in node.events(Suspected) if at > learnt_at]
     assert accused == []
     assert net.died(A) == {}
 

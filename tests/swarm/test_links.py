@@ -557,8 +557,9 @@ async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
         await two.hears(one, ping(2))
         assert [message for _, message in two.gate.heard] == [ping(2)]
         two.links.send(one.peer, ping(3))
+        with trio.fail_after(10):
+            await until(lambda: one.links.linked() == {two.peer})
         await one.hears(two, ping(3))
-        assert one.links.linked() == {two.peer}
         assert one.links.resting() == frozenset()
         assert one.gate.ups == [two.peer, two.peer]
         assert one.gate.downs == []
