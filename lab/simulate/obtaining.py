@@ -287,7 +287,7 @@ class Obtaining:
         """Replay rounds along the chain as far as their finals can be had."""
         state = request.state
         assert isinstance(state, State)
-        if state.round >= request.chain.standing.round:
+        if state.round >= request.chain.standing.round or not on_branch(request.chain, state):
             then(state)
         else:
             value = request.chain.value(state.round + 1)

@@ -32,6 +32,7 @@ from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
+from shoal.protocol.catching_up import on_branch
 from shoal.protocol.chain import Chain
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import (
@@ -264,10 +265,11 @@ class CatchUp:
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
 
-        Each is checked against its certificate, and is in the cache.
+        Each is checked against its certificate, and is in the cache. The chain may go back while finals are awaited.
         """
-        for round in range(state.round + 1, chain.standing.round + 1):
-            value = chain.value(round)
+        while state.round < chain.standing.round and on_branch(chain, state):
+            value = chain.value(state.round + 1)
+            round = value.round
             try:
                 finals = await self.finals(value.plan, peers)
                 grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._cache.header, state)

@@ -253,4 +253,10 @@ STATE: tuple[Bug, ...] = (
         "if self._coming or now < self._retry_at:",
         "if now < self._retry_at:",
     ),
+    bug(
+        "a replay goes on along a chain that went back meanwhile",
+        "tests/node/state/test_catchup.py::test_replay_ends_where_the_chain_went_back_while_finals_were_awaited",
+        "while state.round < chain.standing.round and on_branch(chain, state):",
+        "while state.round < chain.standing.round:",
+    ),
 )

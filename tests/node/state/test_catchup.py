@@ -21,6 +21,7 @@ from shoal.protocol.messages import Plan
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
+    FetchRequest,
     FinalsAnswer,
     GetChain,
     GetFinals,
@@ -226,6 +227,30 @@ async def test_replay_from_a_state_that_is_none_of_the_chain_is_not_taken(tmp_pa
     world.donor(GOOD)
     stray = state_of(0, seed=5)
     assert_state(await advance(world, stray, [GOOD]), ledger, 1)
+
+
+@pytest.mark.parametrize("since", [0, 2])
+async def test_replay_ends_where_the_chain_went_back_while_finals_were_awaited(tmp_path: Path, since: int) -> None:
+    """The rounds to go are no more, or are others, which do not follow from the state that the replay has come to."""
+    ledger = ledger_of(4)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    answer = donor.answer
+    abandoned = ledger.states[2]
+
+    def answer_late(request: FetchRequest) -> FetchAnswer | bytes:
+        found = answer(request)
+        if isinstance(request, GetFinals) and len(donor.asked) == 2:
+            ledger.go_back(1)
+            if since:
+                ledger.certify(since)
+        return found
+
+    donor.answer = answer_late
+    state = await world.catchup.replay(ledger.states[0], ledger.chain, [GOOD])
+    assert len(donor.asked) == 2
+    assert (state.round, state.term) == (2, abandoned.term)
+    assert state.anchor.tobytes() == abandoned.anchor.tobytes()
 
 
 @pytest.mark.parametrize("spoil", [name for name in SPOILS if name != "momentum only"])
