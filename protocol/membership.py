@@ -31,9 +31,13 @@ Three rules keep it honest:
 * *The living refute.* A suspect learns of it, raises its incarnation and says so; accusations of an older
   incarnation are void.
 * *Our own sleep is no one's fault.* If `tick` comes late by more than `LOCAL_STALL_S` we were stopped ourselves, and
-  all waits begin anew.
+  all waits begin anew; and for as long as we run late all waits are longer (patience.py).
 
-How fast.  `tick` is called every `TICK_S`. From the last sign of life of a silent peer to `Died` at most
+Overload is not death. Who answers late is waited for as long as its answers take; an accusation of one that was heard
+within the probe interval is no reason to ask.
+
+How fast.  `tick` is called every `TICK_S`. From the last sign of life of a silent peer that answered quickly before,
+seen by a process that is not late, to `Died` at most
 
     probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
 
@@ -59,6 +63,7 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.patience import LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 
 
@@ -167,6 +172,8 @@ INDIRECT_DEADLINE_S = 1.5  # for the answer through others
 SUSPICION_S = 3.0  # from suspect to dead
 INDIRECT_PEERS = 3
 DEAD_PROBE_INTERVAL_S = 10.0  # between pings to the dead
+PINGS_REMEMBERED = 16
+"""Of one peer, to know how long each answer took; beyond `SUSPICION_S` of the slowest round trip."""
 LOST_WINDOW_S = 0.5
 """Connections to one peer that break within this time broke together."""
 SILENCE_S = 0.5
@@ -192,10 +199,14 @@ def probe_interval_s(peers: int) -> float:
     return PROBE_INTERVAL_S * max(1.0, peers / PROBES_PER_S)
 
 
-def detection_bound_s(peers: int) -> float:
-    """Seconds within which a peer that fell silent is `Died`, if we are not stopped ourselves."""
-    waits = ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S
-    return probe_interval_s(peers) + waits + 4 * TICK_S
+def detection_bound_s(peers: int, late_s: float = 0.0) -> float:
+    """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
+
+    late_s: how long its answers took shortly before; of more than LATE_LIMIT_S no more is held.
+    """
+    waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
+    waits_s = max(ACK_DEADLINE_S, waited_s) + INDIRECT_DEADLINE_S + max(SUSPICION_S, waited_s)
+    return probe_interval_s(peers) + waits_s + 4 * TICK_S
 
 
 class _Probe(msgspec.Struct):
@@ -219,7 +230,7 @@ class _Inquiry:
 class _Watched:
     """Knowledge of one peer. heard_at: of it or about it. said_at: by itself, to us.
 
-    cut: it cannot be reached over a link since it last said something.
+    cut: it cannot be reached over a link since it last said something. asked: when each of the last pings was sent.
     """
 
     incarnation: int
@@ -233,6 +244,8 @@ class _Watched:
     excuses: int = 0
     probe: _Probe | None = None
     inquiry: _Inquiry | None = None
+    asked: dict[int, float] = field(default_factory=dict)
+    round_trip: Lateness = field(default_factory=Lateness)
 
 
 def _always(*_: PeerId) -> bool:
@@ -266,6 +279,7 @@ class MembershipMachine:
     first: Callable[[], Collection[PeerId]] = tuple
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
     _relays: dict[int, _Relay] = field(default_factory=dict)
+    lag: Lateness = field(default_factory=Lateness)
     _ran_at: float | None = None
     _refuted_at: float = -math.inf
 
@@ -345,6 +359,7 @@ class MembershipMachine:
 
     def on_ack(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
         """`peer` answered a ping, ours or one that we sent for another."""
+        self._note_round_trip(peer, nonce, now)
         effects = self.peer_seen(peer, incarnation, now)
         relay = self._relays.get(nonce)
         if relay is not None and relay.target == peer:
@@ -352,6 +367,12 @@ class MembershipMachine:
             answer = Ack(nonce=relay.nonce, incarnation=self.incarnation, about=peer)
             effects.append(Say(relay.requester, answer))
         return effects
+
+    def _note_round_trip(self, peer: PeerId, nonce: int, now: float) -> None:
+        watched = self._peers.get(peer)
+        at = None if watched is None else watched.asked.pop(nonce, None)
+        if watched is not None and at is not None:
+            watched.round_trip.note(now - at, now)
 
     def on_ping_request(self, requester: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
         """`requester` cannot reach `target`. Only peers we watch are pinged: we are nobody's reflector."""
@@ -425,7 +446,7 @@ class MembershipMachine:
         since_s, watched.lost_at = now - watched.lost_at, now
         if watched.state is not _ALIVE or since_s < LOST_WINDOW_S:
             return []  # already looking; several connections to one peer often break together
-        return self._ping(peer, watched, now, ACK_DEADLINE_S)
+        return self._ping(peer, watched, now)
 
     def unreachable(self, peer: PeerId, now: float) -> list[Effect]:
         """A broken connection to `peer` could not be re-made: nobody refused it, but nobody answered either."""
@@ -449,7 +470,7 @@ class MembershipMachine:
                 effects += self._overdue(peer, watched, now)
             _, due = self._look(now)
         for _, peer, watched in due:
-            effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
+            effects += self._ping(peer, watched, now)
         if self._relays:
             self._relays = {nonce: relay for nonce, relay in self._relays.items() if now < relay.deadline}
         return effects
@@ -464,7 +485,7 @@ class MembershipMachine:
         if probe.indirect:
             return self._happens(peer, watched, Event.UNANSWERED, now)
         probe.indirect = True
-        probe.deadline = now + INDIRECT_DEADLINE_S
+        probe.deadline = now + INDIRECT_DEADLINE_S + self.lag.waited_s(now)
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
         return [self._say_ping(peer, probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
@@ -516,6 +537,7 @@ class MembershipMachine:
         late_s = now - self._ran_at if self._ran_at is not None else 0.0
         if late_s < 0:
             raise LocalError(f"membership: time went back by {-late_s} s")
+        self.lag.note(late_s - TICK_S, now)
         if late_s <= LOCAL_STALL_S:
             return
         self._ran_at = now
@@ -526,7 +548,7 @@ class MembershipMachine:
                 watched.excuses += 1
                 watched.probe = None
                 watched.pinged_at = -math.inf
-                watched.suspect_until = now + SUSPICION_S
+                watched.suspect_until = now + self._suspicion_s(watched, now)
 
     # --- steps ---
 
@@ -542,8 +564,8 @@ class MembershipMachine:
         if watched.state is _ALIVE:
             if event is _ACCUSED:
                 # Look for ourselves, unless we just did or are at it.
-                idle = watched.probe is None and now - watched.heard_at >= LOST_WINDOW_S
-                return self._ping(peer, watched, now, ACK_DEADLINE_S) if idle else []
+                idle = watched.probe is None and now - watched.heard_at >= PROBE_INTERVAL_S
+                return self._ping(peer, watched, now) if idle else []
             watched.probe = watched.inquiry = None
             watched.heard_at = now
             watched.excuses = 0
@@ -551,7 +573,7 @@ class MembershipMachine:
                 effects.append(Revived(peer=peer, was=was))
         elif watched.state is _SUSPECT and was is _ALIVE:
             watched.probe = None
-            watched.suspect_until = now + SUSPICION_S
+            watched.suspect_until = now + self._suspicion_s(watched, now)
             effects.append(Suspected(peer=peer, incarnation=watched.incarnation))
         elif watched.state is _DEAD and was is not _DEAD:
             watched.probe = None
@@ -560,19 +582,26 @@ class MembershipMachine:
             # A firewall may refuse as well: whom others still reach is alive after all.
             effects += self._inquire(peer, watched, self._nonce())
         elif event is Event.REFUTED and now - watched.pinged_at >= LOST_WINDOW_S:  # dead, and yet it signs
-            effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
+            effects += self._ping(peer, watched, now)
         return effects
 
-    def _ping(self, peer: PeerId, watched: _Watched, now: float, deadline_s: float) -> list[Effect]:
-        """Ping `peer`. Of a live one an answer is expected within `deadline_s`; others just get their chance.
+    def _suspicion_s(self, watched: _Watched, now: float) -> float:
+        """How long a suspect has to say something."""
+        return max(SUSPICION_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+
+    def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
+        """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.
 
         One that is not live, or has no link to us, is asked after through others as well.
         """
         nonce, indirect = self._nonce(), not self.has_link(peer)
-        watched.pinged_at = now
+        watched.pinged_at = watched.asked[nonce] = now
+        if len(watched.asked) > PINGS_REMEMBERED:
+            del watched.asked[next(iter(watched.asked))]
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
-            watched.probe = _Probe(nonce, now + (INDIRECT_DEADLINE_S if indirect else deadline_s), indirect)
+            wait_s = INDIRECT_DEADLINE_S if indirect else max(ACK_DEADLINE_S, watched.round_trip.waited_s(now))
+            watched.probe = _Probe(nonce, now + wait_s + self.lag.waited_s(now), indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)
         return effects

@@ -118,7 +118,7 @@ class Dialling:
         known = self.known()
         self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
         strangers = []
-        for peer in known - self._links.linked() - {self._me}:
+        for peer in known - self._links.linked() - self._links.resting() - {self._me}:
             record = self._book.get(peer)
             if record is None or record.phase != "leaving":
                 self._dial_when_due(peer, now)

@@ -12,6 +12,11 @@ sent again anyway). Every message is an envelope signed by its sender. What is s
 holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.message_relay`); all
 else (`ENVELOPE_KIND`) must come from the peer at the stream's end.
 
+Whoever is dead of silence has no link any more, but what its link is made of is kept for REST_LIMIT_S: the link rests.
+The first thing that comes over it makes a link of it again, without a dial and without handshakes, so that a peer that
+was stopped, or had too much to do, costs nothing to have back, and one that gives many up at once, since it is slow
+itself, does not have to make all of its links anew.
+
 There are LINK_LIMIT places. Where all are taken somebody of a lower rank gives way (`shoal.protocol.places`), or the
 newcomer is told that this node is full: before it is welcomed, so that no link is up at one end alone.
 """
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +62,10 @@ ADMISSION_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256  # links of a node
+REST_LIMIT_S = 40.0
+"""Of rest, and a link is ended. One who is given up is asked every ten seconds whether it is there."""
+RESTING_LIMIT = 128
+"""Links that rest; the one that has for longest makes room."""
 REFUSAL_LINGER_S = 1.0
 """From a refusal, which has to arrive, until the connection with who was refused is closed."""
 RELAYED_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
@@ -105,7 +115,7 @@ class _Link:
     """One link. In the queue an event stands for "all before it is sent".
 
     said_at: when the peer last said more than that it is alive, at first when the link came up. takes_part: it said
-    something of a round.
+    something of a round. rests_since: infinity while it is up.
     """
 
     peer: PeerId
@@ -115,6 +125,7 @@ class _Link:
     pace: Pace
     said_at: float
     takes_part: bool = False
+    rests_since: float = math.inf
 
 
 class AdmissionControl(Protocol):
@@ -147,6 +158,9 @@ class AdmissionControl(Protocol):
     def lost(self, peer: PeerId) -> None:
         """A link is gone."""
 
+    def rests(self, peer: PeerId) -> None:
+        """A link is none any more, for as long as its peer says nothing."""
+
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """A message arrived; raises RemoteError when it breaks the protocol."""
 
@@ -175,6 +189,7 @@ class Links:
         self._sealer = sealer
         self._gate = admission_control
         self._links: dict[PeerId, _Link] = {}
+        self._resting: dict[PeerId, _Link] = {}
         self._promised: set[PeerId] = set()  # who is being welcomed
         self.message_relay = MessageRelay(sealer.peer_id)
         self._guard = ReplayGuard()
@@ -196,6 +211,10 @@ class Links:
     def linked(self) -> frozenset[PeerId]:
         """The peers that messages can be sent to."""
         return frozenset(self._links)
+
+    def holds(self, peer: PeerId) -> bool:
+        """True if there is a link to `peer`, or one that rests."""
+        return peer in self._links or peer in self._resting
 
     async def next_linked(self) -> None:
         """Return when the next link comes up."""
@@ -229,6 +248,9 @@ class Links:
 
         Nor does one without a link, unless it is a message to the whole swarm: others who have one pass it on.
         """
+        if (resting := self._resting.get(peer)) is not None and isinstance(message, SignOfLife):
+            self._post_all([resting], message)
+            return
         hops = {peer}
         if peer in self.message_relay.lacking and isinstance(message, SwarmMessage):
             hops.update(self.message_relay.through(self._sealer.peer_id, peer, self._links))
@@ -277,13 +299,44 @@ class Links:
                 await mark.wait()
 
     def drop(self, peer: PeerId) -> None:
-        """End the link and the connection with `peer`."""
-        if self._part(peer):
+        """End the link and the connection with `peer`, also where it rests."""
+        was_up = peer in self._links
+        if self._part(peer) and was_up:
             self._gate.lost(peer)
 
-    def _part(self, peer: PeerId) -> bool:
-        """End the link with `peer`; whether there was one."""
+    def resting(self) -> frozenset[PeerId]:
+        """The peers whose links rest: only signs of life go to them, and a word of theirs is all that is needed."""
+        return frozenset(self._resting)
+
+    def rest(self, peer: PeerId) -> None:
+        """`peer` is dead of silence: it has no link any more, until it says something over what was one."""
         link = self._links.pop(peer, None)
+        if link is None:
+            return
+        link.rests_since = trio.current_time()
+        self._resting[peer] = link
+        self.message_relay.forget(peer)
+        if len(self._resting) > RESTING_LIMIT:
+            self._part(next(iter(self._resting)))
+        self._gate.rests(peer)
+
+    def end_long_rests(self, now: float) -> None:
+        """End what has rested for REST_LIMIT_S."""
+        for peer in [link.peer for link in self._resting.values() if now - link.rests_since >= REST_LIMIT_S]:
+            self._part(peer)
+
+    def _wake(self, link: _Link) -> None:
+        """Something came over a link that rests: it is up, if there is a place for it still."""
+        if not self._make_room(link.peer):
+            self._part(link.peer)
+            return
+        del self._resting[link.peer]
+        link.rests_since = math.inf
+        self._up(link)
+
+    def _part(self, peer: PeerId) -> bool:
+        """End the link with `peer`, or what rests of it; whether there was one."""
+        link = self._links.pop(peer, None) or self._resting.pop(peer, None)
         if link is None:
             return False
         link.scope.cancel()
@@ -336,21 +389,27 @@ class Links:
         """Close the connection with a peer that was not welcome, unless it was admitted meanwhile."""
         await trio.sleep(REFUSAL_LINGER_S)
         self._turning_away.discard(peer)
-        if peer not in self._links:
+        if not self.holds(peer):
             await self._host.disconnect(peer)
 
     def _admit(self, peer: PeerId) -> None:
         if peer in self._links:
             return
+        if (resting := self._resting.get(peer)) is not None:
+            self._wake(resting)
+            return
         outbox, queue = trio.open_memory_channel[bytes | trio.Event](QUEUE_LIMIT_MESSAGES)
         link = _Link(peer, outbox, queue, trio.CancelScope(), Pace(self._refusals), said_at=trio.current_time())
-        self._links[peer] = link
         self._jobs.send_nowait(partial(self._write_messages, link))
+        self._up(link)
+
+    def _up(self, link: _Link) -> None:
+        self._links[link.peer] = link
         self._admitted.set()
         self._admitted = trio.Event()
         if self.message_relay.lacking:
-            self.send(peer, Reach(lacks=tuple(sorted(self.message_relay.lacking))))
-        self._gate.linked(peer)
+            self.send(link.peer, Reach(lacks=tuple(sorted(self.message_relay.lacking))))
+        self._gate.linked(link.peer)
 
     # -- places ----------------------------------------------------------------------------------------------
 
@@ -410,7 +469,7 @@ class Links:
             self._end(link)
 
     def _end(self, link: _Link) -> None:
-        if self._links.get(link.peer) is link:
+        if link in (self._links.get(link.peer), self._resting.get(link.peer)):
             self.drop(link.peer)
 
     async def _write_messages(self, link: _Link) -> None:
@@ -435,14 +494,16 @@ class Links:
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
         with trio.move_on_after(ADMISSION_DEADLINE_S):
-            while stream.peer not in self._links:
+            while not self.holds(stream.peer):
                 await self._admitted.wait()
-        link = self._links.get(stream.peer)
+        link = self._links.get(stream.peer) or self._resting.get(stream.peer)
         if link is None:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
         try:
             while True:
                 sealed = await stream.receive(deadline_s=None)
+                if self._resting.get(link.peer) is link:
+                    self._wake(link)
                 self._hear(stream.peer, sealed)
                 await link.pace.read(len(sealed))
         except StreamEnded:

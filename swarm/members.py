@@ -24,6 +24,7 @@ from shoal.protocol.admission import Admission
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
+from shoal.protocol.limits import TokenBucket
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.membership import (
     RECEIVERS,
@@ -68,6 +69,9 @@ REDIAL_DEADLINE_S = 0.8
 """Re-making a broken connection: the machine of a killed peer refuses at once, and it is then known to be dead."""
 REDIAL_PAUSE_S = 0.1
 """Both ends re-make a link at once, and one attempt can spoil the other: one failure is no proof of a death."""
+REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
+"""Links that one node makes again at once: who loses many, since its network fails or it is slow itself, does not spend
+all that it has on handshakes. Those beyond are dialled like anybody who is known."""
 RECORD_PERIOD_S = 5.0  # between two publications of a record
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
@@ -135,15 +139,17 @@ class Members:
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._strangers = Strangers(host)
-        host.is_admitted = lambda peer: peer in self.links.linked()
+        host.is_admitted = self.links.holds
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
         host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
         self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
         self._last_seen = LastSeen(-math.inf)
+        self._rng = random.Random(self._me)
+        self._redials = TokenBucket(REDIALS_PER_S, REDIALS_BURST)
         self.machine = MembershipMachine(
             me=self._me,
-            rng=random.Random(self._me),
+            rng=self._rng,
             has_link=lambda peer: peer in self.links.linked(),
             can_ask=lambda via, target: not self.links.message_relay.apart(via, target),
             first=self.admission.first,
@@ -232,7 +238,7 @@ class Members:
         if not self.admission.take(revocations, peer=blame):
             return
         self.links.broadcast(revocations)
-        known = {*self._dialling.known(), *self.links.linked()} - {self._me}
+        known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
             self.changes.put(Change("revoked", peer))
             self.links.drop(peer)
@@ -263,8 +269,8 @@ class Members:
         if later and boot > _own_record(peer, hello.record, self._swarm_id).boot:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
             return Welcome(record=b"", others=later)
-        if peer in self.links.linked() and 0 < before < boot:
-            self.links.drop(peer)  # the peer restarted before its death was noticed
+        if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
+            self.links.drop(peer)  # at its end there is no link: it restarted before its death was noticed, or lost it
         return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
@@ -338,6 +344,10 @@ class Members:
         self._hosts.pop(peer, None)
         self.machine.forget(peer)
 
+    def rests(self, peer: PeerId) -> None:
+        """A link is none any more: its peer is dead of silence."""
+        self.changes.put(Change("lost", peer))
+
     def lost(self, peer: PeerId) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
         self.changes.put(Change("lost", peer))
@@ -353,10 +363,13 @@ class Members:
 
     async def _remake(self, peer: PeerId) -> None:
         host = self._hosts.pop(peer, None)
+        if not self._redials.take(1.0, trio.current_time()):
+            return
         ended = False
         for is_last in (False, True):
             try:
-                await self.links.meet(peer, self.addresses_of(peer), deadline_s=REDIAL_DEADLINE_S)
+                deadline_s = REDIAL_DEADLINE_S + self.machine.lag.waited_s(trio.current_time())
+                await self.links.meet(peer, self.addresses_of(peer), deadline_s=deadline_s)
                 return
             except NoPlaceLeft as error:
                 logger.info("the link to %s is not re-made: %s", peer, error)
@@ -365,7 +378,7 @@ class Members:
                 logger.info("cannot re-make the link to %s: %s", peer, error)
                 ended = isinstance(error, NotReached) and error.proves_end(host)
             if not is_last:
-                await trio.sleep(REDIAL_PAUSE_S)
+                await trio.sleep(REDIAL_PAUSE_S * self._rng.uniform(1, 2))
         if peer in self.links.linked():
             return
         now = trio.current_time()
@@ -430,6 +443,7 @@ class Members:
         while True:
             now = trio.current_time()
             self._carry_out(self.machine.tick(now))
+            self.links.end_long_rests(now)
             self._tell_reach(now)
             await trio.sleep(TICK_S)
 
@@ -465,7 +479,7 @@ class Members:
                 self.changes.put(Change("suspected", effect.peer))
             elif isinstance(effect, Died):
                 self.changes.put(Change("died", effect.peer))
-                self.links.drop(effect.peer)
+                self.links.rest(effect.peer)
             elif isinstance(effect, Revived):
                 self.changes.put(Change("revived", effect.peer))
             elif isinstance(effect, Refute):

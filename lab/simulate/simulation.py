@@ -189,7 +189,7 @@ class Simulation:
         peer = self.peers[number]
         if peer.life != life or not peer.up:
             return
-        links = sorted(peer.watch.links)
+        links = sorted({*peer.watch.links, *peer.watch.resting})
         peer.stop()
         peer.gone = True
         self._falls_silent(peer)
@@ -280,6 +280,8 @@ class Simulation:
         if isinstance(message, LaneMessage) and self._is_lost(sender, life, to):
             return
         self.timeline.note(_kind_of(message), sender, to, mark)
+        if target.running and not isinstance(message, LaneMessage | Hello | Reset):
+            target.watch.wake(sender, life)
         if self.timeline.waiting > UNDER_WAY_LIMIT * len(self.peers):
             raise Violation("bounded queues", f"{self.timeline.waiting} messages under way")
         if not target.up:
@@ -453,7 +455,7 @@ class Simulation:
             self.timeline.after(fault.duration_s, action)
 
     def _kill(self, peer: SimulatedPeer, *, silently: bool, forgets: bool) -> None:
-        links, life = sorted(peer.watch.links), peer.life
+        links, life = sorted({*peer.watch.links, *peer.watch.resting}), peer.life
         peer.stop()
         peer.host_up = not silently
         if forgets:

@@ -1,8 +1,8 @@
 """One simulated peer's links and its failure detector: what `swarm.members` is around the same machine.
 
-A link comes up by a hello and its answer. It breaks when either process dies or gives the other up, and is made again
-as often and as late as there: `_Remake`, and beside it `_Dial` for whoever is known and not linked. Of a machine that
-vanished, or one behind a partition, a link tells nothing: that is for the detector to find.
+A link comes up by a hello and its answer. It breaks when either process dies, and is made again as often and as late as
+there: `_Remake`, and beside it `_Dial` for whoever is known and not linked. Of a machine that vanished, or one behind a
+partition, a link tells nothing: that is for the detector to find, and the link of who is given up rests, as there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
 from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
-from shoal.swarm.links import ADMISSION_DEADLINE_S
+from shoal.swarm.links import ADMISSION_DEADLINE_S, REST_LIMIT_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Watch:
         self._peer = peer
         self._swarm = peer.swarm
         self.links: dict[int, int] = {}
+        self.resting: dict[int, int] = {}
         self._dials: dict[int, _Dial] = {}
         self._remakes: dict[int, _Remake] = {}
         self._greeted_at: dict[int, float] = {}
@@ -121,7 +122,7 @@ class Watch:
         """The detector's tick, and whatever dial is due."""
         self._carry_out(self.machine.tick(now))
         for other in self._peer.disk.known:
-            if other not in self.links and other not in self._remakes:
+            if other not in self.links and other not in self.resting and other not in self._remakes:
                 dial = self._dials.get(other)
                 if dial is None:
                     dial = self._dials[other] = _Dial(now + self._deferral_s(other))
@@ -151,7 +152,7 @@ class Watch:
     def reset(self, other: int, reset: Reset) -> None:
         """The machine of `other` knows of no link to this peer; if nobody listens there, a dial ends at once."""
         if self._swarm.timeline.now - self._linked_at.get(other, -math.inf) > IN_FLIGHT_S:  # else of an earlier one
-            self.broke(other, self.links.get(other, -1))
+            self.broke(other, self.links.get(other, self.resting.get(other, -1)))
         if not reset.nobody:
             return
         if (dial := self._dials.get(other)) is not None:
@@ -164,6 +165,26 @@ class Watch:
         """The connection to that life of `other` ended: evidence at once, and certainty if it is not made again."""
         if self.links.get(other) == life:
             self._lose(other)
+        elif self.resting.get(other) == life:
+            del self.resting[other]
+
+    def wake(self, other: int, life: int) -> None:
+        """Something of that life of `other` arrives: a link that rests is up."""
+        if self.resting.get(other) == life:
+            self.links[other] = self.resting.pop(other)
+            self._linked_at[other] = self._swarm.timeline.now
+            self._peer.peer_rounds.linked_to(other)
+
+    def _rest(self, other: int) -> None:
+        """`other` is dead of silence."""
+        self.resting[other] = life = self.links.pop(other)
+        self._peer.peer_rounds.unlinked(other)
+        self._later(REST_LIMIT_S, self._end_rest, other, life)
+
+    def _end_rest(self, other: int, life: int) -> None:
+        if self.resting.get(other) == life:
+            del self.resting[other]
+            self._swarm.hang_up(self._peer.number, self._peer.life, other)
 
     def _lose(self, other: int) -> None:
         """There is no link any more: say so, and make it again."""
@@ -208,6 +229,7 @@ class Watch:
     def left(self, other: int) -> None:
         """`other` said goodbye."""
         self._remakes.pop(other, None)
+        self.resting.pop(other, None)
         if self.links.pop(other, None) is not None:
             self._peer.peer_rounds.unlinked(other)
         peer = self._swarm.peers[other].id
@@ -242,6 +264,7 @@ class Watch:
         if known is not None and known != hello.life:  # it was started again before its death was noticed
             self._peer.peer_rounds.unlinked(sender)
             self._carry_out(self.machine.connection_lost(peer, now))
+        self.resting.pop(sender, None)
         self.links[sender] = hello.life
         self._dials.pop(sender, None)
         self._remakes.pop(sender, None)
@@ -256,7 +279,7 @@ class Watch:
                 self._peer.receive(sender, message)
 
     def _say(self, to: int, message: LinkTalk) -> None:
-        if to in self.links:
+        if to in self.links or to in self.resting:
             self._swarm.send(self._peer, to, message, self._swarm.size_of(message))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
@@ -271,8 +294,7 @@ class Watch:
                 number = numbers[effect.peer]
                 self._swarm.found_dead(self._peer, number)
                 if number in self.links:
-                    self._swarm.hang_up(self._peer.number, self._peer.life, number)
-                    self._lose(number)
+                    self._rest(number)
             elif isinstance(effect, Refute):
                 self._peer.disk.incarnation = effect.incarnation
                 for other in sorted(self.links):

@@ -878,6 +878,30 @@ PROTOCOL: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a detector that runs late itself blames the others",
+        "tests/protocol/test_membership.py::test_process_that_runs_late_itself_waits_longer_for_others",
+        "self.lag.note(late_s - TICK_S, now)",
+        "self.lag.note(0.0, now)",
+    ),
+    bug(
+        "how long a peer took to answer is not learnt",
+        "tests/protocol/test_membership.py::test_process_that_gets_its_turn_every_few_seconds_is_suspected_once_at_most",
+        "watched.round_trip.note(now - at, now)",
+        "watched.round_trip.note(0.0, now)",
+    ),
+    bug(
+        "what was late once is never forgotten",
+        "tests/protocol/test_membership.py::test_lag_is_forgotten_once_it_is_over",
+        "late_s = self._slowest_s * 0.5 ** ((now - self._at) / HALF_LIFE_S)",
+        "late_s = self._slowest_s",
+    ),
+    bug(
+        "a peer may say by late answers that it is never to be given up",
+        "tests/protocol/test_membership.py::test_walk_responsive_peers_never_die_and_silent_ones_always_do",
+        "self._slowest_s = max(before_s, min(late_s, LATE_LIMIT_S) if late_s > NOTED_S else 0.0)",
+        "self._slowest_s = max(before_s, late_s if late_s > NOTED_S else 0.0)",
+    ),
+    bug(
         "who left signs a prepare certificate",
         "tests/protocol/test_one_signature.py"
         "::test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_are_not_taken_off",

@@ -89,4 +89,28 @@ SWARM: tuple[Bug, ...] = (
         "period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S",
         "period_s = REACH_PERIOD_S",
     ),
+    bug(
+        "a link that rests takes all that is said",
+        "tests/swarm/test_links.py::test_link_that_rests_is_none_until_its_peer_says_something",
+        "if (resting := self._resting.get(peer)) is not None and isinstance(message, SignOfLife):",
+        "if (resting := self._resting.get(peer)) is not None:",
+    ),
+    bug(
+        "a link that rests is not woken by a word",
+        "tests/swarm/test_links.py::test_link_that_rests_is_none_until_its_peer_says_something",
+        """
+                if self._resting.get(link.peer) is link:
+                    self._wake(link)
+        """,
+        """
+                if self._resting.get(link.peer) is link and self._links:
+                    self._wake(link)
+        """,
+    ),
+    bug(
+        "a link rests for ever",
+        "tests/swarm/test_links.py::test_link_that_rested_long_enough_is_ended_and_can_be_made_again",
+        "if now - link.rests_since >= REST_LIMIT_S",
+        "if now - link.rests_since >= 1000 * REST_LIMIT_S",
+    ),
 )

@@ -36,6 +36,7 @@ from shoal.protocol.membership import (
     next_state,
     probe_interval_s,
 )
+from shoal.protocol.patience import LATE_LIMIT_S, WAITED_TIMES
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife
 
 FUZZ = settings(deadline=None, derandomize=True)
@@ -416,6 +417,7 @@ def test_connection_that_cannot_be_remade_is_no_death_while_one_may_still_have_o
 def test_alone_with_a_peer_that_cannot_be_reached_there_is_nobody_to_confirm_it() -> None:
     machine = without_link(A, to=A)
     machine.connection_lost(A, 0.2)
+    run_ticks(machine, 0.2, 1.8)
     assert machine.unreachable(A, 1.9) == []
     wanted = run_ticks(machine, 1.9, 8.0)
     assert [effect for _, effect in wanted if isinstance(effect, Died)] == [Died(peer=A)]
@@ -453,7 +455,9 @@ def test_machine_that_vanishes_with_all_its_connections_is_dead_as_soon_as_they_
 
 def test_peer_that_is_heard_through_others_only_is_watched() -> None:
     machine = without_link(B, to=A)
+    run_ticks(machine, 0.0, 0.9, talking=(B,))
     assert machine.heard_through(A, 0, 1.0) == [Revived(peer=A, was=State.DEAD)]
+    run_ticks(machine, 1.0, 1.4, talking=(B,))
     assert machine.alive() == (A, B)
     assert machine.heard_through(A, 0, 1.5) == []
     assert machine.heard_through(ME, 0, 1.5) == []
@@ -519,11 +523,13 @@ def test_request_about_a_peer_without_a_link_is_answered_with_that() -> None:
 def test_accusation_of_another_makes_us_look_but_not_believe() -> None:
     machine = watching(A, B)
     assert machine.on_suspicion(A, 0, 0.1) == []  # heard just now
-    (ping,) = machine.on_suspicion(A, 0, 0.9)
+    assert machine.on_suspicion(A, 0, 0.9) == []  # and within the probe interval: no storm of pings comes of a word
+    machine.tick(0.99)
+    (ping,) = machine.on_suspicion(A, 0, 1.05)
     assert said(ping, Ping)
     assert machine.state_of(A) is State.ALIVE
-    assert machine.on_suspicion(A, 0, 0.95) == []  # asking already
-    machine.peer_seen(A, 3, 0.99)
+    assert machine.on_suspicion(A, 0, 1.1) == []  # asking already
+    machine.peer_seen(A, 3, 1.2)
     assert machine.on_suspicion(A, 2, 1.9) == []  # refuted before
 
 
@@ -691,9 +697,9 @@ def test_own_stall_during_a_suspicion_restarts_it() -> None:
     run_ticks(machine, 0.0, 4.5)
     assert machine.state_of(A) is State.SUSPECT
     assert [what(effect) for effect in machine.tick(20.0)] == [Ping]
-    wanted = run_ticks(machine, 20.0, 24.0)
+    wanted = run_ticks(machine, 20.0, 30.0)
     (died,) = [at for at, effect in wanted if effect == Died(peer=A)]
-    assert died == pytest.approx(20.0 + SUSPICION_S, abs=TICK_S)
+    assert died == pytest.approx(20.0 + SUSPICION_S + WAITED_TIMES * LATE_LIMIT_S, abs=TICK_S)
 
 
 def test_always_late_machine_still_finds_its_dead() -> None:
@@ -719,22 +725,25 @@ def test_walk_responsive_peers_never_die_and_silent_ones_always_do(seed: int, co
     net = Net(count, seed=seed, latency_s=rng.uniform(0, 0.15))
     bad = [name(index) for index in range(min(faulty, count - 1))]
     silent_since: dict[PeerId, float] = {}
+    resumed: set[PeerId] = set()
     for _ in range(12):
         net.run(net.now + rng.uniform(0.0, 10.0))
         for peer, since in silent_since.items():
-            if net.now - since > detection_bound_s(count) + 0.3:
+            late_s = LATE_LIMIT_S if peer in resumed else 0.0  # what was asked of it while it was stopped took so long
+            if net.now - since > detection_bound_s(count, late_s) + 0.3:
                 watchers = [node for key, node in net.nodes.items() if key not in bad]
                 assert all(node.machine.state_of(peer) is State.DEAD for node in watchers)
         if bad:
-            _disturb(net, rng.choice(bad), rng, silent_since)
+            resumed |= _disturb(net, rng.choice(bad), rng, silent_since)
     for peer in set(net.nodes) - set(bad):
         assert net.died(peer) == {}, f"{peer} answered all the time"
 
 
-def _disturb(net: Net, peer: PeerId, rng: random.Random, silent_since: dict[PeerId, float]) -> None:
+def _disturb(net: Net, peer: PeerId, rng: random.Random, silent_since: dict[PeerId, float]) -> set[PeerId]:
+    """Stop a peer, have it go on, or kill it; who goes on."""
     node = net.nodes[peer]
     if node.killed:
-        return
+        return set()
     if rng.random() < 0.15:
         net.kill(peer)
         silent_since.setdefault(peer, net.now)
@@ -744,6 +753,8 @@ def _disturb(net: Net, peer: PeerId, rng: random.Random, silent_since: dict[Peer
     else:
         net.resume(peer, mail_first=rng.random() < 0.5)
         del silent_since[peer]
+        return {peer}
+    return set()
 
 
 def test_own_sleep_makes_nobody_silent() -> None:
@@ -809,3 +820,88 @@ def test_strangers_leave_room_for_the_requests_of_members(monkeypatch: pytest.Mo
     asked = [machine.on_ping_request(C, B, nonce, 0.0) for nonce in range(10)]
     assert sum(map(bool, asked)) == 4
     assert machine.on_ping_request(A, B, 99, 0.0)
+
+
+# --- overload is not death ---
+
+
+def late_ticks(machine: MembershipMachine, start: float, end: float, late_s: float) -> float:
+    """Tick as a process does that has too much to do; until when."""
+    now = start
+    while now < end:
+        now += TICK_S + late_s
+        machine.tick(now)
+    return now
+
+
+def answered_late(net: Net, peer: PeerId, late_s: float) -> None:
+    """All that `peer` says takes so much longer from now on."""
+    node, send = net.nodes[peer], net._send
+
+    def slowly(source: PeerId, target: PeerId, deliver: Deliver) -> None:
+        if peer in (source, target) and node.running:
+            net.at(net.now + late_s, lambda: send(source, target, deliver))
+        else:
+            send(source, target, deliver)
+
+    net._send = slowly  # type: ignore[method-assign]
+
+
+def test_process_that_runs_late_itself_waits_longer_for_others() -> None:
+    """Half a second late, it waits three quarters longer in each of three steps."""
+    quick, late = watching(A), watching(A)
+    wanted = run_ticks(quick, 0.0, 12.0)
+    (at,) = [at for at, effect in wanted if isinstance(effect, Died)]
+    assert at == pytest.approx(7.0)
+    now = 0.0
+    while late.state_of(A) is not State.DEAD:
+        now += TICK_S + 0.5
+        late.tick(now)
+    assert at + 3 * WAITED_TIMES * 0.5 - 0.6 < now < at + 3 * WAITED_TIMES * 0.5 + 3 * 0.6  # seen a tick late, each
+
+
+def test_lag_is_forgotten_once_it_is_over() -> None:
+    machine = watching(A)
+    until = late_ticks(machine, 0.0, 6.0, 0.9)
+    assert machine.lag.waited_s(until) == pytest.approx(WAITED_TIMES * 0.9)
+    run_ticks(machine, until, until + 10.0, talking=(A,))
+    assert machine.lag.waited_s(until + 10.0) == 0.0
+    since = until + 10.0
+    wanted = run_ticks(machine, since, since + 9.0)
+    (at,) = [at for at, effect in wanted if isinstance(effect, Died)]
+    assert at - since <= detection_bound_s(1)
+
+
+def test_process_that_gets_its_turn_every_few_seconds_is_suspected_once_at_most() -> None:
+    net = Net(8, latency_s=0.01)
+    net.run(3.0)
+    for turn in range(20):
+        net.stop(A)
+        net.run(net.now + 4.5)
+        net.resume(A)
+        net.run(net.now + 0.4)
+        if turn == 0:
+            learnt_at = net.now
+    accused = [at for node in net.nodes.values() for at, effect in node.events(Suspected) if at > learnt_at]
+    assert accused == []
+    assert net.died(A) == {}
+
+
+def test_one_that_answered_late_is_found_within_the_bound_that_this_has() -> None:
+    net = Net(8, latency_s=0.01)
+    net.run(3.0)
+    answered_late(net, A, 1.0)
+    net.run(30.0)
+    net.kill(A)
+    net.run(60.0)
+    died = net.died(A)
+    assert set(died) == set(net.nodes) - {A}
+    assert max(died.values()) - 30.0 <= detection_bound_s(8, late_s=2.2) + 2.2  # and its last words
+
+
+def test_answer_that_was_not_asked_for_is_no_round_trip() -> None:
+    machine = watching(A)
+    (ping,) = machine.tick(1.0)
+    machine.on_ack(A, said(ping, Ping).nonce + 1, 0, 3.0)
+    assert machine._peers[A].round_trip.seconds(3.0) == 0.0
+    machine.tick(3.05)

@@ -20,7 +20,16 @@ from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, Swarm
 from shoal.swarm import links
 from shoal.swarm.host import Host
 from shoal.swarm.limits import Reason
-from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND, Links, NoPlaceLeft, Refused
+from shoal.swarm.links import (
+    ENVELOPE_KIND,
+    HELLO_PROTOCOL,
+    MESSAGES_PROTOCOL,
+    REST_LIMIT_S,
+    SWARM_KIND,
+    Links,
+    NoPlaceLeft,
+    Refused,
+)
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -61,6 +70,7 @@ class Gate:
     gone: list[PeerId] = field(default_factory=list)
     ups: list[PeerId] = field(default_factory=list)
     downs: list[PeerId] = field(default_factory=list)
+    asleep: list[PeerId] = field(default_factory=list)
     heard: list[tuple[PeerId, LinkMessage]] = field(default_factory=list)
     through_others: list[tuple[PeerId, SwarmMessage]] = field(default_factory=list)
 
@@ -91,6 +101,9 @@ class Gate:
 
     def lost(self, peer: PeerId) -> None:
         self.downs.append(peer)
+
+    def rests(self, peer: PeerId) -> None:
+        self.asleep.append(peer)
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         self.heard.append((peer, message))
@@ -528,6 +541,78 @@ async def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
                 await near.hears(far, ping(attempt))
                 return
         raise AssertionError("the link did not come back")
+
+
+async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+        one.links.rest(two.peer)
+        assert one.gate.asleep == [two.peer]
+        assert one.links.linked() == frozenset()
+        assert one.links.resting() == {two.peer}
+        one.links.broadcast(ping(1))
+        one.links.send(two.peer, certificate())
+        one.links.send(two.peer, ping(2))  # whether it is there
+        await two.hears(one, ping(2))
+        assert [message for _, message in two.gate.heard] == [ping(2)]
+        two.links.send(one.peer, ping(3))
+        with trio.fail_after(10):
+            await until(lambda: one.links.linked() == {two.peer})
+        await one.hears(two, ping(3))
+        assert one.links.resting() == frozenset()
+        assert one.gate.ups == [two.peer, two.peer]
+        assert one.gate.downs == []
+        one.links.broadcast(ping(4))
+        await two.hears(one, ping(4))
+
+
+async def test_link_that_rested_long_enough_is_ended_and_can_be_made_again() -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+        one.links.rest(two.peer)
+        one.links.end_long_rests(trio.current_time() + REST_LIMIT_S - 1.0)
+        assert one.links.resting() == {two.peer}
+        one.links.end_long_rests(trio.current_time() + REST_LIMIT_S + 0.1)
+        assert one.links.resting() == frozenset()
+        await until(lambda: two.gate.downs == [one.peer])
+        assert one.gate.downs == []  # it was said when it began to rest
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+
+
+async def test_link_that_rests_ends_with_its_streams() -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+        one.links.rest(two.peer)
+        two.links.drop(one.peer)
+        await until(lambda: not one.links.resting())
+        assert one.gate.downs == []
+
+
+async def test_who_introduces_itself_to_one_whose_link_rests_wakes_it() -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+        one.links.rest(two.peer)
+        await one.join(two)
+        assert one.links.linked() == {two.peer}
+        assert one.links.resting() == frozenset()
+        one.links.broadcast(ping(5))
+        await two.hears(one, ping(5))
+
+
+async def test_links_that_rest_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "RESTING_LIMIT", 1)
+    async with nodes(1, 2, 3) as (one, two, three):
+        for other in (two, three):
+            await other.join(one)
+        await until(lambda: one.links.linked() == {two.peer, three.peer})
+        one.links.rest(two.peer)
+        one.links.rest(three.peer)
+        assert one.links.resting() == {three.peer}
 
 
 async def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:

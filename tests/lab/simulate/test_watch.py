@@ -15,7 +15,8 @@ from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset, Watch
 from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, State, detection_bound_s
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.dialling import DIAL_DEFERRAL_S
+from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_DEFERRAL_S
+from shoal.swarm.links import REST_LIMIT_S
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
 WAS_SLOW = Scenario(
@@ -155,25 +156,36 @@ def test_of_two_without_a_link_the_lower_peer_id_dials_first() -> None:
     assert swarm.peers[higher].watch._deferral_s(lower) == 0.0  # nobody has heard of it
 
 
-def test_who_gives_a_peer_up_closes_the_connection_and_makes_another() -> None:
+def test_link_of_who_is_given_up_rests_until_it_says_something() -> None:
     swarm = settled()
     swarm.peers[1].hung = True
-    swarm.until(swarm.timeline.now + detection_bound_s(3) + 4 * SIMULATED_TICK_S)
+    began = swarm.timeline.now
+    swarm.until(began + detection_bound_s(3) + 4 * SIMULATED_TICK_S)
     assert swarm.state(0, 1) is State.DEAD
-    assert 1 not in swarm.peers[0].watch.links
+    watch = swarm.peers[0].watch
+    assert 1 not in watch.links
+    assert watch.resting == {1: swarm.peers[1].life}
     with swarm.keys.in_use():  # it reads votes, and what they certify
         swarm.peers[1].wake()
     swarm.until(swarm.timeline.now + IN_FLIGHT_S + PROBE_INTERVAL_S)
     assert swarm.state(0, 1) is swarm.state(1, 0) is State.ALIVE
-    assert 0 in swarm.peers[1].watch.links
-    began = swarm.disturbed_at = swarm.timeline.now
-    swarm.peers[0].watch._carry_out(
-        swarm.peers[0].watch.machine.connection_lost(swarm.peers[1].id, began, confirmed=True)
-    )
-    swarm.until(began + IN_FLIGHT_S)
-    assert 0 in swarm.peers[1].watch.links
-    assert swarm.greetings(0, 1, began)
-    assert swarm.peers[1].watch._linked_at[0] > began  # the other end saw the connection end
+    assert 1 in watch.links
+    assert not watch.resting
+    assert not swarm.greetings(0, 1, began)
+    assert not swarm.greetings(1, 0, began)
+
+
+def test_link_that_rests_for_long_is_ended_and_made_again_by_who_is_back() -> None:
+    swarm = settled()
+    swarm.peers[1].hung = True
+    began = swarm.timeline.now
+    swarm.until(began + detection_bound_s(3) + 4 * SIMULATED_TICK_S + REST_LIMIT_S)
+    assert not swarm.peers[0].watch.resting
+    with swarm.keys.in_use():
+        swarm.peers[1].wake()
+    swarm.until(swarm.timeline.now + IN_FLIGHT_S + DIAL_BACKOFF_LIMIT_S)
+    assert 1 in swarm.peers[0].watch.links
+    assert swarm.greetings(1, 0, began) or swarm.greetings(0, 1, began)
 
 
 def test_reset_of_an_earlier_link_leaves_the_present_one() -> None:
@@ -211,7 +223,8 @@ class NeverDialsAgain(Watch):
 
 
 def test_seeded_watch_that_never_dials_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = Fault(kind="partition", at_s=4.0, duration_s=detection_bound_s(4) + 2 * SUSPICION_S, groups=((0, 1), (2, 3)))
+    lasts_s = detection_bound_s(4) + REST_LIMIT_S + SUSPICION_S
+    cut = Fault(kind="partition", at_s=4.0, duration_s=lasts_s, groups=((0, 1), (2, 3)))
     scenario = Scenario(peers=4, rounds=4, seed=3, fault=(cut,))
     assert run_scenario(scenario).violation == ""
     monkeypatch.setattr("shoal.lab.simulate.peer.Watch", NeverDialsAgain)
