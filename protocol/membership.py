@@ -266,7 +266,8 @@ class _Relay:
 class MembershipMachine:
     """The detector of one node. Every input returns what to do about it, in order.
 
-    `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack.
+    `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack. tick_s: how
+    often `tick` is called, where not every `TICK_S`.
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
     """
@@ -277,6 +278,7 @@ class MembershipMachine:
     has_link: Callable[[PeerId], bool] = _always
     can_ask: Callable[[PeerId, PeerId], bool] = _always
     first: Callable[[], Collection[PeerId]] = tuple
+    tick_s: float = TICK_S
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
     _relays: dict[int, _Relay] = field(default_factory=dict)
     lag: Lateness = field(default_factory=Lateness)
@@ -537,7 +539,7 @@ class MembershipMachine:
         late_s = now - self._ran_at if self._ran_at is not None else 0.0
         if late_s < 0:
             raise LocalError(f"membership: time went back by {-late_s} s")
-        self.lag.note(late_s - TICK_S, now)
+        self.lag.note(late_s - self.tick_s, now)
         if late_s <= LOCAL_STALL_S:
             return
         self._ran_at = now

@@ -151,7 +151,7 @@ class Rings(ABC):
             train_s=rng.uniform(*self.work.train_s),
             upload=rng.choice(UPLOADS),
             download=rng.choice(DOWNLOADS),
-            machine=MembershipMachine(me=peer, rng=random.Random(seed), can_ask=self._can_ask),
+            machine=MembershipMachine(me=peer, rng=random.Random(seed), can_ask=self._can_ask, tick_s=CELL_TICK_S),
         )
         self.leaves.append(leaf)
         self.numbers[peer] = number

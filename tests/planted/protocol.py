@@ -880,7 +880,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a detector that runs late itself blames the others",
         "tests/protocol/test_membership.py::test_process_that_runs_late_itself_waits_longer_for_others",
-        "self.lag.note(late_s - TICK_S, now)",
+        "self.lag.note(late_s - self.tick_s, now)",
         "self.lag.note(0.0, now)",
     ),
     bug(

@@ -239,7 +239,7 @@ def test_seeded_death_of_one_lost_ping_is_found(monkeypatch: pytest.MonkeyPatch)
     [
         Fault(kind="lossy", peer=1, at_s=0.0, share=0.1),
         Fault(kind="lie", peer=1, at_s=0.0, lie="vouch"),
-        Fault(kind="leave", peer=1, at_s=30.0),
+        Fault(kind="leave", peer=1, at_s=100.0),
     ],
     ids=["lossy", "lie", "still to come"],
 )
@@ -247,7 +247,7 @@ def test_false_eviction_that_a_fault_may_justify_is_counted_alone(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "MembershipMachine", OneLossIsDeath)
-    outcome = run_scenario(msgspec.structs.replace(LOSSY, rounds=5, fault=(fault,)))
+    outcome = run_scenario(msgspec.structs.replace(LOSSY, rounds=10, fault=(fault,)))
     assert outcome.violation == ""
     assert outcome.false_evictions > 0
 
