@@ -266,8 +266,8 @@ class _Relay:
 class MembershipMachine:
     """The detector of one node. Every input returns what to do about it, in order.
 
-    `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack. tick_s: how
-    often `tick` is called, where not every `TICK_S`.
+    `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack.
+    tick_s: how often `tick` is called.
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
     """

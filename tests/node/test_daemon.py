@@ -140,7 +140,7 @@ def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(t
         assert not successor.events("certified")
 
         voter.start(join=[successor])
-        certified = successor.certified(1)
+        successor.certified(1)
         mute.release()
         for node in (voter, successor):
             assert node.certified(2)["contributors"] >= 2
