@@ -37,14 +37,7 @@ from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import (
-    HeadMoved,
-    Input,
-    Linked,
-    Loaded,
-    Received,
-    Tick,
-)
+from shoal.protocol.inputs import HeadMoved, Input, Linked, Loaded, Received, Tick
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Message, Report
 from shoal.protocol.round import RoundMachine
