@@ -46,6 +46,7 @@ class SimulatedPeer:
         self.host_up = True
         self.silent_since = 0.0
         self.disturbed_at = 0.0
+        self.woke_at = float("-inf")
         self.lies: set[str] = set()
         self.asleep: deque[tuple[int, object]] = deque(maxlen=ASLEEP_LIMIT_MESSAGES)
         self.watch: Watch
@@ -108,7 +109,7 @@ class SimulatedPeer:
 
     def wake(self) -> None:
         """It runs again, and reads first what has arrived meanwhile."""
-        self.hung = False
+        self.hung, self.woke_at = False, self.swarm.timeline.now
         waiting = list(self.asleep)
         self.asleep.clear()
         for sender, message in waiting:

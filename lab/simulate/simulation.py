@@ -50,6 +50,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
+from shoal.protocol.patience import HALF_LIFE_S, LATE_LIMIT_S
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 
@@ -67,6 +68,8 @@ AUTHORITY = 1_000_000
 REBASES_LIMIT = 3
 UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
+LATE_REMEMBERED_S = 4 * HALF_LIFE_S
+"""So long after it woke, how late a peer answered then is remembered by those who give it up."""
 SETTLED_S = IN_FLIGHT_S + 10
 """So long after a fault nobody has a reason any more to give a living peer up: who is given up was silent for no longer
 than the detector's bound (7.8 s, with the simulator's ticks), and what it said before had `IN_FLIGHT_S` to arrive. That
@@ -483,7 +486,8 @@ class Simulation:
         """From here on everyone who watches it has the detector's bound to give it up."""
         now = self.timeline.now
         peer.silent_since = peer.disturbed_at = now
-        bound_s = detection_bound_s(len(self.peers)) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
+        late_s = LATE_LIMIT_S if now - peer.woke_at < LATE_REMEMBERED_S else 0.0
+        bound_s = detection_bound_s(len(self.peers), late_s) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
         for observer in self.peers:
             if observer.running and observer.watch.machine.state_of(peer.id) is State.ALIVE:
                 self.timeline.after(bound_s, self._check_found, observer, observer.life, peer, now)
