@@ -530,7 +530,9 @@ def test_accusation_of_another_makes_us_look_but_not_believe() -> None:
     assert machine.state_of(A) is State.ALIVE
     assert machine.on_suspicion(A, 0, 1.1) == []  # asking already
     machine.peer_seen(A, 3, 1.2)
-    assert machine.on_suspicion(A, 2, 1.9) == []  # refuted before
+    machine.tick(2.15)
+    assert machine.on_suspicion(A, 2, 2.22) == []  # refuted before
+    assert [what(effect) for effect in machine.on_suspicion(A, 3, 2.23)] == [Ping]
 
 
 def test_accused_refutes_with_a_newer_incarnation_but_does_not_flood() -> None:
