@@ -495,7 +495,9 @@ class Simulation:
     def _check_found(self, observer: SimulatedPeer, life: int, peer: SimulatedPeer, since: float) -> None:
         silent = peer.silent_since == since and not peer.running
         undisturbed = (
-            observer.life == life and observer.running and max(observer.disturbed_at, self.disturbed_at) <= since
+            observer.life == life
+            and observer.running
+            and max(observer.disturbed_at, self.disturbed_at, observer.woke_at + LATE_REMEMBERED_S) <= since
         )
         if silent and undisturbed and not self.judge.liars:
             state = observer.watch.machine.state_of(peer.id)

@@ -401,7 +401,7 @@ def test_who_came_quickly_once_says_that_it_comes_and_looks_whether_more_was_cer
     here.come()
     assert here.every(Broadcast) == [Broadcast(coming(head))]
     assert here.worth_s[-1][1] == 0.0
-    here = Here(3, has={ONE: {3}}, takes_s=GRACE_S / 8)
+    here = Here(3, has={ONE: {3}}, takes_s=GRACE_S / 16)
     here.come()
     here.ledger.certify()
     here.come()
