@@ -493,10 +493,12 @@ class Member:
         yield from (self._amending if event.kind is Wanted else self._going_back).withdraw()
 
     def _head_moved(self, event: HeadMoved) -> Steps:
+        """Leave the round under way, and take part where the new head goes back to a state that is here."""
         yield from self._look_around()
         if self.machine is None or self.machine.previous.hash != self._head.hash:
             self.catching_up.head_moved(self._now)
             yield from self._abandon_round()
+            yield from self._take_part()
 
     def _loaded(self, event: Loaded) -> Steps:
         """Begin; as a founder on S(0), which it draws, unless the swarm went back to another one."""

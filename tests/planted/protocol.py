@@ -878,6 +878,17 @@ PROTOCOL: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a head that went back to a state that is here is left alone until what is sought has come",
+        "tests/protocol/test_member.py::test_a_head_that_went_back_to_a_state_that_is_here_is_gone_on_from_at_once",
+        """
+            yield from self._abandon_round()
+            yield from self._take_part()
+        """,
+        """
+            yield from self._abandon_round()
+        """,
+    ),
+    bug(
         "a detector that runs late itself blames the others",
         "tests/protocol/test_membership.py::test_process_that_runs_late_itself_waits_longer_for_others",
         "self.lag.note(late_s - self.tick_s, now)",

@@ -505,8 +505,21 @@ def test_the_round_under_way_is_over_once_the_chain_went_on() -> None:
     here.begin()
     assert here.feed(HeadMoved()) == []
     here.ledger.certify(1)
+    here.current = False
     assert kinds(here.feed(HeadMoved())) == [StopReduction]
     assert here.member.standing is Standing.OUTSIDE
+
+
+def test_a_head_that_went_back_to_a_state_that_is_here_is_gone_on_from_at_once() -> None:
+    """Also while another state is being sought: nobody needs it any more."""
+    here = paper(current=False)
+    assert Seek in kinds(here.feed(Tick()))
+    here.ledger.go_back(1)
+    here.current = True
+    assert BeginRound in kinds(here.feed(HeadMoved()))
+    assert here.member.standing is Standing.IN_ROUND
+    assert here.member.machine is not None
+    assert here.member.machine.previous == here.ledger.chain.head
 
 
 def test_a_rebase_that_does_not_follow_is_a_claim_to_be_ahead_from_a_peer_and_an_error_from_a_user() -> None:
