@@ -104,7 +104,7 @@ def lead(previous: Value, view: int) -> PeerId:
     return order[view % len(order)]
 
 
-class Parting(enum.Enum):
+class LeaveCost(enum.Enum):
     """Consequence for those who stay of a member's going in the middle of a round."""
 
     FREE = enum.auto()
@@ -115,13 +115,13 @@ class Parting(enum.Enum):
     """They go on only with it."""
 
 
-def parting(
+def leave_cost(
     previous: Value,
     me: PeerId,
     alive: Collection[PeerId],
     leaves: Collection[PeerId],
     leaving: Collection[PeerId] = (),
-) -> Parting:
+) -> LeaveCost:
     """Work out what the going of `me` means for those who stay, while those in `leaving` are about to go as well.
 
     Where they can go on, a promise is of no use, the next certificate drops who is gone; and it would do harm: who
@@ -133,13 +133,13 @@ def parting(
     going = {me, *leaving}.intersection(living)
     staying = set(living) - going
     if me not in going or not staying or is_quorum(previous, staying, leaves):
-        return Parting.FREE
+        return LeaveCost.FREE
     if not is_quorum(previous, living, leaves):
-        return Parting.FREE
+        return LeaveCost.FREE
     spared = next((peer for peer in living if peer != previous.planner), me)
     promising = going - {spared}
     enough = is_quorum(previous, staying, {*leaves, *promising})
-    return Parting.PROMISE if me in promising and enough else Parting.NEEDED
+    return LeaveCost.PROMISE if me in promising and enough else LeaveCost.NEEDED
 
 
 def follows(value: Value, previous: Value) -> bool:

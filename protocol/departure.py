@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
-from shoal.protocol.certificate import Parting
+from shoal.protocol.certificate import LeaveCost
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -100,9 +100,9 @@ class Departure:
         if self._asked_at is None or self.left:
             return LeaveStep.STAY
         overdue, alone = self.overdue(now), machine.holds_alone()
-        parting = machine.parting(leaving) if machine.agreement.member else Parting.FREE
+        cost = machine.leave_cost(leaving) if machine.agreement.member else LeaveCost.FREE
         hearing = now < self._asked_at + TOGETHER_S and not machine.votes_alone()
-        hands_over, votes_on = self._hands_over(machine), parting is Parting.NEEDED and not hearing
+        hands_over, votes_on = self._hands_over(machine), cost is LeaveCost.NEEDED and not hearing
         self.needed = not overdue and (alone or hands_over)
         if self.needed or (votes_on and not overdue):
             self._tell_of_waiting(machine)
@@ -115,7 +115,7 @@ class Departure:
             return LeaveStep.GO
         if hearing and machine.agreement.member:
             return LeaveStep.STAY
-        if parting is Parting.PROMISE:
+        if cost is LeaveCost.PROMISE:
             return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY
         return LeaveStep.STAY if machine.phase is Phase.CERTIFY else LeaveStep.GO
 

@@ -31,7 +31,7 @@ Three rules keep it honest:
 * *The living refute.* A suspect learns of it, raises its incarnation and says so; accusations of an older
   incarnation are void.
 * *Our own sleep is no one's fault.* If `tick` comes late by more than `LOCAL_STALL_S` we were stopped ourselves, and
-  all waits begin anew; and for as long as we run late all waits are longer (patience.py).
+  all waits begin anew; and for as long as we run late all waits are longer (lateness.py).
 
 Overload is not death. Who answers late is waited for as long as its answers take; an accusation of one that was heard
 within the probe interval is no reason to ask.
@@ -63,7 +63,7 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.patience import LATE_LIMIT_S, WAITED_TIMES, Lateness
+from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 
 

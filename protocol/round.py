@@ -43,7 +43,7 @@ from shoal.protocol.agreement import (
     FreeToPlan,
 )
 from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
-from shoal.protocol.certificate import Parting, lead, parting
+from shoal.protocol.certificate import LeaveCost, lead, leave_cost
 from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
@@ -315,9 +315,9 @@ class RoundMachine:
         """True if the living members could certify this round."""
         return self._facts.has_quorum()
 
-    def parting(self, leaving: Collection[PeerId]) -> Parting:
+    def leave_cost(self, leaving: Collection[PeerId]) -> LeaveCost:
         """Work out what this node's going means for those who stay, while those in `leaving` are about to go too."""
-        return parting(self.previous, self.me, self._facts.alive, self.agreement.leaves, leaving)
+        return leave_cost(self.previous, self.me, self._facts.alive, self.agreement.leaves, leaving)
 
     def votes_alone(self) -> bool:
         """True if no other voter is here."""

@@ -346,6 +346,7 @@ class Members:
 
     def rests(self, peer: PeerId) -> None:
         """A link is none any more: its peer is dead of silence."""
+        self._hosts.pop(peer, None)
         self.changes.put(Change("lost", peer))
 
     def lost(self, peer: PeerId) -> None:

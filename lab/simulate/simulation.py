@@ -47,10 +47,10 @@ from shoal.lab.simulate.watch import Hello, Reset
 from shoal.protocol.certificate import genesis
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
+from shoal.protocol.lateness import HALF_LIFE_S, LATE_LIMIT_S
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
-from shoal.protocol.patience import HALF_LIFE_S, LATE_LIMIT_S
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 

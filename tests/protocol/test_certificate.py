@@ -11,14 +11,14 @@ import pytest
 from shoal.lab import signed
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.certificate import (
-    Parting,
+    LeaveCost,
     check_certificate,
     follows,
     genesis,
     is_quorum,
     lead,
     lead_order,
-    parting,
+    leave_cost,
     verify_step,
 )
 from shoal.protocol.chain import Chain
@@ -320,10 +320,10 @@ def test_same_value_certified_in_two_views_is_one_link() -> None:
     assert chain.head.hash == other.head.hash
 
 
-def partings(previous: Value, alive: Iterable[PeerId], leaving: Collection[PeerId] = ()) -> list[Parting]:
+def leave_costs(previous: Value, alive: Iterable[PeerId], leaving: Collection[PeerId] = ()) -> list[LeaveCost]:
     """For each that lives, in the order of leads."""
     living = set(alive)
-    return [parting(previous, peer, living, (), leaving) for peer in lead_order(previous) if peer in living]
+    return [leave_cost(previous, peer, living, (), leaving) for peer in lead_order(previous) if peer in living]
 
 
 def known_to(previous: Value) -> list[tuple[frozenset[PeerId], frozenset[PeerId]]]:
@@ -338,7 +338,7 @@ def test_leave_is_never_promised_by_all_whatever_each_knows_of_the_others(count:
         me
         for me in previous.members
         for alive, leaving in known_to(previous)
-        if me in alive and parting(previous, me, alive, (), leaving) is Parting.PROMISE
+        if me in alive and leave_cost(previous, me, alive, (), leaving) is LeaveCost.PROMISE
     }
     assert len(may_promise) < count
 
@@ -348,24 +348,24 @@ def test_leave_is_promised_only_where_those_who_stay_go_on_with_it_and_not_witho
     previous = start(count)
     for alive, leaving in known_to(previous):
         staying = alive - leaving
-        found = {me: parting(previous, me, alive, (), leaving) for me in leaving}
-        promised = [me for me, one in found.items() if one is Parting.PROMISE]
+        found = {me: leave_cost(previous, me, alive, (), leaving) for me in leaving}
+        promised = [me for me, one in found.items() if one is LeaveCost.PROMISE]
         if promised:
             assert not is_quorum(previous, staying, ())
             assert is_quorum(previous, staying, [me for me in leaving if me in promised])
         elif staying and is_quorum(previous, alive, ()) and not is_quorum(previous, staying, ()):
-            assert set(found.values()) == {Parting.NEEDED}
+            assert set(found.values()) == {LeaveCost.NEEDED}
 
 
 def test_leave_is_promised_where_one_other_could_not_go_on_without() -> None:
     two, three = start(2), start(3)
-    planner_only = [Parting.PROMISE if peer == two.planner else Parting.FREE for peer in lead_order(two)]
-    assert partings(two, two.members) == planner_only
-    assert partings(three, three.members) == [Parting.FREE] * 3
+    planner_only = [LeaveCost.PROMISE if peer == two.planner else LeaveCost.FREE for peer in lead_order(two)]
+    assert leave_costs(two, two.members) == planner_only
+    assert leave_costs(three, three.members) == [LeaveCost.FREE] * 3
     for gone in three.members:  # one dead and one counted out: half of those left are no quorum
         left = [peer for peer in three.members if peer != gone]
-        assert partings(three, left) == [Parting.NEEDED] * 2
-        assert {parting(three, peer, left, (), left) for peer in left} == {Parting.FREE}
+        assert leave_costs(three, left) == [LeaveCost.NEEDED] * 2
+        assert {leave_cost(three, peer, left, (), left) for peer in left} == {LeaveCost.FREE}
 
 
 def test_two_of_three_that_leave_together_promise_or_see_the_round_through_and_three_simply_go() -> None:
@@ -374,16 +374,16 @@ def test_two_of_three_that_leave_together_promise_or_see_the_round_through_and_t
     spared = next(peer for peer in order if peer != three.planner)
     for stays in order:
         leaving = [peer for peer in order if peer != stays]
-        found = {peer: parting(three, peer, order, (), leaving) for peer in leaving}
+        found = {peer: leave_cost(three, peer, order, (), leaving) for peer in leaving}
         if stays == spared:
-            assert found == dict.fromkeys(leaving, Parting.PROMISE)
+            assert found == dict.fromkeys(leaving, LeaveCost.PROMISE)
         elif stays == three.planner:
-            assert found == {peer: Parting.NEEDED if peer == spared else Parting.PROMISE for peer in leaving}
+            assert found == {peer: LeaveCost.NEEDED if peer == spared else LeaveCost.PROMISE for peer in leaving}
             (other,) = set(leaving) - {spared}
-            assert parting(three, spared, order, (other,)) is Parting.FREE  # once the other's promise is heard
+            assert leave_cost(three, spared, order, (other,)) is LeaveCost.FREE  # once the other's promise is heard
         else:
-            assert found == dict.fromkeys(leaving, Parting.NEEDED)
-    assert {parting(three, peer, order, (), order) for peer in order} == {Parting.FREE}
+            assert found == dict.fromkeys(leaving, LeaveCost.NEEDED)
+    assert {leave_cost(three, peer, order, (), order) for peer in order} == {LeaveCost.FREE}
 
 
 def test_what_anybody_can_sign_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from shoal.protocol.certificate import Parting
+from shoal.protocol.certificate import LeaveCost
 from shoal.protocol.departure import LEAVE_TIMEOUT_S, TOGETHER_S, Departure, LeaveStep
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.round import Phase, RoundMachine
@@ -31,15 +31,15 @@ class Round:
     """The part of a round machine that a departure looks at."""
 
     phase: Phase
-    going: Parting = Parting.PROMISE
+    going: LeaveCost = LeaveCost.PROMISE
     alone: bool = False
     sole_voter: bool = False
     others_vote: bool = False
     agreement: Membership = field(default_factory=Membership)
     previous: Head = field(default_factory=Head)
 
-    def parting(self, leaving: Collection[PeerId]) -> Parting:
-        return Parting.NEEDED if BOB in leaving else self.going
+    def leave_cost(self, leaving: Collection[PeerId]) -> LeaveCost:
+        return LeaveCost.NEEDED if BOB in leaving else self.going
 
     def votes_alone(self) -> bool:
         return not self.others_vote
@@ -71,7 +71,7 @@ def test_departure_promises_before_the_reduction_and_waits_out_what_began(phase:
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_goes_at_once_where_nobody_counts_on_it_unless_a_vote_is_under_way(phase: Phase) -> None:
     expected = LeaveStep.STAY if phase is Phase.CERTIFY else LeaveStep.GO
-    assert advise(asked_at(1.0), Round(phase, going=Parting.FREE), 1.0) is expected
+    assert advise(asked_at(1.0), Round(phase, going=LeaveCost.FREE), 1.0) is expected
     assert advise(asked_at(1.0), Round(phase, agreement=Membership(member=False)), 1.0) is expected
 
 
@@ -97,9 +97,9 @@ class Leaving:
         return advise(self.departure, round, now)
 
 
-@pytest.mark.parametrize("going", [Parting.FREE, Parting.PROMISE])
+@pytest.mark.parametrize("going", [LeaveCost.FREE, LeaveCost.PROMISE])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, going: Parting) -> None:
+def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, going: LeaveCost) -> None:
     leaving, round = Leaving(), Round(phase, going=going, alone=True)
     member = Round(phase, going=going, alone=True, agreement=Membership(member=False))
     expected = LeaveStep.REST if phase is Phase.TRAIN else LeaveStep.STAY
@@ -127,21 +127,21 @@ def test_departure_with_the_only_copy_goes_when_its_patience_is_over_and_says_wh
         assert said in told
 
 
-@pytest.mark.parametrize("going", [Parting.FREE, Parting.PROMISE])
+@pytest.mark.parametrize("going", [LeaveCost.FREE, LeaveCost.PROMISE])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_departure_hears_first_who_leaves_in_the_same_moment(phase: Phase, going: Parting) -> None:
+def test_departure_hears_first_who_leaves_in_the_same_moment(phase: Phase, going: LeaveCost) -> None:
     departure, round = asked_at(1.0), Round(phase, going=going, others_vote=True)
     assert advise(departure, round, 0.9 + TOGETHER_S) is LeaveStep.STAY
     assert advise(departure, round, 1.0 + TOGETHER_S) is advise(asked_at(1.0), Round(phase, going=going), 1.0)
     round.agreement.member = False  # nobody counts on it
-    assert advise(asked_at(1.0), round, 1.0) is advise(asked_at(1.0), Round(phase, going=Parting.FREE), 1.0)
+    assert advise(asked_at(1.0), round, 1.0) is advise(asked_at(1.0), Round(phase, going=LeaveCost.FREE), 1.0)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_without_which_those_who_stay_are_no_quorum_votes_on_for_as_long_as_its_patience(
     phase: Phase,
 ) -> None:
-    leaving, round = Leaving(), Round(phase, going=Parting.FREE, others_vote=True)
+    leaving, round = Leaving(), Round(phase, going=LeaveCost.FREE, others_vote=True)
     machine = cast(RoundMachine, round)
     assert leaving.departure.advise(machine, 0.0, leaving=[BOB]) is LeaveStep.STAY
     assert leaving.told == []  # it may be that all leave
@@ -155,7 +155,7 @@ def test_departure_without_which_those_who_stay_are_no_quorum_votes_on_for_as_lo
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: Phase) -> None:
-    leaving, round = Leaving(), Round(phase, going=Parting.FREE, sole_voter=True)
+    leaving, round = Leaving(), Round(phase, going=LeaveCost.FREE, sole_voter=True)
     assert leaving.advise(round, 1.0) is LeaveStep.STAY
     assert leaving.departure.needed
     assert leaving.departure.may_train(cast(RoundMachine, round))
@@ -165,7 +165,7 @@ def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: P
 
 
 def test_departure_whose_rounds_are_done_makes_no_other_for_the_sake_of_voters() -> None:
-    departure, round = asked_at(1.0), Round(Phase.PLAN, going=Parting.FREE, sole_voter=True)
+    departure, round = asked_at(1.0), Round(Phase.PLAN, going=LeaveCost.FREE, sole_voter=True)
     departure.finished = True
     assert advise(departure, round, 1.0) is LeaveStep.GO
     assert not departure.may_train(cast(RoundMachine, round))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shoal.protocol import membership
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES
 from shoal.protocol.membership import (
     INDIRECT_DEADLINE_S,
     RECEIVERS,
@@ -36,7 +37,6 @@ from shoal.protocol.membership import (
     next_state,
     probe_interval_s,
 )
-from shoal.protocol.patience import LATE_LIMIT_S, WAITED_TIMES
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife
 
 FUZZ = settings(deadline=None, derandomize=True)

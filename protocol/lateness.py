@@ -1,4 +1,4 @@
-"""Patience: how much longer than usual a node waits for an answer, by what it measured.
+"""Lateness: how much longer than usual a node waits for an answer, by what it measured.
 
 Two things make answers late, and of both the slowest that was seen lately counts:
 
