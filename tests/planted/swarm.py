@@ -113,4 +113,24 @@ SWARM: tuple[Bug, ...] = (
         "if now - link.rests_since >= REST_LIMIT_S",
         "if now - link.rests_since >= 1000 * REST_LIMIT_S",
     ),
+    bug(
+        "who loses all of its links makes all of them again at once",
+        "tests/swarm/test_members.py"
+        "::test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer",
+        "if not self._redials.take(1.0, trio.current_time()):",
+        "if not self._redials.take(0.0, trio.current_time()):",
+    ),
+    bug(
+        "who runs late gives a dial no longer than usual",
+        "tests/swarm/test_members.py"
+        "::test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer",
+        "deadline_s = REDIAL_DEADLINE_S + self.machine.lag.waited_s(trio.current_time())",
+        "deadline_s = REDIAL_DEADLINE_S",
+    ),
+    bug(
+        "links that rest are not bounded",
+        "tests/swarm/test_links.py::test_links_that_rest_are_bounded",
+        "if len(self._resting) > RESTING_LIMIT:",
+        "if len(self._resting) > 1000 * RESTING_LIMIT:",
+    ),
 )

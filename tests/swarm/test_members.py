@@ -16,6 +16,7 @@ import trio
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import AskStanding
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.lateness import WAITED_TIMES
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
@@ -29,7 +30,7 @@ from shoal.swarm import members as members_module
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
-from shoal.swarm.members import Change, Members
+from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, Change, Members
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -765,6 +766,30 @@ def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again
                 assert "died" not in {change.kind for change in node.changes}
 
     run(main)
+
+
+def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadlines: list[float] = []
+
+    async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        deadlines.append(deadline_s)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            monkeypatch.setattr(one.members.links, "meet", meet)
+            for _ in range(3):
+                await one.members._remake(two.peer)
+            one.members.machine.lag.note(2.0, trio.current_time())
+            for _ in range(2 * int(REDIALS_BURST)):
+                await one.members._remake(two.peer)
+
+    run(main)
+    assert deadlines[:3] == [REDIAL_DEADLINE_S] * 3
+    assert deadlines[3:] == pytest.approx([REDIAL_DEADLINE_S + WAITED_TIMES * 2.0] * len(deadlines[3:]), abs=0.5)
+    assert REDIALS_BURST <= len(deadlines) <= REDIALS_BURST + 2
 
 
 def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
