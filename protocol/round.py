@@ -504,7 +504,7 @@ class RoundMachine:
     # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Effect]:
-        """Whatever is due: the lead's duties, patience with the lead, messages to be sent again."""
+        """Do what is due: the lead's duties, the timeout of the lead, messages to be sent again."""
         effects: list[Effect] = []
         if self.agreement.certificate is None:
             self._gathering.note_half_ready(self._facts.alive, self.agreement.leaves, now)

@@ -1,4 +1,4 @@
-"""What must hold of the rounds once nothing is wrong any more, with everyone who runs linked to everyone.
+"""Checks of the rounds once nothing is wrong any more, with everyone who runs linked to everyone.
 
     quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
     everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
@@ -39,7 +39,7 @@ class Calm:
         self.rounds = 0
 
     def _ordered(self) -> list[tuple[int, Order]]:
-        """What users of members that run want to have done."""
+        """List the orders that users of running members wait for."""
         members = ((peer, peer.peer_rounds.member) for peer in self._there if peer.running)
         staying = (peer for peer, member in members if not (member.leaving or member.finished))
         return [(peer.number, order) for peer in staying for order in peer.disk.orders.values()]
@@ -49,14 +49,14 @@ class Calm:
         return [one for one in self._orders if one in self._ordered() and not self._settles(value, one[1])]
 
     def _settles(self, value: Value, order: Order) -> bool:
-        """Whether `value` carries an order out or makes it impossible, or the order waits for a state to come."""
+        """True if `value` carries an order out or makes it impossible, or the order waits for a state to come."""
         if not isinstance(order, Target):
             return bool(value.amended or value.rollback)
         gone_back = bool(value.rollback) and order.round >= value.state_round
         return gone_back or any(peer.peer_rounds.obtaining.fetches(order.round) for peer in self._there)
 
     def awaited(self) -> bool:
-        """Whether more of them are to come before a run is over."""
+        """True if more of them are to come before a run is over."""
         swarm, scenario = self._swarm, self._swarm.scenario
         late = swarm.timeline.now > swarm.quiet_at + CALM_LIMIT_S
         return self.rounds < scenario.calm_rounds and not (late or scenario.loss or self._somebody_lies)
@@ -106,7 +106,7 @@ class Calm:
         return state is State.ALIVE and other.number in peer.watch.links
 
     def _in_round(self, value: Value) -> set[SimulatedPeer]:
-        """Who takes part in the round that `value` decides."""
+        """Peers that take part in the round that `value` decides."""
         machines = ((peer, peer.peer_rounds.machine) for peer in self._swarm.peers if peer.running)
         return {peer for peer, machine in machines if machine is not None and machine.previous.hash == value.base}
 
@@ -127,7 +127,7 @@ class Calm:
                 raise Violation("everyone counts", f"the contribution of peer {peer.number} to {value.round} does not")
 
     def _rests(self, peer: SimulatedPeer, value: Value) -> bool:
-        """Whether somebody leaves it out for a while, after disputes."""
+        """True if somebody leaves it out for a while, after disputes."""
         base = self._swarm.judge.values[value.base]
         others = (other.peer_rounds.member for other in self._swarm.peers if other.running)
         return any(peer.id in member._probation.left_out(base) for member in others)

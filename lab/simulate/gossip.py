@@ -140,7 +140,7 @@ class GossipSwarm(Rings):
                 self._follow(leaf, self.pairers[leaf.number].machine.tick(self._listed, self.timeline.now))
 
     def _has_vanished(self, leaf: Leaf) -> None:
-        """Whoever waits for it finds out by patience, or when its row gives it up."""
+        """Those who wait for it find out by a timeout, or when its row gives it up."""
 
     def _tell_lists(self) -> None:
         if self._listed != self.members:

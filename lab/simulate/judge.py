@@ -240,7 +240,7 @@ class Judge:
             raise Violation("the reference", "two sets of contributors for one plan")
 
     def is_rebase(self, value: Value) -> bool:
-        """Whether the authority signed it."""
+        """True if the authority signed it."""
         return value.plan == NO_HASH and not value.rollback and value.base in self.values
 
     def origin(self, value: Value) -> Value:

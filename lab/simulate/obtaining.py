@@ -457,7 +457,7 @@ class Obtaining:
     # -- transfers ---------------------------------------------------------------------------------------------
 
     def fetches(self, round: int) -> bool:
-        """Whether the state of a round is on its way."""
+        """True if the state of a round is on its way."""
         return any(one.job.question == GetHeader(round) and not one.over for one in self.transfers.values())
 
     def _fetch(self, job: Job, others: Sequence[int]) -> None:

@@ -209,12 +209,12 @@ class PeerRounds(Reducing, Surroundings):
         return self._peer.watch.suspected()
 
     def leaving(self) -> frozenset[PeerId]:
-        """Who of those linked says in its record that it is about to leave, and said so long enough ago."""
+        """Linked peers whose records say that they are about to leave, and said so long enough ago."""
         others = (self._swarm.peers[other] for other in self._peer.watch.links)
         return frozenset(other.id for other in others if other.peer_rounds.says_leaving(self._now - RECORD_S))
 
     def says_leaving(self, at: float) -> bool:
-        """Whether its record said at that time that it is about to leave."""
+        """True if its record said at that time that it is about to leave."""
         return self._leaving_since is not None and self._leaving_since <= at
 
     def linked(self) -> list[PeerId]:

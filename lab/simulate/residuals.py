@@ -1,4 +1,4 @@
-"""What a peer contributes, judged by value: what it has learnt, and what of its earlier work no round has counted.
+"""Contributions judged by value: what a peer has learnt, and what of its earlier work no round has counted.
 
     work counted once    nothing that a certified round counted comes again, but for what encoding lost of it; and what
                          was not counted does, unless the peer was restarted since, or it became too old
@@ -43,7 +43,10 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """What something may come again of. ended_by: the entry after its base; included: per chunk, whether it counted."""
+    """Contribution of which something may come again.
+
+    ended_by: the entry after its base; included: per chunk, whether it counted.
+    """
 
     given: _Given
     ended_by: Value
@@ -109,7 +112,7 @@ class Residuals:
         return None
 
     def _ended_by(self, made: Made, head: Value) -> Value | None:
-        """What ended the round that it was made for, in the chain up to `head`; None if that chain abandoned it."""
+        """Find what ended the round that it was for, in the chain up to `head`; None if that chain abandoned it."""
         judge, ended_by = self._judge, head
         while ended_by.base != made.base:
             if ended_by.base not in judge.values:
@@ -131,7 +134,7 @@ class Residuals:
         return [bool(int.from_bytes(bits, "little") >> place & 1) for bits in bitmaps]
 
     def _possible(self, last: _Last | None, peer: SimulatedPeer, made: Made) -> Iterator[Residual]:
-        """What may come again in `made`."""
+        """Go through what may come again in `made`."""
         if last is None:
             yield "nothing", None, 0
             return
@@ -148,7 +151,7 @@ class Residuals:
             yield "what encoding lost", self._left(given, [True] * len(last.included)), 0
 
     def _left(self, given: _Given, included: Sequence[bool]) -> F32:
-        """What such a verdict leaves of a contribution."""
+        """Compute what such a verdict leaves of a contribution."""
         made, left = given.made, np.empty_like(given.made.values)
         decoded = made.encoded.decoded()
         for chunk, counted in enumerate(included):

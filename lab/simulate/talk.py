@@ -121,7 +121,7 @@ def with_flipped_digest(report: Report) -> Report:
 
 
 def one_more(part: ChainPart, newest: Certificate | None) -> ChainPart:
-    """What a liar serves of the chain: after the newest round it has one more, which nobody signed."""
+    """Chain as a liar serves it: after the newest round it has one more, which nobody signed."""
     if newest is None:
         return part
     value = msgspec.structs.replace(newest.value, round=newest.value.next_round, base=newest.value.hash)

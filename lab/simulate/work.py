@@ -1,4 +1,4 @@
-"""What one simulated peer makes and what of it was counted: `Contributions` of the product, and when it gets to disk.
+"""Work of one simulated peer and what of it was counted: `Contributions` of the product, and when it gets to disk.
 
 This is what `node.rounds.participation` is around the same. A contribution is written some time after it is made, as
 nodes write it beside the reduction; of some rounds it is not written at all, as where a disk rests.
@@ -49,7 +49,7 @@ class Work:
 
     @property
     def encoded(self) -> EncodedContribution | None:
-        """What of it goes to the others."""
+        """Encoded form of it, which goes to the others."""
         return None if self.made is None else self.made.encoded
 
     def make(self, head: Value) -> Ready:
@@ -65,7 +65,7 @@ class Work:
         return self.announcement(head)
 
     def announcement(self, head: Value) -> Ready:
-        """What to say of the contribution that is here."""
+        """Announcement of the contribution that is here."""
         assert self.made is not None
         place = self._swarm.network.places[self._peer.number]
         return self.made.ready(
