@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from shoal.collectives.aggregate import span_scratch
-from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec
+from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec, final_codec
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -142,18 +142,33 @@ def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
     return total
 
 
-def residual_of_chunk(values: F32, contribution: EncodedContribution, chunk: int, included: bool, out: F32) -> None:
+def residual_of_chunk(
+    values: F32,
+    contribution: EncodedContribution,
+    chunk: int,
+    included: bool,
+    out: F32,
+    *,
+    final: U8 | None = None,
+) -> None:
     """Write into `out`, as long as the chunk, the part of it that a certified round did not count, for the next one.
 
     values: (numel,) float32, what `contribution` was encoded from. included: whether the certified bitmap names this
-    node. An included chunk leaves its quantisation error, an excluded one all of it. Raises LocalError if sizes differ.
+    node. final: the encoded chunk that it was reduced to, checked; None where it is not here. An excluded chunk leaves
+    all of it. An included one leaves its quantisation error, and all of where a final that leaves values out has none.
+    Raises LocalError if sizes differ.
     """
     grid = contribution.grid
     if values.shape != (grid.numel,) or out.shape != (grid.length(chunk),):
         raise LocalError("values, contribution and residual of different sizes")
     here = values[slice(*grid.span(chunk))]
-    if included:
-        contribution.codec.decode_into(contribution.encoded(chunk), out)
-        np.subtract(here, out, out=out)
-    else:
+    if not included:
         np.copyto(out, here)
+        return
+    contribution.codec.decode_into(contribution.encoded(chunk), out)
+    reduced = final_codec(contribution.codec.name)
+    if final is not None and reduced.leaves_out:
+        applied = np.empty_like(out)
+        reduced.decode_into(final, applied)
+        out[applied == 0] = 0
+    np.subtract(here, out, out=out)

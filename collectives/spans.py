@@ -44,12 +44,13 @@ class Undecodable(RemoteError):
 class Codec(ABC):
     """One way of writing fp32 values, as what it does to one span. Stateless: safe in any number of threads.
 
-    stochastic: whether it rounds by chance, and so needs a dither; the others look at none. Subclasses say how values
-    lie in the bytes.
+    stochastic: whether it rounds by chance, and so needs a dither; the others look at none. leaves_out: whether it
+    writes +0 where it has no place for a value. Subclasses say how values lie in the bytes.
     """
 
     name: str
     stochastic = False
+    leaves_out = False
 
     def encoded_bytes(self, n: int) -> int:
         """Bytes that a chunk of `n` values takes; a multiple of 4."""

@@ -27,7 +27,8 @@ mean of all values, of which those around zero are empty after a top-k. So here 
 tells the magnitudes apart, per block.
 
 A node keeps the error of its own contribution, an owner keeps none of its sum: so a reduced block has room for the
-values of several contributions, with eight bits each. Of more than K that are not zero, the K largest remain.
+values of several contributions, with eight bits each. Of more than K that are not zero, the K largest remain; whoever
+sent others finds in the final that they were left out, and keeps them (`residual_of_chunk`).
 
 Which values are kept. Values come in blocks of 4096, the last of a chunk perhaps shorter. Of a block of n values
 min(k, n) are kept, always: those of largest magnitude, of equal ones the lower index. A block with fewer that are not
@@ -214,6 +215,8 @@ def sparse_codecs(name: str) -> tuple[TopK, SparseFinal] | None:
 
 class _SparseCodec(Codec):
     """Blocks of which at most `k` values are kept, one after the other. Subclasses write one kind of block."""
+
+    leaves_out = True
 
     def __init__(self, name: str, k: int) -> None:
         self.name = name

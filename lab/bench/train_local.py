@@ -170,7 +170,7 @@ class LocalSwarm:
         )
         for place, participant in enumerate(plan.participants):
             node = self.nodes[participant.peer]
-            node.contributions.settle(plan.round, finals.included(place))
+            node.contributions.settle(plan.round, finals.included(place), finals)
             node.stand_on(self.state)
 
     def _announce(self) -> dict[PeerId, Ready]:

@@ -86,6 +86,8 @@ class Judge:
         self._staleness_rounds = staleness_rounds
         self.values = {genesis.hash: genesis}
         self.states = {genesis.hash: state}
+        self.updates: dict[bytes, F32] = {}
+        """By the hash of a certified value, what its round changed the fragment by, before the outer step."""
         self.certified: dict[bytes, bytes] = {}
         self.forks = 0
         self.wrong_values = 0
@@ -278,7 +280,7 @@ class Judge:
         if state_digest(value.base, state) != value.digest or bitmaps_root(bitmaps) != value.bitmaps:
             self.wrong_values += 1
             raise Violation("the reference", f"round {value.round} was certified with another value")
-        self.states[value.hash] = state
+        self.states[value.hash], self.updates[value.hash] = state, update
 
     def _check_rollback(self, value: Value, target: Target) -> None:
         """It goes back to what was certified before it."""

@@ -1,7 +1,8 @@
 """Contributions judged by value: what a peer has learnt, and what of its earlier work no round has counted.
 
     work counted once    nothing that a certified round counted comes again, but for what encoding lost of it; and what
-                         was not counted does, unless the peer was restarted since, or it became too old
+                         was not counted, or has no place in a sparse final, does, unless the peer was restarted since,
+                         or it became too old
     one contribution     in one life a peer announces one of a round; who lost it may make another in another life
 
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, final_codec
 from shoal.lab.simulate.judge import Judge, Violation
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Value
@@ -139,7 +140,8 @@ class Residuals:
             yield "nothing", None, 0
             return
         given, counted = last.given, any(last.included)
-        yield "what was not counted", self._left(given, last.included), 0 if counted else given.made.tokens
+        applied = self._applied(last)
+        yield "what was not counted", self._left(given, last.included, applied), 0 if counted else given.made.tokens
         restarted = peer.life != given.life
         too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
         # It may have stood on a state after that, which a rollback or a rebase has abandoned since.
@@ -148,12 +150,19 @@ class Residuals:
             yield "nothing", None, 0
         unknown = restarted or last.ended_by.plan not in peer.disk.finals
         if unknown and not self._judge.is_rebase(last.ended_by):  # nobody could say, and once is the limit
-            yield "what encoding lost", self._left(given, [True] * len(last.included)), 0
+            yield "what encoding lost", self._left(given, [True] * len(last.included), None), 0
 
-    def _left(self, given: _Given, included: Sequence[bool]) -> F32:
-        """Compute what such a verdict leaves of a contribution."""
+    def _applied(self, last: _Last) -> F32 | None:
+        """What the round that counted it was reduced to, if that leaves values out."""
+        update = self._judge.updates.get(last.ended_by.hash)
+        return update if final_codec(last.given.made.encoded.codec.name).leaves_out else None
+
+    def _left(self, given: _Given, included: Sequence[bool], applied: F32 | None) -> F32:
+        """Compute what such a verdict leaves of a contribution; where `applied` is zero all of it is left."""
         made, left = given.made, np.empty_like(given.made.values)
         decoded = made.encoded.decoded()
+        if applied is not None:
+            decoded[applied == 0] = 0
         for chunk, counted in enumerate(included):
             at = slice(*made.encoded.grid.span(chunk))
             left[at] = made.values[at] - (decoded[at] if counted else self._mixing * given.learnt[at])

@@ -2,7 +2,8 @@
 
     input(e)    = pseudo-gradient of round e + β · residual
     residual'   = input − decoded                  where the certificate of e includes the chunk (quantisation error)
-                = input − α · pseudo-gradient      where it does not
+                = input                            there, of values for which a sparse final has no place
+                = input − α · pseudo-gradient      where it does not include the chunk
 
 Each fragment has a residual of its own: a round of one concerns no other. α is how much of its own values a node keeps
 when it applies the anchor (`accounts`): that much of an uncounted contribution stays in the replica, and comes again;
@@ -131,13 +132,14 @@ class Made:
 class _Left:
     """Rest of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
 
-    settled: what the residual has still to be worked out of, with the chunks that were counted.
+    settled: what the residual has still to be worked out of, with the chunks that were counted, and the finals where
+    they are here.
     """
 
     residual: F32 | None = None
     tokens: int = 0
     rounds_excluded: int = 0  # the fragment's own
-    settled: tuple[Made, Sequence[bool]] | None = None
+    settled: tuple[Made, Sequence[bool], Finals | None] | None = None
 
 
 class Contributions:
@@ -220,8 +222,9 @@ class Contributions:
             assert left.residual is not None
             np.copyto(out, left.residual[at])
             return
-        made, included = left.settled
-        residual_of_chunk(made.values, made.encoded, chunk, included[chunk], out)
+        made, included, finals = left.settled
+        final = None if finals is None else finals.chunks[chunk].encoded
+        residual_of_chunk(made.values, made.encoded, chunk, included[chunk], out, final=final)
         if not included[chunk] and self._gradients:
             out.fill(0)
         elif not included[chunk] and made.retained is not None:
@@ -317,7 +320,7 @@ class Contributions:
             self.drop()
         elif self.awaits_finals(chain):
             rounds = max(1, chain.standing.round - made.round + 1)
-            self.settle(made.round, self._included(made, finals), rounds=rounds)
+            self.settle(made.round, self._included(made, finals), finals, rounds=rounds)
         else:
             self.settle(made.round, None)
 
@@ -330,10 +333,13 @@ class Contributions:
         same = place is not None and finals.plan.participants[place].root == made.encoded.root
         return finals.included(place) if place is not None and same else None
 
-    def settle(self, round: int, included: Sequence[bool] | None, *, rounds: int = 1) -> None:
+    def settle(
+        self, round: int, included: Sequence[bool] | None, finals: Finals | None = None, *, rounds: int = 1
+    ) -> None:
         """The round is certified; `included` says per chunk whether this node's contribution is in it.
 
-        rounds: how many have been certified since what it stands on, this one included.
+        finals: of the round, where they are here: what they have no place for counts as not included. rounds: how many
+        have been certified since what it stands on, this one included.
 
         Raises LocalError if it says so of another number of chunks.
         """
@@ -356,7 +362,7 @@ class Contributions:
         elif left.rounds_excluded > self._staleness_rounds:
             self._left[fragment.number] = _Left()
         elif not (all(bits) and _is_exact(made.encoded)):
-            left.settled = made, tuple(bits)
+            left.settled = made, tuple(bits), finals
             if self._fragments.count > 1:  # it is on disk with every round of another fragment
                 self._work_out(left, fragment.grid)
 

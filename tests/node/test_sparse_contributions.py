@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32, codec
+from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, frozen
 from shoal.node.state.catchup import replay_limit_rounds
-from shoal.node.state.contributions import Contributions
+from shoal.node.state.contributions import Contributions, Made
 from shoal.protocol.messages import Term
 from shoal.protocol.planning import norm_clips
 from tests.collectives.reduce_lab import Mesh, check_exact, make_plan, peer
@@ -87,7 +88,8 @@ def test_history_of_three_nodes_is_that_of_the_plain_recurrence() -> None:
         mesh = Mesh(plan, contributions)
         mesh.start()
         mesh.run(round)
-        update = check_exact(mesh).decoded()
+        finals = check_exact(mesh)
+        update = finals.decoded()
         mean, kept = chosen(sent, clips)
         steps = np.repeat([np.abs(mean[slice(*GRID.span(c))]).max() / 127 for c in range(5)], 5000)[: GRID.numel]
         assert (np.abs(update - kept) <= 0.51 * steps).all()
@@ -95,12 +97,12 @@ def test_history_of_three_nodes_is_that_of_the_plain_recurrence() -> None:
 
         included = [[round != 4 or n != 1 or chunk != 3 for chunk in range(GRID.chunks)] for n in range(len(nodes))]
         for n, node in enumerate(nodes):
-            residuals[n] = inputs[n] - sent[n]
+            residuals[n] = np.where(update == 0, inputs[n], inputs[n] - sent[n])
             for chunk in range(GRID.chunks):
                 at = slice(*GRID.span(chunk))
                 if not included[n][chunk]:
                     residuals[n][at] = inputs[n][at]
-            node.settle(round, included[n])
+            node.settle(round, included[n], finals)
     assert clipped == 5  # the large one, each time
 
 
@@ -115,6 +117,72 @@ def test_what_was_sent_and_what_is_carried_is_all_that_was_learnt() -> None:
     carried = node.make(31, 31, 10, np.zeros(GRID.numel, np.float32), base=bytes(32)).values
     np.testing.assert_allclose(sent + carried, learnt, atol=1e-4)
     assert np.count_nonzero(sent) > 10 * 16 * 7  # ever other values, since what is left out grows until it is sent
+
+
+def reduce_round(nodes: Sequence[Contributions], round: int) -> tuple[list[Made], Finals]:
+    """Have every node contribute what it learnt, and reduce it with equal weights."""
+    base = bytes([round]) * 32
+    made = [node.make(round, round, 10, gradient(n, round), base=base) for n, node in enumerate(nodes)]
+    contributions = [one.encoded for one in made]
+    mesh = Mesh(make_plan(contributions, (1,) * len(nodes), base=base), contributions)
+    mesh.start()
+    mesh.run(round)
+    return made, check_exact(mesh)
+
+
+def crowd() -> list[Contributions]:
+    """Eight nodes, the values of one of whom a final has places for."""
+    return [Contributions(Fragments(GRID), "topk16-16", 3, sender=peer(n)) for n in range(8)]
+
+
+def carried_by(node: Contributions) -> F32:
+    """What comes again in a round in which nothing is learnt."""
+    return node.make(100, 100, 0, np.zeros(GRID.numel, np.float32), base=bytes(32)).values
+
+
+def test_nothing_is_lost_of_many_contributions_for_which_a_final_has_no_place() -> None:
+    nodes = crowd()
+    applied, learnt, steps = (np.zeros(GRID.numel) for _ in range(3))
+    without_place = 0
+    for round in range(1, 13):
+        made, finals = reduce_round(nodes, round)
+        update = finals.decoded()
+        applied += update
+        for chunk in range(GRID.chunks):
+            at = slice(*GRID.span(chunk))
+            steps[at] += np.abs(update[at]).max() / 127
+        for n, node in enumerate(nodes):
+            learnt += gradient(n, round) / len(nodes)
+            without_place += np.count_nonzero(made[n].encoded.decoded()[update == 0])
+            node.settle(round, [True] * GRID.chunks, finals)
+    carried = np.mean([carried_by(node) for node in nodes], axis=0, dtype=np.float64)
+    assert (np.abs(applied + carried - learnt) <= 0.51 * steps + 1e-4).all()
+    assert without_place > 1000
+
+
+def test_value_without_a_place_in_the_final_is_carried_on_whole_and_any_other_by_its_error() -> None:
+    nodes = crowd()
+    made, finals = reduce_round(nodes, 1)
+    update = finals.decoded()
+    without_place = []
+    for n, node in enumerate(nodes):
+        node.settle(1, [True] * GRID.chunks, finals)
+        values, sent = gradient(n, 1), made[n].encoded.decoded()
+        assert carried_by(node).tobytes() == np.where(update == 0, values, values - sent).tobytes()
+        without_place.append(np.count_nonzero(sent[update == 0]))
+    assert without_place[2] == 0  # whose values are the largest
+    assert min(without_place[:2] + without_place[3:]) > 50
+
+
+def test_what_has_no_place_is_found_out_after_a_restart_too() -> None:
+    nodes = crowd()
+    made, finals = reduce_round(nodes, 1)
+    for n, node in enumerate(nodes):
+        again = Contributions(Fragments(GRID), "topk16-16", 3, sender=peer(n))
+        assert again.make_again(node.saved(made[n], Term()))
+        for one in (node, again):
+            one.settle(1, [True] * GRID.chunks, finals)
+        assert carried_by(again).tobytes() == carried_by(node).tobytes()
 
 
 def test_what_no_certificate_counts_comes_again_less_the_decay() -> None:

@@ -259,4 +259,17 @@ STATE: tuple[Bug, ...] = (
         "while state.round < chain.standing.round and on_branch(chain, state):",
         "while state.round < chain.standing.round:",
     ),
+    bug(
+        "what a sparse final has no place for is lost",
+        "tests/node/test_sparse_contributions.py"
+        "::test_nothing_is_lost_of_many_contributions_for_which_a_final_has_no_place",
+        "out[applied == 0] = 0",
+        "pass",
+    ),
+    bug(
+        "what a sparse final has no place for is lost where the chain settles it",
+        "tests/lab/simulate/test_residuals.py::test_what_sparse_finals_have_no_place_for_comes_again",
+        "self.settle(made.round, self._included(made, finals), finals, rounds=rounds)",
+        "self.settle(made.round, self._included(made, finals), None, rounds=rounds)",
+    ),
 )

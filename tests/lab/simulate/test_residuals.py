@@ -55,6 +55,22 @@ def test_seeded_residual_that_comes_again_although_it_was_counted_is_found(monke
     assert run_scenario(LOSSY_CODEC).violation == "work counted once"
 
 
+def test_what_sparse_finals_have_no_place_for_comes_again() -> None:
+    outcome = run_scenario(Scenario(peers=8, rounds=4, seed=4, sparse=True))
+    assert (outcome.violation, outcome.detail, outcome.rounds_certified) == ("", "", 4)
+
+
+def test_seeded_loss_of_what_sparse_finals_have_no_place_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Contributions.settle
+
+    def settle_without(self: Contributions, round: int, included: Any, finals: Any = None, *, rounds: int = 1) -> None:
+        settle(self, round, included, rounds=rounds)
+
+    monkeypatch.setattr(Contributions, "settle", settle_without)
+    outcome = run_scenario(Scenario(peers=8, rounds=4, seed=4, sparse=True))
+    assert outcome.violation == "work counted once"
+
+
 def test_seeded_residual_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Contributions, "settle_by", lambda self, chain, finals: self.drop())
     assert run_scenario(LOSSY_CODEC).violation == "work counted once"
