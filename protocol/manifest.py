@@ -129,7 +129,10 @@ def _check_peer(key: str, text: str) -> None:
 class InnerSection(Message, frozen=True, kw_only=True):
     """The optimizer of each node's own steps."""
 
-    optimizer: Annotated[Literal["adamw"], Meta(description="Only adamw.")] = "adamw"
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Meta(description="adamw; or muon, which moves matrices by their orthogonalised momentum, all else by AdamW."),
+    ] = "adamw"
     lr: Annotated[
         float,
         Meta(
@@ -280,6 +283,11 @@ class Manifest(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
+        if self.sync.exchanges_gradients and self.inner.optimizer != "adamw":
+            raise ValueError(
+                f'[inner] optimizer = "{self.inner.optimizer}" goes with a strategy of inner steps; with strategy = '
+                f'"{self.sync.strategy}" the step is all nodes\' and AdamW: leave it out, or choose diloco'
+            )
 
     @property
     def strategy(self) -> Strategy:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from shoal.node.training.cut_tensors import own_rows
+
 EPSILON = 1e-8
 
 
@@ -52,7 +54,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient. No collective."""
         beta1, beta2 = self._betas
         moments = zip(self._first, self._second, strict=True)
         for index, (parameter, (first, second)) in enumerate(zip(self._parameters, moments, strict=True)):
@@ -63,8 +65,9 @@ class AdamW:
             steps = int(self._steps[index])
             unbias1 = 1 - beta1**steps
             unbias2 = 1 - beta2**steps
-            parameter.mul_(1 - lr * self._weight_decay)
-            first.lerp_(gradient, 1 - beta1)
-            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            spread = second.sqrt().div_(math.sqrt(unbias2)).add_(EPSILON)
-            parameter.addcdiv_(first, spread, value=-lr / unbias1)
+            rows, mean, square, change = (own_rows(tensor) for tensor in (parameter, first, second, gradient))
+            rows.mul_(1 - lr * self._weight_decay)
+            mean.lerp_(change, 1 - beta1)
+            square.mul_(beta2).addcmul_(change, change, value=1 - beta2)
+            spread = square.sqrt().div_(math.sqrt(unbias2)).add_(EPSILON)
+            rows.addcdiv_(mean, spread, value=-lr / unbias1)

@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps on a replica, on this node's share of the data; or gradients alone, for the swarm's step.
+"""The inner loop: an optimizer's steps on a replica, on this node's data; or gradients alone, for the swarm's step.
 
 Plain torch, no pipes and no processes, so that it can be read, tested and timed by itself. What is owed to the swarm is
 kept in `accounts`.
@@ -12,14 +12,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from shoal.collectives.schedule import learning_rate
 from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
-from shoal.node.training.adamw import AdamW
 from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
 from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState
@@ -80,25 +80,6 @@ class _Settled:
     wall_s: float
 
 
-class InnerOptimizer(Protocol):
-    """Optimizer that moves the parameters: `adamw.AdamW`, or what behaves like it."""
-
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-
-    def step(self, lr: float) -> None:
-        """Move every parameter that has a gradient."""
-
-    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        """All that it knows, by name. names: of the parameters, in their order."""
-
-    def move(self, device: torch.device) -> None:
-        """Take what it knows to where the parameters went."""
-
-    def decay(self, weight_decay: float) -> None:
-        """Decay by this from the next step on."""
-
-
 class Replica:
     """One node's live copy of the model, its inner optimizer, its batches, and its accounts.
 
@@ -153,11 +134,8 @@ class Replica:
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)
-        self._optimizer: InnerOptimizer = AdamW(
-            (parameter for _, parameter in trained),
-            betas=self._settings.betas,
-            weight_decay=self._settings.weight_decay,
-        )
+        parameters = [parameter for _, parameter in trained]
+        self._optimizer: InnerOptimizer = inner_optimizer(self.model, parameters, self._settings)
 
     @property
     def training(self) -> bool:
@@ -367,7 +345,7 @@ class Replica:
         """Take over what was written to the tensors of `inner_state_tensors`. They are live here: that is all."""
 
     def _optimize(self, batch: Any, order: Train) -> None:
-        """Take one AdamW step and account for it; a step that is not finite changes nothing.
+        """Take one step and account for it; a step that is not finite changes nothing.
 
         Where gradients are exchanged, the step is the swarm's, and so is clipping.
         """

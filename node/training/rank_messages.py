@@ -43,7 +43,7 @@ class Clip(Message, frozen=True, kw_only=True):
 
 
 class Move(Message, frozen=True, kw_only=True):
-    """Take a step of AdamW."""
+    """Take a step of the optimizer."""
 
     lr: float
 

@@ -19,19 +19,14 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from shoal.node.training.adamw import EPSILON
+from shoal.node.training.cut_tensors import own_rows, put, whole
 from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.inner_optimizer import inner_optimizer
 from shoal.node.training.micro_batches import deal_batch, to_device
 from shoal.node.training.ranks import GROUP_TIMEOUT_S, LOOPBACK
 from shoal.node.training.trainer_messages import Assignment, Start
@@ -87,12 +82,9 @@ class Shard:
         self.layout = FlatParameters(self.model, frozen=not start.sync.gradients).layout
         _shard(self.model, device, processes)
         self._trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        self._optimizer: torch.optim.AdamW | None = None
-        if not start.sync.gradients:
-            self._optimizer = torch.optim.AdamW(
-                self._trained.values(), betas=start.inner.betas, weight_decay=start.inner.weight_decay, eps=EPSILON
-            )
-        self.moved_names = () if self._optimizer is None else tuple(self._trained)
+        self.moved_names = () if start.sync.gradients else tuple(self._trained)
+        moved = [self._trained[name] for name in self.moved_names]
+        self._optimizer = inner_optimizer(self.model, moved, start.inner)
         self._batches: Iterator[Any] = iter(())
         self._random = torch.get_rng_state()  # of the batches, which are the same in all ranks
         self._resting: HostCopies | None = None
@@ -141,16 +133,12 @@ class Shard:
         return float(found.full_tensor() if isinstance(found, DTensor) else found)
 
     def move(self, lr: float) -> None:
-        """Take a step of AdamW on this rank's rows. No collective."""
-        assert self._optimizer is not None
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        """Take a step of the optimizer on this rank's rows."""
+        self._optimizer.step(lr)
 
     def decay(self, weight_decay: float) -> None:
         """Decay by this from the next step on. No collective."""
-        for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            group["weight_decay"] = weight_decay
+        self._optimizer.decay(weight_decay)
 
     def gather(self, out: torch.Tensor | None) -> None:
         """Copy the parameters into `out`, ``(numel,) float32`` in host memory."""
@@ -181,44 +169,21 @@ class Shard:
         set_model_state_dict(self.model, whole, options=_WRITE)
 
     def gather_moments(self) -> list[tuple[str, torch.Tensor]]:
-        """A host copy of the moments, by the names and in the order of `adamw.AdamW.state`; empty but in rank 0."""
-        states: Mapping[str, Mapping[str, torch.Tensor]] = {}
-        # Before the first step torch would make a state up, in which one has been taken.
-        if self._optimizer is not None and self._optimizer.state:
-            whole = get_optimizer_state_dict(self.model, self._optimizer, options=_READ)
-            states = cast(Mapping[str, Mapping[str, torch.Tensor]], whole.get("state", {}))
-        if self.rank:
-            return []
-        steps = torch.zeros(len(self.moved_names), dtype=torch.int64)
-        first: list[tuple[str, torch.Tensor]] = []
-        second: list[tuple[str, torch.Tensor]] = []
-        for place, name in enumerate(self.moved_names):
-            state = states.get(name, {})  # none where there was no gradient yet
-            shape = self._trained[name].shape
-            first.append((f"first.{name}", state.get("exp_avg", torch.zeros(shape))))
-            second.append((f"second.{name}", state.get("exp_avg_sq", torch.zeros(shape))))
-            steps[place] = int(state.get("step", 0))
-        return [*first, *second, ("steps", steps)]
+        """A host copy of what the optimizer knows, by name; empty but in rank 0."""
+        gathered = [(name, whole(tensor).to("cpu", copy=True)) for name, tensor in self._moments()]
+        return [] if self.rank else gathered
+
+    def moments_bytes(self) -> int:
+        """Bytes of what the optimizer knows, of all ranks together. No collective."""
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._moments())
 
     def scatter_moments(self, moments: Mapping[str, torch.Tensor]) -> None:
         """Take over moments by those names, all of them; empty but in rank 0."""
-        if self._optimizer is None:
-            return
-        whole: dict[str, Any] = {}
-        if not self.rank:
-            steps = moments["steps"].tolist()
-            whole["state"] = {
-                name: {
-                    "step": torch.tensor(float(steps[place])),
-                    "exp_avg": moments[f"first.{name}"],
-                    "exp_avg_sq": moments[f"second.{name}"],
-                }
-                for place, name in enumerate(self.moved_names)
-            }
-            (group,) = self._optimizer.param_groups
-            settings = {key: value for key, value in group.items() if key != "params"}
-            whole["param_groups"] = [{**settings, "params": list(self.moved_names)}]
-        set_optimizer_state_dict(self.model, self._optimizer, whole, options=_WRITE)
+        for name, tensor in self._moments():
+            put(None if self.rank else moments[name], tensor)
+
+    def _moments(self) -> list[tuple[str, torch.Tensor]]:
+        return self._optimizer.state(self.moved_names)
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """State of the model that does not travel, live, by name: this rank's own. No collective."""
@@ -254,9 +219,8 @@ class Shard:
         if self._resting is not None:  # the copies are all there is
             return
         self.model.zero_grad(set_to_none=True)
-        states = self._optimizer.state.values() if self._optimizer is not None else ()
-        held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-        self._resting = HostCopies(_local(tensor) for tensor in [*self.model.parameters(), *held])
+        held = [tensor for _, tensor in self._moments()]
+        self._resting = HostCopies(own_rows(tensor) for tensor in [*self.model.parameters(), *held])
 
     def wake(self) -> None:
         """Come back from `rest`, with nothing changed. No collective."""
@@ -300,11 +264,6 @@ def _copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     copy = torch.UntypedStorage(storage.nbytes(), device="cpu")  # type: ignore[no-untyped-call]
     copy.copy_(storage)
     return copy
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _shard(model: torch.nn.Module, device: torch.device, processes: int) -> None:

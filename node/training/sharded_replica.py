@@ -85,7 +85,7 @@ class ShardedFlat:
         return joined(vector, spans)
 
 
-class ShardedAdamW:
+class ShardedOptimizer:
     """The optimizers of all ranks, as the inner loop uses its own."""
 
     def __init__(self, shard: Shard, ranks: Ranks) -> None:
@@ -142,7 +142,7 @@ class ShardedReplica(Replica):
         self.model = self._shard.model
         self._trained_names = self._shard.moved_names
         self._flat = ShardedFlat(self._shard, self._ranks)
-        self._optimizer = ShardedAdamW(self._shard, self._ranks)
+        self._optimizer = ShardedOptimizer(self._shard, self._ranks)
 
     def _stream(self, assignment: Assignment) -> Iterator[Any]:
         self._ranks.tell(Open(assignment=assignment, drawn=self._drawn))
@@ -173,8 +173,7 @@ class ShardedReplica(Replica):
     def inner_state_bytes(self) -> int:
         """Bytes that a copy of the inner state takes; no other rank is asked."""
         buffers = [value for _, value in self._shard.buffers() if keepable(value)]
-        moved = [value for name, value in self.model.named_parameters() if name in self._trained_names]
-        moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in moved)
+        moments = self._shard.moments_bytes()
         return moments + room_bytes([*buffers, self.new_vector()] if self.accounts.mixes else buffers)
 
     def rest(self) -> None:

@@ -49,4 +49,32 @@ TRAINING: tuple[Bug, ...] = (
         "self._tokens[self._spent.number] = 0",
         "self._tokens[self._spent.number] += 0",
     ),
+    bug(
+        "muon moves embeddings",
+        "tests/node/training/test_muon.py::test_hidden_matrices_alone_are_muons",
+        "parameter.dim() == 2 and tuple(parameter.shape) not in shapes",
+        "parameter.dim() == 2",
+    ),
+    bug(
+        "muon forgets its momentum",
+        "tests/node/training/test_muon.py::test_matrix_moves_by_the_equations_and_all_else_as_adamw_moves_it",
+        "own_rows(momentum).mul_(MOMENTUM).add_(own_rows(gradient))",
+        "own_rows(momentum).copy_(own_rows(gradient))",
+    ),
+    bug(
+        "muon orthogonalises each process' rows by themselves",
+        "tests/node/training/test_sharded_replica.py"
+        "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed[muon]",
+        """
+        update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
+        rows = own_rows(parameter)
+        """,
+        """
+        rows = own_rows(parameter)
+        update = orthogonalised(own_rows(gradient.add(momentum, alpha=MOMENTUM)))
+        if True:
+            rows.mul_(1 - lr * self._weight_decay).add_(update, alpha=-lr * RMS * math.sqrt(max(parameter.shape)))
+            continue
+        """,
+    ),
 )

@@ -43,6 +43,7 @@ def test_outer_step_and_trainer_follow_the_strategy() -> None:
     [
         (DDP + "inner_steps = 2\n", 'inner_steps is 2; with strategy = "ddp" it is 1, or left out'),
         (DDP + "outer_lr = 0.5\n", "outer_lr and outer_momentum have no meaning"),
+        (DDP + '[inner]\noptimizer = "muon"\n', 'optimizer = "muon" goes with a strategy of inner steps'),
         (DDP + "outer_momentum = 0.5\n", "outer_lr and outer_momentum have no meaning"),
         (DDP + "overlap_steps = 1\n", "overlap_steps has a meaning with"),
         (DDP + "late_steps = 1\n", "late_steps has a meaning with"),

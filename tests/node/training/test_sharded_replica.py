@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -60,12 +61,19 @@ def share(round: int) -> Assignment:
     return Assignment(seed=SEED, round=round, member=0, members=1)
 
 
-def spec(workload: str = "Uneven", *, processes: int = 2, accumulate: int = 1, gradients: bool = False) -> TrainerSpec:
+def spec(
+    workload: str = "Uneven",
+    *,
+    processes: int = 2,
+    accumulate: int = 1,
+    gradients: bool = False,
+    inner: InnerSettings = INNER,
+) -> TrainerSpec:
     return TrainerSpec(
         sync=SyncSettings(gradients=gradients),
         workload=f"tests.node.uneven:{workload}",
         seed=SEED,
-        inner=INNER,
+        inner=inner,
         device="cpu",
         processes=processes,
         accumulate=accumulate,
@@ -105,8 +113,8 @@ def reached_from(group: list[psutil.Process]) -> set[str]:
 class Single:
     """The same rounds in this process: contributions and losses of rounds 1 and 2, the anchor after round 1."""
 
-    def __init__(self) -> None:
-        self.replica = replica = Replica(Uneven(), seed=SEED, inner=INNER, device=torch.device("cpu"))
+    def __init__(self, inner: InnerSettings = INNER) -> None:
+        self.replica = replica = Replica(Uneven(), seed=SEED, inner=inner, device=torch.device("cpu"))
         self.initial = np.zeros(replica.layout.numel, np.float32)
         replica.write_initial(self.initial)
         replica.apply(self.initial, round=0, fresh=True)
@@ -170,13 +178,16 @@ def test_each_rank_has_a_device(monkeypatch: pytest.MonkeyPatch, wanted: str, th
     assert device.endswith(found)
 
 
-async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inner", [INNER, msgspec.structs.replace(INNER, optimizer="muon")], ids=["adamw", "muon"])
+async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
+    tmp_path: Path, inner: InnerSettings
+) -> None:
     """Genesis, a contribution, the next anchor; kill -9 of rank 1 in mid-stretch; the second contribution after it."""
-    single = Single()
+    single = Single(inner)
     single.snapshot(tmp_path / "one")
     expected = single.second()
     path = tmp_path / "1.trainer"
-    async with running(spec()) as trainer:
+    async with running(spec(inner=inner)) as trainer:
         assert trainer.started.device == "2 x cpu"
         assert trainer.layout == single.replica.layout
         await trainer.send(WriteInitial())

@@ -1,0 +1,110 @@
+"""Muon: matrices move by their orthogonalised momentum, all else by AdamW.
+
+    m ← μ · m + g                                   per matrix, μ = MOMENTUM
+    u = orthogonalised(g + μ · m)                    Nesterov's
+    θ ← θ − lr · weight_decay · θ − lr · RMS · √max(rows, columns) · u
+
+so that an entry of an update is as large, RMS of the mean, as one of AdamW's is, and one learning rate and one weight
+decay serve both. Orthogonalised is what has the singular vectors of a matrix and singular values near 1: ITERATIONS of
+X ← a · X + (b · XXᵀ + c · (XXᵀ)²) · X, in fp32, from X = u ÷ ‖u‖.
+
+A matrix is a parameter of two dimensions that is no embedding, nor of an embedding's shape, as the layer that leads to
+tokens is. Embeddings, vectors and kernels of convolutions are AdamW's. `torch.optim.Muon` is the same arithmetic in
+bf16, and refuses what is no matrix; the test compares the two.
+
+Source: K. Jordan and others, "Muon" (2024); its scale after arXiv 2502.16982, section 2.2; as inner optimizer of DiLoCo
+in MuLoCo, arXiv 2505.23725.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from shoal.node.training.adamw import AdamW
+from shoal.node.training.cut_tensors import own_rows, own_rows_of, whole
+
+MOMENTUM = 0.95
+RMS = 0.2
+"""Of the entries of an update of AdamW, about, and so of one of a matrix here."""
+ITERATIONS = 5
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+"""Of the odd polynomial that brings singular values from anywhere above some 0.01 to between 0.7 and 1.2."""
+_SMALLEST_NORM = 1e-7
+
+
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
+    """`matrix`, (rows, columns), with all singular values near 1, in float32; zero stays zero."""
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if is_tall else matrix).float()
+    x = x / x.norm().clamp(min=_SMALLEST_NORM)
+    for _ in range(ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return x.T if is_tall else x
+
+
+def matrices(model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> tuple[bool, ...]:
+    """For each of `parameters` of `model` whether it is a matrix, as above."""
+    embeddings = [one.weight for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    shapes = {tuple(embedding.shape) for embedding in embeddings}
+    return tuple(parameter.dim() == 2 and tuple(parameter.shape) not in shapes for parameter in parameters)
+
+
+class Muon:
+    """A momentum of each matrix, and AdamW's moments of all other parameters, on the parameter's device."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        self._is_matrix = matrices(model, parameters)
+        chosen = list(zip(parameters, self._is_matrix, strict=True))
+        self._matrices = [parameter for parameter, is_matrix in chosen if is_matrix]
+        self._momenta = [torch.zeros_like(parameter) for parameter in self._matrices]
+        self._weight_decay = weight_decay
+        others = (parameter for parameter, is_matrix in chosen if not is_matrix)
+        self._others = AdamW(others, betas=betas, weight_decay=weight_decay)
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, as live tensors: writing to them changes it. names: of the parameters, in their order."""
+        chosen = list(zip(names, self._is_matrix, strict=True))
+        matrices = (name for name, is_matrix in chosen if is_matrix)
+        momenta = [(f"momentum.{name}", momentum) for name, momentum in zip(matrices, self._momenta, strict=True)]
+        return [*momenta, *self._others.state([name for name, is_matrix in chosen if not is_matrix])]
+
+    def move(self, device: torch.device) -> None:
+        """Take what it knows to where the parameters went."""
+        self._momenta = [momentum.to(device) for momentum in self._momenta]
+        self._others.move(device)
+
+    def decay(self, weight_decay: float) -> None:
+        """Decay by this from the next step on."""
+        self._weight_decay = weight_decay
+        self._others.decay(weight_decay)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self._matrices:
+            parameter.grad = None
+        self._others.zero_grad()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Move every parameter that has a gradient. A collective where matrices are cut."""
+        for parameter, momentum in zip(self._matrices, self._momenta, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            own_rows(momentum).mul_(MOMENTUM).add_(own_rows(gradient))
+            update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
+            rows = own_rows(parameter)
+            rows.mul_(1 - lr * self._weight_decay)
+            rows.add_(own_rows_of(update, parameter).to(rows.dtype), alpha=-lr * RMS * math.sqrt(max(parameter.shape)))
+        self._others.step(lr)
