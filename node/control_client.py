@@ -115,7 +115,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
-    alerts: what keeps this node from signing, and what helps, in a line each.
+    alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
     """

@@ -252,7 +252,7 @@ class Node:
         return node_record(self.parts, self.rounds, self.reaching, self.record_phase)
 
     def _status(self) -> Mapping[str, JsonValue]:
-        return status(self.parts, self.rounds, self.reaching, self.page, self.record_phase)
+        return status(self.parts, self.rounds, self.finding, self.reaching, self.page, self.record_phase)
 
     def _reduced(self, finals: Finals, seconds: float) -> None:
         self.rounds.engine.put(Reduced(finals, seconds))

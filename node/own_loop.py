@@ -27,6 +27,7 @@ import atexit
 import logging
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,10 +68,16 @@ WAIT_S = 1.0
 """A wait for orders looks up so often: at the daemon, and at Ctrl-C."""
 LIVENESS_PERIOD_S = 30.0
 """A daemon that orders nothing for so long is asked for a sign of life."""
+JOINING_PERIOD_S = 9.0
+"""The same while it joins: by then it knows that it finds nobody (`shoal.node.discovery.finding.ALONE_S`)."""
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
 
 logger = logging.getLogger("shoal.loop")
+
+
+class SwarmWarning(UserWarning):
+    """Line that a node has for its user while a training loop waits for it."""
 
 
 class Swarm:
@@ -287,6 +294,7 @@ class Swarm:
         Raises NetworkError if that is not before `ends_at`, in seconds of the monotonic clock.
         """
         quiet_since, silences = time.monotonic(), 0
+        period_s = LIVENESS_PERIOD_S if ends_at is None else JOINING_PERIOD_S
         while self._client is not None:
             client = self._client
             idle = self._paused or self._order is None
@@ -306,7 +314,7 @@ class Swarm:
                 return
             elif ends_at is not None and now > ends_at:
                 raise self._no_part()
-            elif now - quiet_since >= LIVENESS_PERIOD_S:
+            elif now - quiet_since >= period_s:
                 silences = 0 if self._hears() else silences + 1
                 quiet_since = time.monotonic()
                 if silences >= SILENCES_LIMIT:
@@ -344,9 +352,13 @@ class Swarm:
         except NetworkError as error:
             logger.warning("%s", error)
             return False
-        if status is not None:
-            logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
-        return status is not None
+        if status is None:
+            return False
+        logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
+        alerts = status.get("alerts")
+        for alert in alerts if isinstance(alerts, list) else ():
+            warnings.warn(str(alert), SwarmWarning, stacklevel=2)
+        return True
 
     def _go_on_alone(self, client: LoopClient) -> None:
         """Train locally from here on: the daemon is gone."""

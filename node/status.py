@@ -9,6 +9,7 @@ import msgspec
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
 from shoal.node.control_client import AmendStatus, BanStatus
 from shoal.node.dashboard.service import PageService
+from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.reporting.round_log import term_text
@@ -43,7 +44,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 
 
 def status(
-    parts: Parts, rounds: Rounds, reaching: Reaching, page: PageService | None, phase: Phase
+    parts: Parts, rounds: Rounds, finding: Finding, reaching: Reaching, page: PageService | None, phase: Phase
 ) -> dict[str, JsonValue]:
     """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
     standing, traffic = rounds.standing(), parts.host.traffic
@@ -64,7 +65,7 @@ def status(
         amendments=_amendments(standing.amendments),
         settings=amended_settings(parts.config.manifest, standing.amended),
         bans=_bans(parts.chain.banned),
-        alerts=parts.standstill.alerts,
+        alerts=[*parts.standstill.alerts, *finding.alerts],
         missing=missing,
         long_missing=parts.members.long_silent(missing),
         loss=parts.training_client.metric,

@@ -455,7 +455,10 @@ def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
     cause = error.__cause__ or error
     causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause,)
     refused = all(isinstance(one, ConnectionRefusedError) for one in causes)
-    return (NobodyListens if refused else NetworkError)(f"cannot connect to {address.host}:{address.port}: {error}")
+    if refused:
+        return NobodyListens(f"nobody listens at {address.host}:{address.port}")
+    reasons = dict.fromkeys(getattr(one, "strerror", None) or str(one) for one in causes)
+    return NetworkError(f"cannot connect to {address.host}:{address.port}: {', '.join(reasons)}")
 
 
 def make_host(network: Network, peer_limits: PeerLimits) -> BasicHost:

@@ -6,18 +6,21 @@
     multicast DNS                                        as long as the node runs
 
 Whoever is reached tells of all others it knows (`Welcome`, gossip), and `Members` dials those: one member that lives
-suffices to find everyone.
+suffices to find everyone. A user whose node is linked with nobody is told so after ALONE_S, and every ALONE_PERIOD_S.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import trio
 
+from shoal.node.discovery.alone import Alone
+from shoal.node.discovery.rendezvous import wants_table
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.store import write_atomically
@@ -25,6 +28,7 @@ from shoal.protocol.address import parse_any
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import SwarmSection
 from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
 from shoal.swarm.host import Host
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
@@ -46,6 +50,8 @@ BOOK_SETTLE_S = 1.0
 """After a change, until the book is written: links come in bunches."""
 BOOK_PERIOD_S = 60.0
 """Between two looks at where the linked peers are."""
+ALONE_S, ALONE_PERIOD_S = 7.0, 60.0
+"""Without any link, until the user is told; and between two times."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +63,11 @@ def peers_of(addresses: Iterable[str]) -> frozenset[PeerId]:
         with contextlib.suppress(ConfigError):
             found.add(parse_any(text).peer)
     return frozenset(found)
+
+
+def _key_alone(swarm: SwarmSection) -> frozenset[PeerId]:
+    """The authority, where it is no founder: mostly a key that nobody runs a node with."""
+    return frozenset((PeerId(swarm.authority),)).difference(swarm.founders)
 
 
 def read_book(path: Path) -> AddressBook:
@@ -96,6 +107,8 @@ class Finding:
         self._worked: dict[PeerId, str] = {}  # of the addresses that the user named
         self._changed = trio.Event()  # the book is not what is on disk
         self._alone = trio.Event()  # the last link was lost
+        self._alone_since: float | None = None
+        self._failed: dict[str, str] = {}  # by address that the user named
         self.book = read_book(self._path)
         self.book.first = members.admission.first
 
@@ -108,7 +121,9 @@ class Finding:
         first = self._members.admission.first()
         of_book = (text for known in self.book.best() if known.peer in first for text in known.addresses)
         self._members.expect_from((*named, *of_book))
+        self._alone_since = None if self._links.linked() else trio.current_time()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_alone)
             nursery.start_soon(self._keep_book)
             nursery.start_soon(self._seek_known)
             if self._config.mdns:
@@ -121,11 +136,41 @@ class Finding:
         if change.kind == "linked":
             self._refusals.pop(change.peer, None)
             self._note(change.peer)
+            self._alone_since = None
         elif change.kind == "lost" and not self._links.linked():
             self._alone.set()
+            self._alone_since = trio.current_time()
         elif change.kind == "revoked":
             self.book.forget(change.peer)
             self._changed.set()
+
+    # -- nobody is found -----------------------------------------------------------------------------------------
+
+    @property
+    def alerts(self) -> list[str]:
+        """A line for the user while this node has looked for others for ALONE_S, and is linked with nobody."""
+        wanted = self._members.admission.first() - {self._host.peer_id} - _key_alone(self._config.manifest.swarm)
+        seconds = 0.0 if self._alone_since is None else trio.current_time() - self._alone_since
+        if seconds < ALONE_S or not wanted or self._links.linked():
+            return []
+        alone = Alone(
+            seconds=seconds,
+            wanted=wanted,
+            tried=self._failed,
+            in_book=len(self.book.in_order()),
+            locally=self._config.mdns,
+            publicly=wants_table(self._config) or bool(self._config.hivemind),
+        )
+        return [alone.line]
+
+    async def _tell_alone(self) -> None:
+        told_at = -math.inf
+        while True:
+            await trio.sleep(ALONE_S)
+            now = trio.current_time()
+            if now - told_at >= ALONE_PERIOD_S and (alerts := self.alerts):
+                told_at = now
+                self._on_progress(Notice(text=alerts[0]))
 
     # -- the addresses that the user named ---------------------------------------------------------------------
 
@@ -154,7 +199,9 @@ class Finding:
                 await trio.sleep(full.next_s())
                 continue
             except NetworkError as error:
-                logger.info("cannot join through %s yet: %s", address, error)
+                news = self._failed.get(address) != str(error)
+                logger.log(logging.INFO if news else logging.DEBUG, "cannot join through %s yet: %s", address, error)
+                self._failed[address] = str(error)
                 if not isinstance(error, NobodyListens):
                     self._members.probe.shut_out([address])
             except ConfigError as error:
@@ -164,6 +211,7 @@ class Finding:
                 self._note_refusal(address, error)
                 return
             else:
+                self._failed.pop(address, None)
                 self._worked[peer] = address
                 self._note(peer)
                 return

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node import own_loop
 from shoal.node.loops import external_trainer
 from shoal.node.loops.external_trainer import Detached
-from shoal.node.own_loop import join
+from shoal.node.own_loop import SwarmWarning, join
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import (
@@ -27,7 +28,7 @@ from shoal.node.training.trainer_messages import (
     Trained,
 )
 from shoal.protocol.errors import ConfigError, NetworkError
-from tests.node.loop_ends import DaemonEnd, Ends, flat, joining
+from tests.node.loop_ends import DaemonEnd, Ends, StandIn, flat, joining
 
 RATE = np.float32(0.7)
 
@@ -370,6 +371,26 @@ def test_a_loop_that_joins_a_paused_node_waits_and_says_what_for(
         with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
             learn(model, optimizer, 0)
             swarm.step(tokens=1)
+
+
+def test_a_loop_that_joins_nobody_is_warned_of_it_in_the_daemons_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+    monkeypatch.setattr(own_loop, "JOINING_PERIOD_S", 0.1)
+    monkeypatch.setattr(own_loop, "WAIT_S", 0.02)
+    said = {"round": 1, "phase": "look", "alerts": ["linked with nobody for 7 s; looked for: her"]}
+    monkeypatch.setattr(StandIn, "status", lambda self: said)
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.expect(Detached)
+
+    with (
+        Ends(tmp_path, daemon),
+        pytest.warns(SwarmWarning, match="linked with nobody for 7 s"),
+        pytest.raises(NetworkError, match="is any member reachable"),
+    ):
+        joining(tmp_path, monkeypatch, model, optimizer, wait_s=0.5).__enter__()
 
 
 def test_a_daemon_that_is_gone_leaves_the_loop_training(

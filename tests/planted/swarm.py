@@ -133,4 +133,11 @@ SWARM: tuple[Bug, ...] = (
         "if len(self._resting) > RESTING_LIMIT:",
         "if len(self._resting) > 1000 * RESTING_LIMIT:",
     ),
+    bug(
+        "a node that finds nobody says it once and never again",
+        "tests/node/discovery/test_finding.py"
+        "::test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_is_there",
+        "if now - told_at >= ALONE_PERIOD_S and (alerts := self.alerts):",
+        "if told_at < 0 and (alerts := self.alerts):",
+    ),
 )

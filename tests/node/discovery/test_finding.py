@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -251,6 +252,54 @@ def test_node_whose_member_is_full_tells_its_user_once_and_comes_back_less_and_l
             assert newcomer.failure is None
             full.members.links.drop(guest.peer)
             await until(lambda: newcomer.linked() == {full.peer})
+
+    run(main)
+
+
+def test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding_module, "ALONE_S", 0.2)
+    monkeypatch.setattr(finding_module, "ALONE_PERIOD_S", 0.3)
+
+    async def main() -> None:
+        member = Node(1)
+        async with running(member) as nursery:
+            address = member.host.addresses[0]
+            member.kill()
+            newcomer = finder(tmp_path, 5)
+            newcomer.named = (address,)
+            await nursery.start(newcomer.run)
+            await until(lambda: len(newcomer.told) >= 2)
+            for told in newcomer.told:
+                assert isinstance(told, Notice)
+                assert told.text.startswith("linked with nobody for ")
+                assert "Tried nobody listens at 127.0.0.1:" in told.text
+            assert newcomer.finding.alerts
+            other = Node(2)
+            await nursery.start(other.run)
+            await newcomer.join(other)
+            await until(lambda: newcomer.linked() == {other.peer})
+            assert newcomer.finding.alerts == []
+
+    run(main)
+
+
+def test_only_founder_of_a_swarm_looks_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding_module, "ALONE_S", 0.1)
+
+    async def main() -> None:
+        founder = finder(tmp_path, 1)
+        founder.manifest = msgspec.structs.replace(
+            MANIFEST,
+            swarm=msgspec.structs.replace(MANIFEST.swarm, founders=[founder.peer], authority=identity(98).peer_id),
+        )
+        founder.__post_init__()
+        async with running(founder):
+            with trio.move_on_after(0.5):  # five times as long as somebody else would wait
+                await until(lambda: founder.told or founder.finding.alerts)
+            assert founder.finding.alerts == []
+            assert founder.told == []
 
     run(main)
 

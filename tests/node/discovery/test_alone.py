@@ -1,0 +1,47 @@
+"""What a node says while it is linked with nobody: who is looked for, what was tried, what helps; in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.node.discovery.alone import REASON_LIMIT_CHARS, Alone
+from tests.swarm.test_members import identity
+
+PEERS = [identity(n).peer_id for n in range(5)]
+HELP = (
+    "Start one of them, or see that its port is open (`shoal doctor` there), or give this node the address of one that "
+    "runs, with --join or a fresh `shoal link`"
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tried", "in_book", "locally", "publicly", "said"),
+    [
+        (1, {}, 0, False, False, "{0}. No address is given. "),
+        (1, {}, 0, True, False, "{0}. No address is given and the local network is searched. "),
+        (2, {"a": "nobody listens at h:1"}, 1, False, False, "{0}, {1}. Tried nobody listens at h:1; nor does the one"),
+        (
+            5,
+            {"a": "x", "b": "y", "c": "z"},
+            3,
+            True,
+            True,
+            "{0}, {1} and 3 others. Tried x, y and 1 addresses; of the 3 in the address book none answers and "
+            "the local network and the public meeting points are searched. ",
+        ),
+    ],
+)
+def test_line_names_whom_what_and_what_helps(
+    wanted: int, tried: dict[str, str], in_book: int, locally: bool, publicly: bool, said: str
+) -> None:
+    peers = sorted(PEERS[:wanted])
+    line = Alone(seconds=7.4, wanted=peers, tried=tried, in_book=in_book, locally=locally, publicly=publicly).line
+    assert line.startswith("linked with nobody for 7 s; looked for: " + said.format(*peers))
+    assert line.endswith(HELP)
+    assert "\n" not in line
+
+
+def test_long_reason_is_cut() -> None:
+    line = Alone(seconds=7, wanted=PEERS[:1], tried={"a": "r" * 500}, in_book=0, locally=False, publicly=False).line
+    assert "r" * (REASON_LIMIT_CHARS - 1) + "…" in line
+    assert "r" * REASON_LIMIT_CHARS not in line
