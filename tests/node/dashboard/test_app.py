@@ -13,11 +13,12 @@ from starlette.types import ASGIApp, Message
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.app import page_files
+from shoal.node.dashboard.facts import Facts
 from shoal.node.dashboard.guard import COOKIE
 from shoal.node.dashboard.peers import PAGE_LIMIT
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.dashboard.token import TOKEN_NAME, link_of, load_token
-from tests.node.dashboard.lab import HOST, NOW, ask, scope_of, site_of
+from tests.node.dashboard.lab import HOST, NOW, Clock, ask, scope_of, site_of
 
 TOKEN = "an-unguessable-token-of-a-test"
 TRANSFER_LIMIT_BYTES = 300_000
@@ -88,6 +89,34 @@ async def test_one_peer_is_told_with_its_record_and_what_happened_to_it(app: ASG
     assert [known["kind"] for known in found["happenings"]][-2:] == ["lost", "died"]
     for unknown in ("12D3KooWnobody", "..%2f..%2fnode.key"):
         assert (await ask(app, f"/api/peers/{unknown}")).status == 404
+
+
+async def test_no_peer_is_read_while_nobody_looks() -> None:
+    """A node at rest counts its bytes; what a swarm of a thousand costs, it costs who looks at it."""
+    looks = 0
+
+    class Counting(SyntheticSwarm):
+        def look(self) -> Facts:
+            nonlocal looks
+            looks += 1
+            return super().look()
+
+    swarm, clock = Counting(peers=3, now=NOW, rounds=3), Clock()
+    site = site_of(swarm, clock)
+    for _ in range(60):
+        clock.now += 1.0
+        swarm.advance(swarm.now + 1.0)
+        site.tick()
+    assert looks == 0
+    assert len(site.model.bandwidth) == 11
+    for _ in range(3):
+        assert len(site.snapshot()["peers"]) == 4
+    assert looks == 1, "answers within a second are of one look"
+    with site.feed.joined(snapshot=b"", compress=False):
+        for _ in range(8):
+            clock.now += 0.25
+            site.tick()
+    assert looks == 3
 
 
 async def test_who_may_not_look_learns_of_no_peer(closed: ASGIApp) -> None:

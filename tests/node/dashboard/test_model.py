@@ -9,7 +9,7 @@ import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
 from shoal.node.dashboard.model import BANDWIDTH_POINTS, NAMED_LIMIT, Model
-from shoal.node.dashboard.peers import CHANGE_LIMIT, LIVE_LIMIT
+from shoal.node.dashboard.peers import CHANGE_LIMIT, LIVE_LIMIT, Peers
 from shoal.node.dashboard.rounds import (
     ALIKE_LIMIT,
     CERTIFICATE_LIMIT,
@@ -121,6 +121,31 @@ def test_deltas_of_a_crowd_are_small_and_lead_to_what_is_true_in_the_end() -> No
         peer: {key: value for key, value in fields.items() if key not in numbers}
         for peer, fields in plain(now.snapshot())["peers"].items()
     }
+
+
+def test_every_peer_has_its_turn_and_a_change_of_state_comes_first() -> None:
+    swarm = SyntheticSwarm(peers=LIVE_LIMIT - 1, now=NOW, rounds=2)
+    peers = Peers()
+    facts = swarm.look()
+    peers.see(facts.peers, NOW, in_turn=False)
+    assert len(peers.changed()) == LIVE_LIMIT
+    seen: set[str] = set()
+    for look in range(1, LIVE_LIMIT // CHANGE_LIMIT + 1):
+        rows = [msgspec.structs.replace(peer, round=100 + look) for peer in facts.peers]
+        peers.see(rows, NOW + look, in_turn=True)
+        told = set(peers.changed())
+        assert len(told) == CHANGE_LIMIT
+        assert not told & seen
+        seen |= told
+    assert len(seen) == LIVE_LIMIT
+    some = sorted(peer.peer for peer in rows if peer.member and peer.reach == "direct")[-CHANGE_LIMIT + 3 :]
+    rows = [
+        msgspec.structs.replace(peer, round=300, reach="suspect" if peer.peer in some else peer.reach) for peer in rows
+    ]
+    peers.see(rows, NOW + 99, in_turn=True)
+    news = peers.changed()
+    assert len(news) == CHANGE_LIMIT
+    assert {peer for peer, fields in news.items() if fields and fields.get("state") == "silent"} == set(some)
 
 
 def test_the_summary_counts_also_those_that_are_not_told_of_one_by_one() -> None:
