@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
 from shoal.cli.text import count, in_one_line, number, quantity, who_contributed
-from shoal.node.control_client import Status
+from shoal.node.control_client import MemberStatus, Status
 from shoal.node.outcome import (
     Notice,
     Outcome,
@@ -27,11 +27,17 @@ from shoal.node.outcome import (
     StateFetched,
     TrainerTraceback,
 )
+from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 TRACEBACK_LIMIT_LINES = 200
+SHOWN_LIMIT = 24
+"""Lines of one kind in a status, members among them."""
+TROUBLE = ("gone", "silent")
+"""How a member is reached that a user should know of."""
+ALL_PEERS = "`shoal status --peers` lists all that this node knows"
 
 log = logging.getLogger("shoal.progress")
 
@@ -143,15 +149,42 @@ def shared_line(event: RoundShared) -> str:
 
 
 def print_status(status: Status) -> None:
-    """A node's status on stdout: a table of the members on a terminal, plain lines into a file."""
+    """A node's status on stdout: a table of the members on a terminal, plain lines into a file.
+
+    However large the swarm, it is some dozens of lines.
+    """
     for line in status_lines(status):
         print(line)
-    rows = member_rows(status)
+    shown, more = notable_members(status)
+    rows = member_rows(shown)
     if sys.stdout.isatty():
         print_table(("member", "phase", "tokens/s"), rows)
     else:
         for peer, phase, speed in rows:
             print(f"member     {peer} {phase} {speed} tokens/s")
+    if more:
+        print(f"member     and {more:,} more; {ALL_PEERS}")
+
+
+def print_peers(peers: Sequence[PeerFacts]) -> None:
+    """All peers that a node knows on stdout, one a line, its fields apart by blanks: for people, grep and sort."""
+    for known in peers:
+        role = "member" if known.member else "no member"
+        facts = [
+            *(known.peer, known.state, role, known.reach, f"round {known.round}", f"{known.speed:.1f} tokens/s"),
+            *(known.software, known.address),
+        ]
+        print(in_one_line("  ".join(facts)))
+
+
+def notable_members(status: Status) -> tuple[list[MemberStatus], int]:
+    """The members to show, and how many more there are: all of a few, else those that are missing or silent first."""
+    if len(status.members) <= SHOWN_LIMIT:
+        return status.members, 0
+    own = [member for member in status.members if member.reach == "self"]
+    troubled = [member for member in status.members if member.reach in TROUBLE]
+    others = [member for member in status.members if member.reach not in (*TROUBLE, "self")]
+    return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT
 
 
 def status_lines(status: Status) -> list[str]:
@@ -169,17 +202,66 @@ def status_lines(status: Status) -> list[str]:
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
-    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
+    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status) + peer_lines(status)
     return lines + settings_lines(status) + ban_lines(status) + rollback_lines(status) + missing_lines(status)
+
+
+def peer_lines(status: Status) -> list[str]:
+    """Sum up all peers that the node knows, members or not; nothing of a node that does not say."""
+    known = status.peers
+    if known is None:
+        return []
+    lines = [f"peers      {peer_counts(known)}"]
+    if len(known.software) > 1:
+        versions = [f"{in_one_line(name)}: {number:,}" for name, number in known.software.items()]
+        lines.append(f"software   {', '.join(versions)}")
+    if known.known > SHOWN_LIMIT:
+        lines += [f"{name:<10} {text}" for name, text in _speed_texts(known)]
+        if known.most_behind:
+            lines.append(f"behind     {_named(known.most_behind, 'rounds')}")
+    return lines
+
+
+def peer_counts(known: PeerSummary) -> str:
+    """`1,001 known, 971 alive: 898 training, 31 joining; 32 of them follow, 23 are behind`."""
+    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items())
+    ways = [(known.following, "follow" if known.following != 1 else "follows"), (known.behind, "behind")]
+    more = ", ".join(f"{number:,} {what}" for number, what in ways if number)
+    return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
+
+
+def _speed_texts(known: PeerSummary) -> list[tuple[str, str]]:
+    if known.speeds is None:
+        return []
+    low, middle, high = (quantity(speed, "tokens/s") for speed in known.speeds)
+    return [
+        ("together", f"{quantity(known.tokens_per_s, 'tokens/s')}, as they say"),
+        ("a node", f"{middle} in the middle; one in ten below {low}, one in ten above {high}"),
+        ("slowest", _named(known.slowest, "tokens/s")),
+    ]
+
+
+def _named(outliers: Sequence[Outlier], unit: str) -> str:
+    return ", ".join(f"{in_one_line(known.peer)} ({known.value:.0f} {unit})" for known in outliers)
 
 
 def ban_lines(status: Status) -> list[str]:
     """List the banned peers, since when and for how long."""
-    return [
-        f"banned     {in_one_line(ban.peer_id)} by round {ban.round}, "
-        + ("for ever" if ban.until is None else f"until round {ban.until}")
-        for ban in status.bans
-    ]
+    return _few(
+        [
+            f"banned     {in_one_line(ban.peer_id)} by round {ban.round}, "
+            + ("for ever" if ban.until is None else f"until round {ban.until}")
+            for ban in status.bans
+        ]
+    )
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    """The first lines of a kind, and how many more there are."""
+    more = len(lines) - SHOWN_LIMIT
+    if more <= 0:
+        return list(lines)
+    return [*lines[:SHOWN_LIMIT], f"{lines[0][:10]} and {more:,} more; `shoal status --json` has them all"]
 
 
 def _speed(status: Status) -> str:
@@ -236,7 +318,7 @@ def missing_lines(status: Status) -> list[str]:
         wait = "may wait" if 2 * here == len(electorate) else "wait"  # of two halves, one has the casting vote
         effect = f"rounds {wait} for a majority, {here} of {all_members} here; this node trains on alone meanwhile"
     who = "this node" if len(status.missing) == 1 else "these nodes"
-    lines = [f"missing    {in_one_line(peer)}" for peer in status.missing]
+    lines = _few([f"missing    {in_one_line(peer)}" for peer in status.missing])
     remedy = f"start {who} again, `shoal run` with the same --data-dir"
     if 2 * here <= len(electorate) and status.long_missing:
         gone = " ".join(in_one_line(peer) for peer in status.long_missing)
@@ -244,11 +326,10 @@ def missing_lines(status: Status) -> list[str]:
     return [*lines, f"help       {effect}; {remedy}"]
 
 
-def member_rows(status: Status) -> list[tuple[str, str, str]]:
-    """PeerId, phase and tokens/s of every member, safe to print."""
+def member_rows(members: Sequence[MemberStatus]) -> list[tuple[str, str, str]]:
+    """PeerId, phase and tokens/s of members, safe to print."""
     return [
-        (in_one_line(member.peer_id), in_one_line(member.phase), number(member.tokens_per_s, 1))
-        for member in status.members
+        (in_one_line(member.peer_id), in_one_line(member.phase), number(member.tokens_per_s, 1)) for member in members
     ]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, TypeVar
+
 import msgspec
 import typer
 
 from shoal.cli.options import AsJson
-from shoal.cli.render import print_status
-from shoal.node.control_client import Status, request
+from shoal.cli.render import print_peers, print_status
+from shoal.node.control_client import PeerList, Status, request
+from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import NetworkError
 
@@ -15,23 +19,34 @@ STATUS_DEADLINE_S = 10.0
 ORDER_DEADLINE_S = 35.0
 
 
-def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+Answer = TypeVar("Answer", Status, PeerList)
+Peers = Annotated[bool, Option("--peers", help="List all peers that the node knows, one a line.")]
+
+
+def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False, peers: Peers = False) -> None:
     """Show what the node that runs here knows: its phase, round, members, and addresses to give to others.
 
-    Members that are missing are named, with what that means and what helps. `shoal watch` shows the same live, --json
-    prints it for programs. Ends with exit code 1 where no node runs on --data-dir.
+    All peers are summed up, the members listed, those in trouble first where they are many; missing ones are named,
+    with what that means and what helps. `--peers` lists every peer: `shoal status --peers | grep silent`. `shoal watch`
+    shows the same live, --json prints it for programs. Ends with exit code 1 where no node runs on --data-dir.
     """
-    reply = request(data_dir, "status", deadline_s=STATUS_DEADLINE_S)
+    known = _asked(data_dir, "peers", PeerList) if peers else _asked(data_dir, "status", Status)
+    if as_json:
+        typer.echo(msgspec.json.encode(known))
+    elif isinstance(known, PeerList):
+        print_peers(known.peers)
+    else:
+        print_status(known)
+
+
+def _asked(data_dir: Path, op: str, kind: type[Answer]) -> Answer:
+    reply = request(data_dir, op, deadline_s=STATUS_DEADLINE_S)
     try:
-        known = msgspec.convert(reply, Status)
+        return msgspec.convert(reply, kind)
     except msgspec.ValidationError as error:
         raise NetworkError(
             f"the node on {data_dir} is of another version than this command ({error}); restart it"
         ) from None
-    if as_json:
-        typer.echo(msgspec.json.encode(known))
-    else:
-        print_status(known)
 
 
 def leave(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:

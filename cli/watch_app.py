@@ -81,6 +81,7 @@ class WatchApp(App[None]):
                 yield Static("", id="phases")
                 yield ProgressBar(total=100, show_eta=False, id="round")
             yield Static("", id="bytes", classes="quiet")
+            yield Static("", id="peers", classes="quiet")
         with TabbedContent(initial="members"):
             with TabPane("1 Members", id="members"):
                 yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
@@ -128,6 +129,7 @@ class WatchApp(App[None]):
         self.query_one("#phases", Static).update(Text(picture.phase_line))
         self.query_one("#round", ProgressBar).update(progress=100 * picture.round_share if here else 0)
         self.query_one("#bytes", Static).update(Text(picture.bytes_line))
+        self.query_one("#peers", Static).update(Text(picture.peer_line))
         self._show_members(picture)
         self._show_loss(picture)
         if picture.faults != self._faults:

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.render import missing_lines
+from shoal.cli.render import missing_lines, notable_members, peer_counts
 from shoal.cli.text import in_one_line, number, quantity
-from shoal.node.control_client import Status, request
+from shoal.node.control_client import MemberStatus, Status, request
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
@@ -65,6 +65,7 @@ class Picture:
     status: Status | None
     trouble: str = ""
     members: tuple[MemberRow, ...] = ()
+    members_left_out: int = 0
     losses: tuple[float, ...] = ()
     metric: str = ""
     faults: tuple[str, ...] = ()
@@ -92,6 +93,15 @@ class Picture:
         if phase not in PHASES:
             return in_one_line(phase) or "–"
         return " → ".join(f"[{name}]" if name == phase else name for name in PHASES)
+
+    @property
+    def peer_line(self) -> str:
+        """All peers in one line; of members too many to be listed, where the others are."""
+        known = None if self.status is None else self.status.peers
+        if known is None:
+            return ""
+        more = f" · {self.members_left_out:,} more members: `shoal status --peers`" if self.members_left_out else ""
+        return f"{peer_counts(known)}{more}"
 
     @property
     def round_share(self) -> float:
@@ -163,10 +173,12 @@ class Watcher:
         except msgspec.ValidationError:
             trouble = f"the node on {self.data_dir} is of another version than this command; restart it"
         sent_per_s, received_per_s = self._rates(status)
+        shown, left_out = ([], 0) if status is None else notable_members(status)
         return Picture(
             status=status,
             trouble=trouble,
-            members=() if status is None else tuple(self._rows(status)),
+            members=tuple(map(_row, shown)),
+            members_left_out=left_out,
             losses=tuple(self._losses),
             metric=self._metric,
             faults=tuple(self._faults),
@@ -209,16 +221,14 @@ class Watcher:
         seconds = now[0] - before[0]
         return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
 
-    def _rows(self, status: Status) -> list[MemberRow]:
-        return [
-            MemberRow(
-                peer=in_one_line(member.peer_id),
-                phase=in_one_line(member.phase),
-                speed=number(member.tokens_per_s, 1),
-                reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
-            )
-            for member in status.members
-        ]
+
+def _row(member: MemberStatus) -> MemberRow:
+    return MemberRow(
+        peer=in_one_line(member.peer_id),
+        phase=in_one_line(member.phase),
+        speed=number(member.tokens_per_s, 1),
+        reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
+    )
 
 
 def _whose(peer: str, status: Status) -> str:

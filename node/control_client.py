@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from shoal.node.peer_facts import PeerFacts, PeerSummary
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 
 SOCKET_NAME = "control.sock"
@@ -115,7 +116,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
-    alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each.
+    alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
+    that it knows; None from a node that does not say.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
     """
@@ -131,6 +133,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     abstains: str | None = None
     members: list[MemberStatus]
+    peers: PeerSummary | None = None
     missing: list[str]
     long_missing: list[str] = []
     rollbacks: list[RollbackStatus] = []
@@ -146,6 +149,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: RolloutStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None
+
+
+class PeerList(msgspec.Struct, frozen=True, kw_only=True):
+    """All peers that a running node knows, members first, itself among them: the reply to the op `peers`."""
+
+    peers: list[PeerFacts]
 
 
 def socket_path(data_dir: Path) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.options import Hold
 from shoal.node.parts import Parts
+from shoal.node.peer_facts import PeerFacts
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds
@@ -17,11 +20,20 @@ from shoal.protocol.inputs import Amend, GoBack, GoOnWithout, Wanted, Withdraw
 from shoal.protocol.messages import Target
 
 
-def handlers(parts: Parts, user: UserOrders, status: Callable[[], Mapping[str, JsonValue]]) -> Mapping[str, Handler]:
-    """The ops without arguments. status: what `shoal status` shows."""
+def handlers(
+    parts: Parts,
+    user: UserOrders,
+    *,
+    status: Callable[[], Mapping[str, JsonValue]],
+    peers: Callable[[], Sequence[PeerFacts]],
+) -> Mapping[str, Handler]:
+    """The ops without arguments. status: what `shoal status` shows; peers: what it shows with `--peers`."""
 
     async def show() -> Mapping[str, JsonValue]:
         return status()
+
+    async def list_peers() -> Mapping[str, JsonValue]:
+        return {"peers": msgspec.to_builtins(peers())}
 
     async def leave() -> Mapping[str, JsonValue]:
         user.leave()
@@ -39,7 +51,7 @@ def handlers(parts: Parts, user: UserOrders, status: Callable[[], Mapping[str, J
         parts.holds.release()
         return {}
 
-    ops: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
+    ops: dict[str, Handler] = {"status": show, "peers": list_peers, "leave": leave, "pause": pause, "resume": resume}
     ops.update(link_handlers(parts))
     return {**ops, "release": release} if parts.config.test_mode else ops
 

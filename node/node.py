@@ -40,6 +40,8 @@ from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.parts import Parts
+from shoal.node.peer_facts import PeerFacts
+from shoal.node.peers import peer_rows
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
@@ -254,6 +256,9 @@ class Node:
     def _status(self) -> Mapping[str, JsonValue]:
         return status(self.parts, self.rounds, self.finding, self.reaching, self.page, self.record_phase)
 
+    def _peers(self) -> Sequence[PeerFacts]:
+        return peer_rows(self.parts, self.rounds, self.record_phase)
+
     def _reduced(self, finals: Finals, seconds: float) -> None:
         self.rounds.engine.put(Reduced(finals, seconds))
 
@@ -288,7 +293,8 @@ class Node:
             await nursery.start(parts.lanes.run)
             nursery.start_soon(self.lane_requests.run)
             await nursery.start(self.members.run)
-            ops = handlers(parts, self.user, self._status), orders(parts, self.rounds)
+            shown = handlers(parts, self.user, status=self._status, peers=self._peers)
+            ops = shown, orders(parts, self.rounds)
             await nursery.start(ControlServer(parts.store.folder, *ops).run)
             parts.events.write(
                 events.Listening(

@@ -12,6 +12,8 @@ from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
 from shoal.node.parts import SOFTWARE, Parts
+from shoal.node.peer_facts import PeerFacts, Reach, summary_of
+from shoal.node.peers import UNKNOWN_PHASE, peer_rows
 from shoal.node.reporting.round_log import term_text
 from shoal.node.strategies.rounds import Rounds
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
@@ -19,7 +21,10 @@ from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
 from shoal.protocol.records import NodeRecord, Phase
-from shoal.swarm.members import Change
+from shoal.swarm.members import IDLE_PHASES, Change
+
+REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
+"""How a member is reached, in the words of the status; in no other way it is gone."""
 
 
 def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) -> NodeRecord:
@@ -48,6 +53,8 @@ def status(
 ) -> dict[str, JsonValue]:
     """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
     standing, traffic = rounds.standing(), parts.host.traffic
+    peers = peer_rows(parts, rounds, phase)
+    rows = {row.peer: row for row in peers}
     missing = [str(peer) for peer in standing.missing]
     document = Status(
         peer_id=parts.identity.peer_id,
@@ -60,7 +67,8 @@ def status(
         round=standing.round,
         digest=standing.digest,
         abstains=standing.abstains,
-        members=[_member(parts, peer, phase) for peer in standing.members],
+        members=[_member(rows[peer]) for peer in standing.members],
+        peers=summary_of(peers),
         rollbacks=_rollbacks(standing.rollbacks),
         amendments=_amendments(standing.amendments),
         settings=amended_settings(parts.config.manifest, standing.amended),
@@ -117,15 +125,9 @@ def _bans(banned: Mapping[PeerId, Sentence]) -> list[BanStatus]:
     ]
 
 
-def _member(parts: Parts, peer: PeerId, phase: Phase) -> MemberStatus:
-    if peer == parts.identity.peer_id:
-        speed = None if phase == "paused" else parts.training_client.tokens_per_s
-        return MemberStatus(peer_id=peer, phase=phase, tokens_per_s=speed, reach="self")
-    record = parts.members.record_of(peer)
-    gone = peer not in parts.members.alive()
-    if record is None or gone:
-        return MemberStatus(peer_id=peer, phase="missing", tokens_per_s=None, reach="gone")
-    silent, linked = peer in parts.members.suspected(), peer in parts.members.links.linked()
-    reach = "silent" if silent else "direct" if linked else "through others"
-    speed = None if record.phase in ("paused", "leaving") else record.tokens_per_s
-    return MemberStatus(peer_id=peer, phase=record.phase, tokens_per_s=speed, reach=reach)
+def _member(row: PeerFacts) -> MemberStatus:
+    reach = REACHES.get(row.reach)
+    if reach is None or row.phase == UNKNOWN_PHASE:
+        return MemberStatus(peer_id=row.peer, phase="missing", tokens_per_s=None, reach="gone")
+    speed = None if row.phase in IDLE_PHASES else row.tokens_per_s
+    return MemberStatus(peer_id=row.peer, phase=row.phase, tokens_per_s=speed, reach=reach)

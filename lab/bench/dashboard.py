@@ -3,6 +3,9 @@
 It is served as the daemon serves it, for a made-up swarm, and opened in a real browser.
 The server is a process of its own; its processor time while a browser looks, less that while nobody does, is the cost
 of a viewer. Making the swarm up happens in the same process and is in both. Needs selenium and Chromium.
+
+What grows with the swarm is measured apart, without a browser: what one look at all peers costs, and comes to, for a
+viewer and for a scrape, as a made-up minute passes.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import statistics
 import tempfile
 import time
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,9 +34,12 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target
+from shoal.node.dashboard.feed import server_event
+from shoal.node.dashboard.model import Model
 from shoal.node.dashboard.service import PageService
 from shoal.node.option import Option, Within
 from shoal.node.options import PageAddress
+from shoal.node.reporting.metrics import Metrics
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
@@ -42,6 +49,14 @@ SCRAPES = 20
 STEP_S = 0.5
 FIRST_PAINT = Target(name="first paint", unit="ms", most=1800)
 """Limit that https://web.dev/articles/fcp calls good."""
+MINUTE_S = 60
+LOOK = Target(name="a look at all peers", unit="ms", most=10.0)
+"""Of processor time, with the delta that it leads to: 1 % of a core while somebody watches."""
+DELTA = Target(name="the largest delta", unit="B", most=16_384)
+FEED = Target(name="deltas a second, compressed", unit="B", most=2_048)
+SNAPSHOT = Target(name="a snapshot, compressed", unit="B", most=32_768)
+SCRAPE = Target(name="a scrape", unit="B", most=32_768)
+SERIES = Target(name="series of a scrape", most=400)
 CHROMIUM_OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -58,13 +73,40 @@ CHROMIUM_OPTIONS = (
 class PageBench(Spec):
     """Options of `shoal bench dashboard`."""
 
-    peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 500))] = 200
+    peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 4000))] = 200
     seconds: Annotated[
         float, Option("--seconds", help="How long each of three measurements takes.", check=Within(1, 600))
     ] = 10.0
     seed: Annotated[int, Option("--seed", help="Of the made-up swarm.")] = 1
     serve: Annotated[bool, Option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
     rollouts: Annotated[bool, Option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
+
+
+class LookCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of looking at all peers once a second, over a made-up minute with a death in twenty in its middle.
+
+    look_ms: processor time of one look and its delta, the median. delta_bytes: of the largest; feed_bytes_per_s and
+    snapshot_bytes are compressed. scrape_bytes, series: of the last scrape.
+    """
+
+    look_ms: float
+    delta_bytes: int
+    feed_bytes_per_s: float
+    snapshot_bytes: int
+    scrape_bytes: int
+    series: int
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Measured values, each with its target."""
+        return (
+            LOOK.row(self.look_ms),
+            DELTA.row(self.delta_bytes),
+            FEED.row(self.feed_bytes_per_s),
+            SNAPSHOT.row(self.snapshot_bytes),
+            SCRAPE.row(self.scrape_bytes),
+            SERIES.row(self.series),
+        )
 
 
 class PageCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +126,12 @@ class PageCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float
     idle_cpu_share: float
     metrics_ms: float
+    looking: LookCost
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Measured value, with its target."""
-        return (FIRST_PAINT.row(self.first_paint_ms),)
+        """Measured values, each with its target."""
+        return (FIRST_PAINT.row(self.first_paint_ms), *self.looking.rows)
 
 
 def run(bench: PageBench, tell: ShowNow) -> PageCost:
@@ -96,7 +139,7 @@ def run(bench: PageBench, tell: ShowNow) -> PageCost:
     if bench.serve:
         trio.run(serve, bench)
         raise typer.Exit
-    seconds = bench.seconds
+    seconds, looking = bench.seconds, measure_looks(bench.peers, seed=bench.seed)
     with _served(bench) as (url, process):
         idle_share = _cpu_share(process, seconds)
         metrics_ms = _scrape_ms(url)
@@ -119,7 +162,57 @@ def run(bench: PageBench, tell: ShowNow) -> PageCost:
         cpu_share=round(share, 4),
         idle_cpu_share=round(idle_share, 4),
         metrics_ms=round(metrics_ms, 2),
+        looking=looking,
     )
+
+
+# -- what grows with the swarm --------------------------------------------------------------------------------------
+
+
+def measure_looks(peers: int, *, seed: int = 1) -> LookCost:
+    """Go through a minute of a made-up swarm, look by look, as the page does for a viewer."""
+    began = time.time()
+    swarm = SyntheticSwarm(peers=peers, now=began, seed=seed)
+    model, metrics = Model(), Metrics()
+
+    def look(now: float) -> bytes:
+        facts = swarm.look()  # is not the page's
+        before = time.process_time()
+        while swarm.waiting:
+            event = swarm.waiting.popleft()
+            metrics.hear(event)
+            model.hear(event)
+        model.see(facts, now, now, in_turn=now > began)
+        delta = server_event("delta", model.delta())
+        spent_ms.append(1000 * (time.process_time() - before))
+        return delta
+
+    spent_ms: list[float] = []
+    look(began)
+    squeeze = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    snapshot = len(_squeezed(squeeze, server_event("snapshot", model.snapshot())))
+    sizes, wire = [], 0
+    for second in range(1, MINUTE_S + 1):
+        if second == MINUTE_S // 2:
+            swarm.kill(peers // 20)
+        swarm.advance(began + second)
+        delta = look(began + second)
+        sizes.append(len(delta))
+        wire += len(_squeezed(squeeze, delta))
+    scrape, _ = metrics.render(swarm.look())
+    return LookCost(
+        look_ms=round(statistics.median(spent_ms), 3),
+        delta_bytes=max(sizes),
+        feed_bytes_per_s=round(wire / MINUTE_S, 1),
+        snapshot_bytes=snapshot,
+        scrape_bytes=len(scrape),
+        series=sum(not line.startswith(b"#") for line in scrape.splitlines()),
+    )
+
+
+def _squeezed(squeeze: Any, message: bytes) -> bytes:
+    found: bytes = squeeze.compress(message) + squeeze.flush(zlib.Z_SYNC_FLUSH)
+    return found
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
@@ -236,7 +329,12 @@ def _shown_ms(driver: Any) -> float:
 
 def to_lines(found: PageCost) -> list[str]:
     """Format the result, a number a line."""
-    return [f"{name:<18} {value:,}" for name, value in msgspec.structs.asdict(found).items()]
+    served = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "looking"}
+    lines = [f"{name:<18} {value:,}" for name, value in served.items()]
+    return [
+        *lines,
+        *(f"{row.name:<28} {row.measured.median:,g} {row.unit}" for row in found.looking.rows if row.measured),
+    ]
 
 
 CASE: Final = Case(spec=PageBench, run=run, lines=to_lines)

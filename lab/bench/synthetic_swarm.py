@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 import msgspec
 from blake3 import blake3
 
-from shoal.node.dashboard.facts import BanFacts, Facts, GroupFacts, GroupText, NodeFacts, PeerFacts, RolloutFacts
+from shoal.node.dashboard.facts import (
+    BanFacts,
+    Facts,
+    GroupFacts,
+    GroupText,
+    NodeFacts,
+    PeerRecord,
+    RolloutFacts,
+    Traffic,
+)
+from shoal.node.peer_facts import PeerFacts
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
 from shoal.protocol.identity import Identity
@@ -94,7 +104,7 @@ class SyntheticSwarm:
                 member=place % 31 != 11,
                 round=0,
                 tokens_per_s=0.0,
-                software="shoal 0.1.0",
+                software="shoal 0.0.9" if place % 41 == 13 else "shoal 0.1.0",
                 address=f"/ip4/192.0.2.{place % 250 + 1}/tcp/4001",
             ),
             speed,
@@ -248,10 +258,7 @@ class SyntheticSwarm:
                 train_loss=self._train_loss,
                 tokens_per_s=peers[0].tokens_per_s,
                 blocked_fraction=0.042 if certified else None,
-                lanes_sent=int(self._sent),
-                lanes_received=int(self._sent * 0.97),
-                control_sent=int(self._sent / 50),
-                control_received=int(self._sent / 48),
+                traffic=self.traffic(),
                 addresses=("/ip4/192.0.2.1/tcp/4001",),
                 device="cuda",
                 uptime_s=max(0.0, self.now - self._began),
@@ -263,6 +270,31 @@ class SyntheticSwarm:
             ),
         )
 
+    def traffic(self) -> Traffic:
+        """See `Source`."""
+        return Traffic(
+            lanes_sent=int(self._sent),
+            lanes_received=int(self._sent * 0.97),
+            control_sent=int(self._sent / 50),
+            control_received=int(self._sent / 48),
+        )
+
+    def record(self, peer: str) -> PeerRecord | None:
+        """See `Source`."""
+        known = self._peers.get(peer)
+        if known is None:
+            return None
+        return PeerRecord(
+            term="0.0",
+            incarnation=1,
+            boot=3,
+            upload_bytes_per_s=0.0,
+            download_bytes_per_s=12e6,
+            capabilities=("relay",),
+            control_addresses=(known.facts.address,),
+            lane_addresses=("/ip4/192.0.2.1/tcp/4002",),
+        )
+
     def _facts(self, place: int, known: _Peer) -> PeerFacts:
         noise = 1 + 0.03 * math.sin(self.now / 3 + place)
         sent = self._dead.get(known.facts.peer, self._sent)
@@ -271,7 +303,7 @@ class SyntheticSwarm:
         return msgspec.structs.replace(
             known.facts,
             reach="gone" if dead else known.facts.reach,
-            round=max(0, self._round - 1),
+            round=max(0, self._round - 1 - (4 if place % 37 == 9 else 0)),
             tokens_per_s=0.0 if dead or not self._round else known.speed * noise,
             sent=0 if place == 0 else int(share),
             received=0 if place == 0 else int(share * 0.95),

@@ -3,6 +3,8 @@
     /                     the page, and /static/… what it is made of
     /api/snapshot         everything that the page shows, as JSON
     /api/feed             the same as server-sent events: `snapshot`, then `delta` as things change
+    /api/peers            a part of all peers; ?find, group, sort, down and first say which (`peers.Wanted`)
+    /api/peers/PEERID     all that is known of one
     /api/rollouts/DIGEST  the texts of one group
     /api/leave … resume   POST: what `shoal leave`, `pause` and `resume` do
     /metrics              for Prometheus
@@ -31,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.node.dashboard.facts import Source
 from shoal.node.dashboard.feed import Feed, TooManyViewers, server_event
-from shoal.node.dashboard.model import Fields
+from shoal.node.dashboard.peers import Fields, PeerPage, Wanted
 from shoal.protocol.errors import ShoalError
 
 ORDERS = ("leave", "pause", "resume")
@@ -42,11 +44,16 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of the application. snapshot: everything as of now; metrics: by what the client accepts, with a type."""
+    """Parts of the application. snapshot: everything as of now; metrics: by what the client accepts, with a type.
+
+    peers: a part of all peers; peer: one of them, None if it is not known.
+    """
 
     source: Source
     feed: Feed
     snapshot: Callable[[], Fields]
+    peers: Callable[[Wanted], PeerPage]
+    peer: Callable[[str], Fields | None]
     metrics: Callable[[str], tuple[bytes, str]]
 
 
@@ -97,6 +104,19 @@ def make_app(parts: Parts) -> Starlette:
     async def snapshot(request: Request) -> Response:
         return _json(request, parts.snapshot())
 
+    async def peers(request: Request) -> Response:
+        try:
+            wanted = msgspec.convert(dict(request.query_params), Wanted, strict=False)
+        except msgspec.ValidationError as error:
+            return PlainTextResponse(f"no such question: {error}\n", HTTPStatus.BAD_REQUEST)
+        return _json(request, parts.peers(wanted))
+
+    async def peer(request: Request) -> Response:
+        found = parts.peer(request.path_params["peer"])
+        if found is None:
+            return PlainTextResponse("this node knows no such peer any more\n", HTTPStatus.NOT_FOUND)
+        return _json(request, found)
+
     async def group(request: Request) -> Response:
         digest = request.path_params["digest"]
         found = None
@@ -128,6 +148,8 @@ def make_app(parts: Parts) -> Starlette:
             Route("/static/{name}", static),
             Route("/api/snapshot", snapshot),
             Route("/api/feed", FeedAnswer(parts)),
+            Route("/api/peers", peers),
+            Route("/api/peers/{peer}", peer),
             Route("/api/rollouts/{digest}", group),
             Route("/api/{op}", order, methods=["POST"]),
             Route("/metrics", metrics),

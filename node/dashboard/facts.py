@@ -8,12 +8,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.node.parts import SOFTWARE, Parts
+from shoal.node.peer_facts import PeerFacts
+from shoal.node.peers import peer_rows
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
@@ -21,30 +23,42 @@ from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
-from shoal.protocol.records import Phase
+from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.rollouts import decode_group
 
 QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
-PEER_LIMIT = 512
-"""Peers that are shown: members first, then by PeerId."""
-
-Reach = Literal["self", "direct", "detour", "suspect", "unlinked", "gone"]
-"""direct: by a link; detour: alive, heard through others; unlinked: only its record is here; gone: held for dead."""
 
 
-class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as this one sees it. sent, received: payload bytes over the lanes between the two, in all."""
+class PeerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the newest record of one peer says beside its row, for who asks for that peer. Rates in bytes/s."""
 
-    peer: str
-    phase: str
-    reach: Reach
-    member: bool
-    round: int
-    tokens_per_s: float
-    sent: int = 0
-    received: int = 0
-    software: str = ""
-    address: str = ""
+    term: str
+    incarnation: int
+    boot: int
+    upload_bytes_per_s: float
+    download_bytes_per_s: float
+    capabilities: Sequence[str]
+    control_addresses: Sequence[str]
+    lane_addresses: Sequence[str]
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes since this node started, over lanes and control."""
+
+    lanes_sent: int
+    lanes_received: int
+    control_sent: int
+    control_received: int
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent, in all."""
+        return self.lanes_sent + self.control_sent
+
+    @property
+    def received(self) -> int:
+        """Bytes received, in all."""
+        return self.lanes_received + self.control_received
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +114,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     train_loss: float | None
     tokens_per_s: float
     blocked_fraction: float | None
-    lanes_sent: int
-    lanes_received: int
-    control_sent: int
-    control_received: int
+    traffic: Traffic
     addresses: Sequence[str]
     device: str
     uptime_s: float
@@ -139,7 +150,7 @@ class GroupText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts of one moment."""
+    """All facts of one moment. peers: all that this node knows."""
 
     node: NodeFacts
     peers: Sequence[PeerFacts]
@@ -151,6 +162,12 @@ class Source(Protocol):
 
     def look(self) -> Facts:
         """The facts of this moment; quick."""
+
+    def traffic(self) -> Traffic:
+        """The bytes of this moment; quicker, however many peers there are."""
+
+    def record(self, peer: str) -> PeerRecord | None:
+        """What a peer's record says; None if there is none here."""
 
     async def group(self, digest: str) -> GroupText | None:
         """The texts of a group that `look` named; None if it is not held any more."""
@@ -173,13 +190,23 @@ class NodeSource:
 
     def look(self) -> Facts:
         """See `Source`."""
-        standing, sharing = self._rounds.standing(), self._rounds.sharing
-        peers = self._peers(frozenset(standing.members))
+        peers = peer_rows(self._p, self._rounds, self._phase())
+        missing = [peer.peer for peer in peers if peer.member and peer.reach == "gone"]
+        sharing = self._rounds.sharing
         return Facts(
-            node=self._node(standing, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
+            node=self._node(self._rounds.standing(), missing),
             peers=peers,
             groups=() if sharing is None else self._groups(sharing),
         )
+
+    def traffic(self) -> Traffic:
+        """See `Source`."""
+        return Traffic(**self._p.traffic_bytes())
+
+    def record(self, peer: str) -> PeerRecord | None:
+        """See `Source`."""
+        record = self._p.members.record_of(PeerId(peer))
+        return None if record is None else _record(record)
 
     async def group(self, digest: str) -> GroupText | None:
         """See `Source`. The question is as this node's agent made it from the reference to the task: nobody's word."""
@@ -216,7 +243,6 @@ class NodeSource:
             self._p.config.manifest,
             self._p.training_client,
         )
-        traffic = parts.traffic_bytes()
         return NodeFacts(
             peer=parts.identity.peer_id,
             swarm=parts.swarm_id.hex(),
@@ -248,7 +274,7 @@ class NodeSource:
             rollouts=None if rounds.sharing is None else _rollouts(rounds.sharing),
             bans=_bans(parts.chain.banned),
             alerts=tuple(parts.standstill.alerts),
-            **traffic,
+            traffic=self.traffic(),
         )
 
     def _cpu_s(self) -> float:
@@ -265,46 +291,18 @@ class NodeSource:
             self._cpu = (now, used_now, cores)
         return round(cores, 3)
 
-    # -- the others ------------------------------------------------------------------------------------------
 
-    def _peers(self, electorate: frozenset[str]) -> list[PeerFacts]:
-        parts = self._p
-        members, me = parts.members, parts.identity.peer_id
-        alive, linked, suspected = members.alive(), members.links.linked(), members.suspected()
-        records = {record.peer: record for record in members.book.records()}
-        everyone: set[str] = {*records, *electorate, *alive, me}
-        known = sorted(everyone, key=lambda peer: (peer not in electorate, peer))
-        found = []
-        for peer in known[:PEER_LIMIT]:
-            record = records.get(peer)  # type: ignore[call-overload]
-            moved = parts.lanes.moved(PeerId(peer))
-            mine = peer == me
-            reach: Reach = "gone"
-            if mine:
-                reach = "self"
-            elif peer in suspected:
-                reach = "suspect"
-            elif peer in alive:
-                reach = "direct" if peer in linked else "detour"
-            elif record is not None and members.machine.state_of(PeerId(peer)) is None:
-                reach = "unlinked"
-            found.append(
-                PeerFacts(
-                    peer=peer,
-                    phase=self._phase() if mine else ("unknown" if record is None else record.phase),
-                    reach=reach,
-                    member=peer in electorate,
-                    round=self._rounds.position[1] if mine else (0 if record is None else record.round),
-                    tokens_per_s=parts.training_client.tokens_per_s
-                    if mine
-                    else (0.0 if record is None else record.tokens_per_s),
-                    sent=moved.taken,
-                    received=moved.received,
-                    software="" if record is None else record.software,
-                    address="" if record is None else next(iter(record.control_addresses), ""),
-                )
-            )
-        return found
+def _record(record: NodeRecord) -> PeerRecord:
+    return PeerRecord(
+        term=".".join(map(str, record.term)),
+        incarnation=record.incarnation,
+        boot=record.boot,
+        upload_bytes_per_s=record.upload_bytes_per_s,
+        download_bytes_per_s=record.download_bytes_per_s,
+        capabilities=record.capabilities,
+        control_addresses=record.control_addresses,
+        lane_addresses=record.lane_addresses,
+    )
 
 
 def _bans(banned: Mapping[PeerId, Sentence]) -> tuple[BanFacts, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from shoal.node.dashboard.facts import Facts
+from shoal.node.dashboard.facts import NodeFacts
+from shoal.node.peer_facts import PeerSummary
 
 DISK_LOW_BYTES = 2 << 30
 DISK_OUT_BYTES = 256 << 20
@@ -26,12 +26,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def health_of(facts: Facts) -> list[Check]:
+def health_of(node: NodeFacts, peers: PeerSummary) -> list[Check]:
     """The checks, always the same ones in the same order, but for those without a meaning yet."""
-    checks = [_company(facts), _links(facts), _training(facts), _disk(facts)]
-    if facts.node.certifies:
-        checks.insert(0, _majority(facts))
-    return [*map(_alert, facts.node.alerts), *checks]
+    checks = [_company(peers), _links(peers), _training(node), _disk(node)]
+    if node.certifies:
+        checks.insert(0, _majority(node))
+    return [*map(_alert, node.alerts), *checks]
 
 
 def _alert(text: str) -> Check:
@@ -39,8 +39,7 @@ def _alert(text: str) -> Check:
     return Check(name="Signatures", state="bad", detail=what, remedy=remedy)
 
 
-def _majority(facts: Facts) -> Check:
-    node = facts.node
+def _majority(node: NodeFacts) -> Check:
     here = node.members - len(node.missing)
     detail = f"{here} of {node.members} {'member' if node.members == 1 else 'members'} here"
     if 2 * here <= node.members and node.missing:
@@ -59,8 +58,8 @@ def _if_gone(long_missing: Sequence[str]) -> str:
     return f"; silent for an hour, and if gone for good: shoal rebase --forget {who}" if who else ""
 
 
-def _company(facts: Facts) -> Check:
-    others = sum(peer.reach in ("direct", "detour", "suspect") for peer in facts.peers)
+def _company(peers: PeerSummary) -> Check:
+    others = sum(peers.reach.get(reach, 0) for reach in ("direct", "detour", "suspect"))
     if others == 0:
         return Check(
             name="Company",
@@ -68,26 +67,22 @@ def _company(facts: Facts) -> Check:
             detail="no other node is here",
             remedy="type the line that shoal link prints on another machine",
         )
-    return Check(name="Company", state="ok", detail=f"{others} other {'node' if others == 1 else 'nodes'} alive")
+    return Check(name="Company", state="ok", detail=f"{others:,} other {'node' if others == 1 else 'nodes'} alive")
 
 
-def _links(facts: Facts) -> Check:
-    count = Counter[str](peer.reach for peer in facts.peers)
-    trouble = [
-        f"{count[reach]} {text}"
-        for reach, text in (("detour", "through others"), ("suspect", "silent"), ("unlinked", "not reached yet"))
-        if count[reach]
-    ]
-    detail = ", ".join([f"{count['direct']} direct", *trouble]) if count["direct"] or trouble else "none"
-    if count["detour"] + count["suspect"] > count["direct"]:
+def _links(peers: PeerSummary) -> Check:
+    direct, *rest = (peers.reach.get(reach, 0) for reach in ("direct", "detour", "suspect", "unlinked"))
+    words = ("through others", "silent", "not reached yet")
+    trouble = [f"{count:,} {text}" for count, text in zip(rest, words, strict=True) if count]
+    detail = ", ".join([f"{direct:,} direct", *trouble]) if direct or trouble else "none"
+    if rest[0] + rest[1] > direct:
         return Check(
             name="Links", state="warn", detail=detail, remedy="look at this machine's network; does it let others in?"
         )
     return Check(name="Links", state="ok", detail=detail)
 
 
-def _training(facts: Facts) -> Check:
-    node = facts.node
+def _training(node: NodeFacts) -> Check:
     if node.paused:
         return Check(name="Training", state="warn", detail="paused", remedy="go on with Resume, or shoal resume")
     if node.phase == "no quorum":
@@ -106,8 +101,8 @@ def _training(facts: Facts) -> Check:
     return Check(name="Training", state="ok", detail=detail)
 
 
-def _disk(facts: Facts) -> Check:
-    free = facts.node.disk_free_bytes
+def _disk(node: NodeFacts) -> Check:
+    free = node.disk_free_bytes
     detail = f"{free / 2**30:,.1f} GiB free"
     if free < DISK_LOW_BYTES:
         state: State = "bad" if free < DISK_OUT_BYTES else "warn"

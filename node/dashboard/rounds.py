@@ -22,6 +22,10 @@ CERTIFICATE_LIMIT = 60
 HAPPENING_LIMIT = 100
 FAULTS_IN_ROUND_LIMIT = 16
 DETAIL_LIMIT_CHARS = 300
+ALIKE_LIMIT = 6
+ALIKE_S = 1.0
+"""Of more than so many happenings of one kind within that time, the others are counted by the last: a thousand nodes
+that die at once are told in a few lines, and push nothing else out of sight."""
 
 EVICTED, REPLANNED, DEPARTED = "evicted", "replanned", "departed"
 """Kinds beside the events: those that follow from a later plan of a round, and that a peer took its leave."""
@@ -105,7 +109,7 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of what happened. detail: text, possibly a peer's."""
+    """One line of what happened. detail: text, possibly a peer's. more: others of its kind that it stands for too."""
 
     at: float
     kind: str
@@ -113,6 +117,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     peer: str = ""
     round: int | None = None
     detail: str = ""
+    more: int = 0
 
 
 class Rounds:
@@ -125,6 +130,8 @@ class Rounds:
         self.happenings: list[Happening] = []
         self._new_certificates: list[CertificateFacts] = []
         self._new_happenings: list[Happening] = []
+        self._alike: dict[str, tuple[float, int]] = {}
+        """Of each kind, since when there were how many within `ALIKE_S`."""
         self._current: Round | None = None
 
     @property
@@ -168,11 +175,29 @@ class Rounds:
             round=None if current is None else current.round,
             detail=detail,
         )
-        self.happenings = [*self.happenings, happening][-HAPPENING_LIMIT:]
-        self._new_happenings = [*self._new_happenings, happening][-HAPPENING_LIMIT:]
+        if not self._counted(happening):
+            self.happenings = [*self.happenings, happening][-HAPPENING_LIMIT:]
+            self._new_happenings = [*self._new_happenings, happening][-HAPPENING_LIMIT:]
         if kind in FAULTS and current is not None and len(current.faults) < FAULTS_IN_ROUND_LIMIT:
             current.faults.append(Fault(at=at, kind=kind, peer=peer))
             self._touched.add(current.key)
+
+    def _counted(self, happening: Happening) -> bool:
+        """True if it is one of many alike, and counted by the last of them that viewers have not been told of yet."""
+        began, alike = self._alike.get(happening.kind, (happening.at, 0))
+        if happening.at - began >= ALIKE_S:
+            began, alike = happening.at, 0
+        self._alike[happening.kind] = began, alike + 1
+        if alike < ALIKE_LIMIT:
+            return False
+        last = next((known for known in reversed(self._new_happenings) if known.kind == happening.kind), None)
+        if last is None:
+            return False
+        fuller = msgspec.structs.replace(last, more=last.more + 1)
+        self.happenings, self._new_happenings = (
+            [fuller if known is last else known for known in kept] for kept in (self.happenings, self._new_happenings)
+        )
+        return True
 
     def changed(self) -> tuple[list[Round], list[CertificateFacts], list[Happening]]:
         """Rounds, certificates and happenings that changed since the last call, in order."""

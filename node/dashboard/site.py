@@ -3,7 +3,7 @@
     event log (any thread) ── a bounded queue ──┐
     daemon ── facts, every LOOK_PERIOD_S ───────┴─ model ── delta ── feed ── viewers
 
-While nobody looks at the page, it looks itself only now and then, to keep the curves going.
+While nobody looks at the page, it looks at no peer: it counts bytes now and then, to keep the curve going.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import trio
 from starlette.types import ASGIApp
 
 from shoal.node.dashboard.app import Parts, make_app
-from shoal.node.dashboard.facts import Facts, Source
+from shoal.node.dashboard.facts import Source
 from shoal.node.dashboard.feed import Feed, server_event
 from shoal.node.dashboard.guard import Guard
-from shoal.node.dashboard.model import Fields, Model
+from shoal.node.dashboard.model import Model
+from shoal.node.dashboard.peers import Fields, PeerPage, Wanted
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import Events, is_loopback
 from shoal.node.reporting.event_log import read_last
@@ -32,7 +33,7 @@ TICK_S = 0.2
 """From an event to those who look, at most."""
 LOOK_PERIOD_S = 1.0
 IDLE_PERIOD_S = 5.0
-"""Between looks while nobody is there to see."""
+"""Between counts of bytes while nobody is there to see."""
 HISTORY_LIMIT_BYTES = 4 << 20
 """Of the event log's end, read at the start."""
 RESTART_PAUSE_S = 1.0
@@ -61,7 +62,7 @@ class Site:
         self._events = events
         self._history = history
         self._clock = clock
-        self._looked_at = -IDLE_PERIOD_S
+        self._looked_at = self._measured_at = -IDLE_PERIOD_S
 
     async def run(self, listening: socket.socket, *, host: str, url: str, token: str) -> None:
         """Serve on a socket bound to `host`, where it is `url`, until cancelled."""
@@ -79,7 +80,14 @@ class Site:
 
     def app(self, *, token: str, host: str) -> ASGIApp:
         """The guarded application."""
-        parts = Parts(source=self._source, feed=self.feed, snapshot=self.snapshot, metrics=self._measure)
+        parts = Parts(
+            source=self._source,
+            feed=self.feed,
+            snapshot=self.snapshot,
+            peers=self.peers,
+            peer=self.peer,
+            metrics=self._measure,
+        )
         return Guard(make_app(parts), token=token, open_to_view=is_loopback(host), names=(host,))
 
     async def recall(self) -> None:
@@ -102,29 +110,47 @@ class Site:
     def tick(self) -> None:
         """Take what has happened, look if it is time, and tell the viewers what is new."""
         self._drain()
-        period_s = LOOK_PERIOD_S if len(self.feed) else IDLE_PERIOD_S
-        if self._clock() - self._looked_at >= period_s:
+        if len(self.feed):
             self._look()
+        elif self._clock() - self._measured_at >= IDLE_PERIOD_S:
+            self._measured_at = self._clock()
+            self.model.measure(self._source.traffic(), self._measured_at, time.time())
         self._tell()
 
     def snapshot(self) -> Fields:
         """Snapshot as of now; the viewers that are there are told what is new first."""
         self._drain()
-        if self._clock() - self._looked_at >= LOOK_PERIOD_S:
-            self._look()
+        self._look()
         self._tell()
         return self.model.snapshot()
+
+    def peers(self, wanted: Wanted) -> PeerPage:
+        """Part of all peers that this node knows."""
+        self._look()
+        return self.model.peers.page(wanted)
+
+    def peer(self, peer: str) -> Fields | None:
+        """All that is known of one peer, and what happened to it; None if it is not known."""
+        self._drain()
+        self._look()
+        row = self.model.peers.row(peer)
+        if row is None:
+            return None
+        happened = [known for known in self.model.rounds.happenings if known.peer == peer]
+        return {**row, "record": self._source.record(peer), "happenings": happened}
 
     def _tell(self) -> None:
         delta = self.model.delta()
         if delta is not None and len(self.feed):
             self.feed.tell(server_event("delta", delta))
 
-    def _look(self) -> Facts:
-        self._looked_at = self._clock()
-        facts = self._source.look()
-        self.model.see(facts, self._looked_at, time.time())
-        return facts
+    def _look(self) -> None:
+        """Look, unless that was done within the last `LOOK_PERIOD_S`."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_PERIOD_S:
+            return
+        self._looked_at = self._measured_at = now
+        self.model.see(self._source.look(), now, time.time(), in_turn=len(self.feed) > 0)
 
     def _drain(self) -> None:
         while self._events:
@@ -134,7 +160,7 @@ class Site:
 
     def _measure(self, accept: str) -> tuple[bytes, str]:
         self._drain()
-        return self.metrics.render(self._look(), accept)
+        return self.metrics.render(self._source.look(), accept)
 
 
 def read_history(path: Path) -> list[Event]:

@@ -1,8 +1,9 @@
 """Metrics of a node for Prometheus to scrape, under names and types after its conventions.
 
 Counters and histograms of what happened are fed by the event log; the rest is read off the daemon at each scrape.
-Peers get a label of their own up to `PEER_LABEL_LIMIT`, in the order in which they came; all later ones share `other`,
-so that no swarm makes the series explode, and each series only ever counts up.
+There are as many series for a thousand peers as for a hundred: counts by state, sums and quantiles, and a label of its
+own for each peer up to `PEER_LABEL_LIMIT`, in the order in which they came; all later ones share `other`, and each
+series only ever counts up.
 
 Source: https://prometheus.io/docs/practices/naming/
 """
@@ -10,7 +11,7 @@ Source: https://prometheus.io/docs/practices/naming/
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
@@ -19,6 +20,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from shoal.node.dashboard.facts import Facts, NodeFacts
+from shoal.node.peer_facts import QUANTILES, STATES, PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
 
@@ -137,18 +139,12 @@ class _Now(Collector):
         node = self.facts.node
         yield _info(node)
         yield _one_of("shoal_phase", "The phase that this node is in.", "phase", PHASES, node.phase)
-        yield self._reaches(self.facts)
+        yield from _peers(node, summary_of(self.facts.peers))
         yield from _gauges(node, self.coverage, self._viewers())
         yield from _bytes(node)
         yield _errors(node)
         yield from self._peer_bytes(self.facts)
         yield from _rollouts(node)
-
-    def _reaches(self, facts: Facts) -> Metric:
-        family = GaugeMetricFamily("shoal_peers", "Other nodes, by how they are reached.", labels=("reach",))
-        for reach in REACHES:
-            family.add_metric((reach,), sum(peer.reach == reach for peer in facts.peers))
-        return family
 
     def _peer_bytes(self, facts: Facts) -> Iterator[Metric]:
         for peer in facts.peers:
@@ -200,6 +196,37 @@ def _one_of(name: str, text: str, label: str, values: Iterable[str], value: str)
     return family
 
 
+def _peers(node: NodeFacts, peers: PeerSummary) -> Iterator[Metric]:
+    """What all peers come to. Their versions are texts of theirs, and no labels."""
+    others = dict(peers.reach)
+    others.pop("self", None)
+    yield _counts("shoal_peers", "Other nodes, by how they are reached.", "reach", REACHES, others)
+    yield _counts("shoal_peer_states", "Nodes, this one among them, by state.", "state", STATES, peers.states)
+    speeds = GaugeMetricFamily(
+        "shoal_peer_tokens_per_second", "The speed of those that train, as they say.", labels=("quantile",)
+    )
+    for quantile, speed in zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True):
+        speeds.add_metric((f"{quantile:g}",), speed)
+    yield speeds
+    same = peers.software.get(node.software, 0)
+    for name, text, value in (
+        ("shoal_swarm_tokens_per_second", "The speed of all nodes together, as they say.", peers.tokens_per_s),
+        ("shoal_peers_following", "Nodes that are here and no members.", peers.following),
+        ("shoal_peers_behind", "Nodes whose round is behind that of the middle one.", peers.behind),
+        ("shoal_peers_other_software", "Nodes that run another version.", sum(peers.software.values()) - same),
+    ):
+        family = GaugeMetricFamily(name, text)
+        family.add_metric((), value)
+        yield family
+
+
+def _counts(name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for value in values:
+        family.add_metric((value,), counts.get(value, 0))
+    return family
+
+
 def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
     for name, text, value in (
         ("shoal_round", "The round of this node's newest state or certificate.", node.round),
@@ -221,8 +248,8 @@ def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
 
 def _bytes(node: NodeFacts) -> Iterator[Metric]:
     for name, text, counts in (
-        ("shoal_sent_bytes", "Bytes sent.", (node.lanes_sent, node.control_sent)),
-        ("shoal_received_bytes", "Bytes received.", (node.lanes_received, node.control_received)),
+        ("shoal_sent_bytes", "Bytes sent.", (node.traffic.lanes_sent, node.traffic.control_sent)),
+        ("shoal_received_bytes", "Bytes received.", (node.traffic.lanes_received, node.traffic.control_received)),
     ):
         family = CounterMetricFamily(name, text, labels=("channel",))
         for channel, count in zip(("lanes", "control"), counts, strict=True):

@@ -1,12 +1,15 @@
 """Page of several nodes' event logs: their presence, the certified rounds and the trouble, on one line of time.
 
-However long the logs are, the page stays small: few rounds are drawn one by one with their phases, many as stretches of
-time; long tables show a part and say so.
+However long and however many the logs are, the page stays small: few rounds are drawn one by one with their phases,
+many as stretches of time; of many nodes those are shown that had trouble, and all are summed up; long tables show a
+part and say so.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Final
@@ -28,7 +31,8 @@ from shoal.testnet.reports.report_merge import Clock, Incident, SwarmHistory
 
 TILE_LIMIT: Final = 8000
 COLUMN_RANGE: Final = (24, 384)
-ROW_LIMIT: Final = 400
+ROW_LIMIT: Final = 100
+"""Nodes that are drawn and listed. A report of fewer folders shows the others."""
 TABLE_LIMIT: Final = 200
 CURVE_POINTS: Final = 400
 MARK_LIMIT: Final = 2000
@@ -50,7 +54,8 @@ WORDS: Final = {
 def render_merged(history: SwarmHistory) -> str:
     """The whole page."""
     logs = len(history.logs)
-    rows = _rows(history)
+    shown = _shown(history)
+    rows = _rows(history, shown)
     losses = _losses(history)
     sections = [
         _summary(history),
@@ -60,7 +65,7 @@ def render_merged(history: SwarmHistory) -> str:
         ),
         "<h2>Timeline</h2>",
         figure(timeline(rows, history.wall_s)),
-        _left_out(logs, len(rows), "nodes"),
+        _left_out(logs, len(rows), "nodes", " Those here had the most trouble of their own, or certified least."),
         _legend(),
         _clock_note(history),
         "<h2>What went wrong, or was decided out of turn</h2>",
@@ -68,7 +73,8 @@ def render_merged(history: SwarmHistory) -> str:
         "<h2>Rounds</h2>",
         _round_table(history),
         "<h2>Nodes</h2>",
-        _node_table(history),
+        _node_summary(history),
+        _node_table(history, shown),
     ]
     return document(f"{logs} event log{'' if logs == 1 else 's'}", sections)
 
@@ -119,8 +125,39 @@ def _clock_note(history: SwarmHistory) -> str:
     return f'<p class="note">{escape(" ".join(parts))}</p>' if parts else ""
 
 
-def _left_out(count: int, shown: int, what: str) -> str:
-    return f'<p class="note">{count - shown:,} more {what} are not shown.</p>' if count > shown else ""
+def _left_out(count: int, shown: int, what: str, which: str = "") -> str:
+    return f'<p class="note">{count - shown:,} more {what} are not shown.{which}</p>' if count > shown else ""
+
+
+def _troubles(history: SwarmHistory) -> Counter[str]:
+    """How often something happened to a node that is marked in its row, by PeerId."""
+    return Counter(incident.subject for incident in history.incidents if incident.kind in MARKED)
+
+
+def _shown(history: SwarmHistory) -> list[int]:
+    """Places of the logs that are drawn and listed, in order: all of a few, else those with most trouble."""
+    troubles = _troubles(history)
+
+    def worst_first(place: int) -> tuple[int, int, int]:
+        log = history.logs[place]
+        return -troubles[log.peer_id], log.certified, place
+
+    return sorted(heapq.nsmallest(ROW_LIMIT, range(len(history.logs)), key=worst_first))
+
+
+def _node_summary(history: SwarmHistory) -> str:
+    """All nodes in a line, shown or not."""
+    certified = sorted(log.certified for log in history.logs)
+    if len(certified) <= ROW_LIMIT:
+        return ""
+    troubles = _troubles(history)
+    troubled = sum(troubles[log.peer_id] > 0 for log in history.logs)
+    text = (
+        f"{len(certified):,} nodes: {certified[len(certified) // 2]:,} rounds certified in the middle, "
+        f"{certified[len(certified) // 10]:,} or fewer at one in ten, {certified[-1]:,} at most; "
+        f"{troubled:,} with trouble of their own."
+    )
+    return f'<p class="note">{escape(text)}</p>'
 
 
 def _losses(history: SwarmHistory) -> list[tuple[int, float]]:
@@ -130,8 +167,8 @@ def _losses(history: SwarmHistory) -> list[tuple[int, float]]:
     return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
 
 
-def _rows(history: SwarmHistory) -> list[Row]:
-    shown = list(zip(history.logs, history.clocks, strict=True))[:ROW_LIMIT]
+def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
+    shown = [(history.logs[place], history.clocks[place]) for place in places]
     spans = sum(len(log.spans or ()) for log, _ in shown)
     origins = [history.began_at + clock.ahead_s for _, clock in shown]
     if all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
@@ -286,8 +323,8 @@ def _round_table(history: SwarmHistory) -> str:
     return table([*heads, history.rounds.metric or "loss", "digest"], rows) + _left_out(len(facts), len(rows), "rounds")
 
 
-def _node_table(history: SwarmHistory) -> str:
-    rows = [_node_row(log, clock) for log, clock in zip(history.logs, history.clocks, strict=True)][:ROW_LIMIT]
+def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
+    rows = [_node_row(history.logs[place], history.clocks[place]) for place in shown]
     heads = ["node", "PeerId", "rounds certified", "processes", "clock ahead s", "rounds in common", "bytes sent"]
     return table([*heads, "events", "damaged lines"], rows) + _left_out(len(history.logs), len(rows), "nodes")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
-from shoal.cli.render import missing_lines, status_lines
+from shoal.cli.render import SHOWN_LIMIT, missing_lines, status_lines
 from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
+from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.protocol.errors import ConfigError
 
 STATUS = Status(
@@ -39,12 +40,18 @@ STATUS = Status(
 
 
 class FakeNode:
-    """Answers on a data folder and keeps the ops it was asked for; `refuses` makes it say no."""
+    """Answers on a data folder and keeps the ops it was asked for; `refuses` makes it say no.
 
-    def __init__(self, document: Mapping[str, JsonValue]) -> None:
+    document: its status; peers: all that it knows.
+    """
+
+    def __init__(self, document: Mapping[str, JsonValue], peers: Sequence[PeerFacts] = ()) -> None:
         self.asked: list[str] = []
         self.refuses = False
-        self._document = document
+        self._documents: dict[str, Mapping[str, JsonValue]] = {
+            "status": document,
+            "peers": {"peers": msgspec.to_builtins(peers)},
+        }
 
     def handlers(self) -> Mapping[str, Handler]:
         def handler(op: str) -> Handler:
@@ -52,11 +59,11 @@ class FakeNode:
                 self.asked.append(op)
                 if self.refuses:
                     raise ConfigError("already paused")
-                return self._document if op == "status" else {}
+                return self._documents.get(op, {})
 
             return answer
 
-        return {op: handler(op) for op in ("status", "leave", "pause", "resume")}
+        return {op: handler(op) for op in ("status", "peers", "leave", "pause", "resume")}
 
 
 @contextlib.contextmanager
@@ -99,6 +106,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
+        "peers",
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -123,6 +131,75 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "member     12D3B missing – tokens/s",
         "member     12D3C training\\x1b[2J 1.0 tokens/s",
     ]
+
+
+def crowd_of(count: int) -> list[PeerFacts]:
+    """Members, every tenth of them gone, every seventh behind, and a follower for each four."""
+    return [
+        PeerFacts(
+            peer=f"12D3{place:04}",
+            phase="training",
+            reach="self" if place == 0 else "gone" if place % 10 == 9 else "direct",
+            member=place % 5 != 4 or place % 10 == 9,
+            round=7 if place % 7 or not place else 2,
+            tokens_per_s=1000.0 + place,
+            software="shoal 1" if place % 3 else "shoal 2\x1b[2J",
+            address="/ip4/192.0.2.1/tcp/4001",
+        )
+        for place in range(count)
+    ]
+
+
+def status_of(peers: Sequence[PeerFacts]) -> Status:
+    """The status of a node that knows these."""
+    reaches = {"self": "self", "gone": "gone", "direct": "direct"}
+    members = [
+        MemberStatus(peer_id=peer.peer, phase="training", tokens_per_s=peer.speed, reach=reaches[peer.reach])
+        for peer in peers
+        if peer.member
+    ]
+    missing = [member.peer_id for member in members if member.reach == "gone"]
+    return msgspec.structs.replace(STATUS, members=members, missing=missing, peers=summary_of(peers))
+
+
+def test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = crowd_of(1000)
+    with running(tmp_path, FakeNode(msgspec.to_builtins(status_of(peers)), peers)):
+        assert execute(["status", "--data-dir", str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert execute(["status", "--data-dir", str(tmp_path), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+    assert len(lines) <= 70
+    assert "peers      1,000 known, 900 alive: 900 training, 100 gone; 100 follow, 128 behind" in lines
+    assert "software   shoal 1: 600, shoal 2\\x1b[2J: 300" in lines
+    assert "together   1.3 Mtokens/s, as they say" in lines
+    assert (
+        "a node     1.5 ktokens/s in the middle; one in ten below 1.1 ktokens/s, one in ten above 1.9 ktokens/s"
+        in lines
+    )
+    assert lines[-1] == "member     and 876 more; `shoal status --peers` lists all that this node knows"
+    members = [line.split()[1] for line in lines if line.startswith("member ")][:-1]
+    assert (len(members), members[0]) == (SHOWN_LIMIT, "12D30000")
+    assert members[1:] == [f"12D3{place:04}" for place in range(9, 1000, 10)][: SHOWN_LIMIT - 1]
+    missing = [line for line in lines if line.startswith("missing ")]
+    assert missing[-1] == "missing    and 76 more; `shoal status --json` has them all"
+    assert (len(document["members"]), len(document["missing"]), document["peers"]["known"]) == (900, 100, 1000)
+
+
+def test_status_peers_lists_every_peer_on_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peers = crowd_of(1000)
+    with running(tmp_path, FakeNode(msgspec.to_builtins(status_of(peers)), peers)):
+        assert execute(["status", "--data-dir", str(tmp_path), "--peers"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert execute(["status", "--data-dir", str(tmp_path), "--peers", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+    assert len(lines) == len(document["peers"]) == 1000
+    assert lines[4] == "12D30004 training no member direct round 7 1004.0 tokens/s shoal 1 /ip4/192.0.2.1/tcp/4001"
+    assert lines[9].startswith("12D30009 gone member gone round 7 ")
+    assert "\\x1b" in lines[0]
+    assert document["peers"][4] == msgspec.to_builtins(peers[4])
 
 
 def test_status_of_a_node_of_another_version_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

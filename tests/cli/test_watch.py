@@ -15,10 +15,11 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Sparkline, Static, TabbedContent
 
 from shoal.cli.main import execute
+from shoal.cli.render import SHOWN_LIMIT
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
 from shoal.cli.watch_model import Picture, Watcher
 from shoal.node.control_client import BanStatus
-from tests.cli.test_status import STATUS, FakeNode, running
+from tests.cli.test_status import STATUS, FakeNode, crowd_of, running, status_of
 
 DEADLINE_S = 60.0
 
@@ -81,6 +82,29 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
             ]
 
     with running(tmp_path, fake()):
+        asyncio.run(watch())
+
+
+def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> None:
+    status = status_of(crowd_of(1000))
+    with running(tmp_path, FakeNode(msgspec.to_builtins(status))):
+        picture = Watcher(tmp_path).look()
+    assert len(picture.members) == SHOWN_LIMIT
+    assert [member.reach for member in picture.members[:3]] == ["this node", "missing", "missing"]
+    assert picture.peer_line == (
+        "1,000 known, 900 alive: 900 training, 100 gone; 100 follow, 128 behind · "
+        "876 more members: `shoal status --peers`"
+    )
+
+    async def watch() -> None:
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
+        async with app.run_test(size=(140, 30)) as pilot:
+            await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
+            await pilot.pause()
+            assert app.query_one("#table", DataTable).row_count == SHOWN_LIMIT
+            assert text(app, "#peers") == picture.peer_line
+
+    with running(tmp_path, FakeNode(msgspec.to_builtins(status))):
         asyncio.run(watch())
 
 

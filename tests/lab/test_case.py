@@ -18,7 +18,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
 from shoal.lab.bench.checkpoint import CheckpointSpeed
-from shoal.lab.bench.dashboard import PageCost
+from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.flood import FloodResult
 from shoal.lab.bench.join import JoinSpeed
@@ -53,6 +53,10 @@ def made(kind: type[Any], **known: Any) -> Any:
 
 def _nothing(hint: Any) -> Any:
     return _NOTHING.get(get_origin(hint) or hint)
+
+
+def page(first_paint_ms: float = 0, **looking: float) -> Any:
+    return made(PageCost, first_paint_ms=first_paint_ms, looking=made(LookCost, **looking))
 
 
 def spread(median: float) -> Spread:
@@ -128,7 +132,13 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         made(JoinSpeed, lane_ratio=1.0, donor_rate_ratio=0.89),
         "training of donors",
     ),
-    ("dashboard", made(PageCost, first_paint_ms=1800), made(PageCost, first_paint_ms=1801), "first paint"),
+    ("dashboard", page(1800), page(1801), "first paint"),
+    ("dashboard", page(delta_bytes=16_384), page(delta_bytes=16_385), "the largest delta"),
+    ("dashboard", page(feed_bytes_per_s=2048), page(feed_bytes_per_s=2049), "deltas a second"),
+    ("dashboard", page(snapshot_bytes=32_768), page(snapshot_bytes=32_769), "a snapshot"),
+    ("dashboard", page(scrape_bytes=32_768), page(scrape_bytes=32_769), "a scrape"),
+    ("dashboard", page(series=400), page(series=401), "series"),
+    ("dashboard", page(look_ms=10.0), page(look_ms=10.1), "a look at all peers"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
     ("partition", partition(), partition(one_chain_s=10.1), "one chain after the heal"),

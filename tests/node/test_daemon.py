@@ -194,8 +194,9 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses reachability proven phase term round digest abstains members missing long_missing rollbacks
-amendments settings bans alerts loss tokens_per_s bytes blocked_fraction refused rollouts dashboard dashboard_link
+peer_id swarm_id addresses reachability proven phase term round digest abstains members peers missing long_missing
+rollbacks amendments settings bans alerts loss tokens_per_s bytes blocked_fraction refused rollouts dashboard
+dashboard_link
 """
 
 
@@ -220,6 +221,10 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         assert list(status) == STATUS_KEYS.split()
         assert (status["phase"], status["peer_id"], status["missing"]) == ("paused", joiner.peer_id, [])
         assert [m["peer_id"] for m in status["members"]] == sorted(node.peer_id for node in swarm.nodes)
+        assert (status["peers"]["known"], status["peers"]["states"]) == (2, {"training": 1, "paused": 1})
+        listed = [line.split()[:2] for line in shoal("status", "--peers", *folder).stdout.splitlines()]
+        states = {founder.peer_id: "training", joiner.peer_id: "paused"}
+        assert listed == sorted([peer, state] for peer, state in states.items())
         assert shoal("resume", *folder).returncode == 0
         eventually(lambda: _certified_with(founder, 2, after=paused["round"]), "a round with the resumed")
 

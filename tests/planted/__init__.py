@@ -12,6 +12,7 @@ from tests.planted.bugs import Bug
 from tests.planted.collectives import COLLECTIVES
 from tests.planted.lanes import LANES
 from tests.planted.member import MEMBER
+from tests.planted.page import PAGE
 from tests.planted.protocol import PROTOCOL
 from tests.planted.sapo import SAPO
 from tests.planted.shell import SHELL
@@ -30,5 +31,6 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "audits": AUDITS,
     "training": TRAINING,
     "sapo": SAPO,
+    "page": PAGE,
 }
 """By area."""

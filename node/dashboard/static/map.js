@@ -1,6 +1,6 @@
 // The swarm as a map: this node in the middle, the others on a ring, or as the seeds of a sunflower where they are many.
 
-import { LOOKS, count, draw, find, looks, make, rate, short } from "./text.js";
+import { count, draw, find, make, rate, short } from "./text.js";
 
 const RING_LIMIT = 14;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
@@ -16,10 +16,12 @@ const slots = new Map(); // peer: its place, kept while others come and go
 const drawn = new Map();
 let picked = null;
 let onPick = () => {};
+let onOpen = () => {};
 let layers = null;
 
-export function startMap(pick) {
+export function startMap(pick, open) {
   onPick = pick;
+  onOpen = open;
   const map = find("map");
   layers = { rings: draw("g"), links: draw("g"), peers: draw("g") };
   for (const radius of [34, 63, 92]) layers.rings.append(draw("circle", { class: "ring", r: radius }));
@@ -27,6 +29,7 @@ export function startMap(pick) {
   map.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (event.key === "Escape") return choose(null);
+    if (event.key === "Enter" && picked !== null) return onOpen(picked);
     if (!step) return;
     event.preventDefault();
     const order = [...drawn.keys()].sort((a, b) => (slots.get(a) ?? -1) - (slots.get(b) ?? -1));
@@ -36,6 +39,10 @@ export function startMap(pick) {
   map.addEventListener("pointerover", (event) => {
     const peer = event.target.closest?.(".peer")?.dataset.peer;
     if (peer) choose(peer);
+  });
+  map.addEventListener("click", (event) => {
+    const peer = event.target.closest?.(".peer")?.dataset.peer;
+    if (peer) onOpen(peer);
   });
   map.addEventListener("pointerleave", () => choose(null));
   map.addEventListener("blur", () => choose(null));
@@ -95,7 +102,7 @@ function update(id, peer, place) {
     drawn.set(id, parts);
   }
   parts.peer = peer;
-  const look = looks(peer);
+  const look = peer.state;
   const kind = `peer ${look}${place.self ? " self" : ""}${peer.member ? "" : " guest"}${picked === id ? " picked" : ""}`;
   if (parts.kind !== kind) parts.group.setAttribute("class", (parts.kind = kind));
   const spot = `${place.x.toFixed(1)},${place.y.toFixed(1)},${place.radius.toFixed(1)}`;
@@ -158,8 +165,8 @@ function tell(peer) {
   const line = (text) => make("p", {}, text);
   more.replaceChildren(
     make("strong", { class: "mono" }, peer.reach === "self" ? "this node" : short(picked)),
-    line(`${LOOKS[looks(peer)]} · round ${count(peer.round)} · ${count(peer.speed)} tokens/s`),
-    line([peer.member ? "member" : ["leaving", "gone"].includes(looks(peer)) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
+    line(`${peer.state} · round ${count(peer.round)} · ${count(peer.speed)} tokens/s`),
+    line([peer.member ? "member" : ["left", "gone"].includes(peer.state) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
     line(`↑ ${rate(peer.up)}  ↓ ${rate(peer.down)}`),
   );
   more.hidden = false;

@@ -6,8 +6,8 @@ const NAMED = 3;
 
 const until = (ban) => (ban.until == null ? "for ever" : `until round ${ban.until}`);
 
-function names(peers) {
-  const more = peers.length - NAMED;
+function names(peers, total) {
+  const more = total - Math.min(NAMED, peers.length);
   return peers.slice(0, NAMED).map(short).join(", ") + (more > 0 ? ` and ${plural(more, "other")}` : "");
 }
 
@@ -22,10 +22,9 @@ export function noticeOf(node) {
     };
   }
   if (node.phase === "no quorum") {
-    const here = node.members - node.missing.length;
-    const whom = node.missing.length ? ` Start ${names(node.missing)} again, each with its \`--data-dir\`.` : "";
-    const silent = node.long_missing ?? [];
-    const gone = silent.length ? ` Nothing was heard for an hour of ${names(silent)}; for who of them is gone for good there is \`shoal rebase --forget\`, where the authority’s key is.` : "";
+    const here = node.members - node.missing;
+    const whom = node.missing ? ` Start ${names(node.missing_peers, node.missing)} again, each with its \`--data-dir\`.` : "";
+    const gone = node.long_missing ? ` Nothing was heard for an hour of ${names(node.long_missing_peers, node.long_missing)}; for who of them is gone for good there is \`shoal rebase --forget\`, where the authority’s key is.` : "";
     return {
       soft: false,
       first: `Rounds wait for a majority: ${here} of ${plural(node.members, "member")} here.`,

@@ -3,11 +3,11 @@
 import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } from "./charts.js";
 import { choose, drawMap, startMap } from "./map.js";
 import { noticeOf } from "./notice.js";
-import { drawBans, drawPeers, markPeer, startPeers } from "./peers.js";
+import { drawBans, drawSummary, markPeer, openPeer, renewPeers, startPeers } from "./peers.js";
 import { drawRollouts } from "./rollouts.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
 import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
-import { NONE, at, bytes, count, decimal, duration, find, looks, make, percent, plural, put, rate, short, tell } from "./text.js";
+import { NONE, at, bytes, count, decimal, duration, find, make, percent, plural, put, rate, short, tell } from "./text.js";
 
 const LOST_MS = 1500;
 
@@ -16,7 +16,7 @@ const LOST_MS = 1500;
 const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
 
 function drawNode() {
-  const { node, peers } = state;
+  const { node, summary } = state;
   put("swarm-name", `${node.name} · ${node.strategy} · ${node.workload}`);
   document.title = `${node.name || "Shoal"} · round ${node.round} · ${PHASES[node.phase] ?? node.phase}`;
   put("phase-text", PHASES[node.phase] ?? node.phase);
@@ -30,23 +30,24 @@ function drawNode() {
   find("certificates-card").hidden = !node.certifies;
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
   put("t-loss-more", rollouts ? "mean of own answers" : node.loss == null ? (node.train_loss == null ? "not measured yet" : "this node, training") : node.metric ? `held out, ${node.metric}` : "held out");
-  const gone = Object.values(peers).filter((peer) => looks(peer) === "gone").length;
-  put("t-nodes", count(node.alive ?? 0));
-  put("t-nodes-more", `${plural(node.members, "member")}${gone ? ` · ${gone} gone` : ""}`);
+  const gone = summary.states?.gone;
+  put("t-nodes", count(summary.alive ?? 0));
+  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
   put("t-speed-name", rollouts ? "Generated" : "Speed");
-  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(node.swarm_tokens_per_s ?? 0)), " tokens/s"];
+  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(summary.tokens_per_s ?? 0)), " tokens/s"];
   find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
   put("t-speed-more", rollouts ? "by this node" : `this node ${count(Math.round(node.tokens_per_s))}`);
   put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
   put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
   put("me", short(node.peer));
   find("me").title = node.peer;
-  put("map-sum", `${plural(Object.keys(peers).length, "node")} known`);
+  const drawn = Object.keys(state.peers).length;
+  put("map-sum", `${plural(summary.known ?? drawn, "node")} known${drawn < summary.known ? `, ${count(drawn)} of them drawn` : ""}`);
   put("loss-unit", node.metric || "");
   put("software", node.software);
   const facts = [
     ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cpu || 0).toFixed(2)} cores`],
-    ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.lanes_sent + node.control_sent)],
+    ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
   ];
   find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
   put("pause", node.paused ? "Resume" : "Pause");
@@ -67,11 +68,12 @@ function drawNotice() {
 // -- what is drawn when --------------------------------------------------------------------------------------------
 
 const DRAWN = [
-  [["node", "peers"], drawNode],
+  [["node", "summary", "peers"], drawNode],
   [["node"], drawNotice],
   [["node"], () => drawBans(state.node.bans ?? [], state.node.peer)],
   [["peers"], () => drawMap(state.peers, state.node.peer)],
-  [["peers"], () => drawPeers(state.peers, state.node.peer)],
+  [["summary"], () => drawSummary(state.summary)],
+  [["summary", "peers"], renewPeers],
   [["health"], () => drawHealth(state.health)],
   [["rounds"], () => drawRounds(state.rounds)],
   [["certificates"], () => drawCertificates(state.certificates)],
@@ -197,7 +199,7 @@ dark.addEventListener("change", redrawCharts);
 
 takeToken();
 addEventListener("hashchange", takeToken);
-startMap((id) => markPeer(id));
+startMap((id) => markPeer(id), openPeer);
 startPeers((id) => choose(id));
 startChart("loss", LOSS);
 startChart("reward", REWARD);

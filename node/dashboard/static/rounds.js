@@ -148,12 +148,12 @@ async function copied(button, text) {
   setTimeout(() => (button.textContent = before), 1200);
 }
 
-export function drawHappenings(happenings) {
+export function drawHappenings(happenings, id = "happenings") {
   const rows = happenings.toReversed().map((known) =>
-    make("li", { class: known.severity }, make("time", {}, at(known.at)), make("i", { "aria-hidden": "true" }), make("span", {}, said(known))),
+    make("li", { class: known.severity }, make("time", {}, at(known.at)), make("i", { "aria-hidden": "true" }), make("span", {}, said(known) + (known.more ? `, and ${plural(known.more, "other")} likewise` : ""))),
   );
   if (rows.length === 0) rows.push(make("li", {}, make("span", { class: "muted" }, NONE)));
-  find("happenings").replaceChildren(...rows);
+  find(id).replaceChildren(...rows);
 }
 
 export const drawHealth = (checks) => {

@@ -5,7 +5,7 @@ const SILENCE_MS = 6000;
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 export const state = {
-  seq: 0, node: null, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [],
+  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [],
 };
 
 const append = (name, items, limit = LIMITS[name]) => {
@@ -14,6 +14,7 @@ const append = (name, items, limit = LIMITS[name]) => {
 
 const merge = {
   node: (fields) => Object.assign(state.node, fields),
+  summary: (fields) => Object.assign(state.summary, fields),
   health: (checks) => (state.health = checks),
   peers: (changes) => {
     for (const [id, fields] of Object.entries(changes)) {
@@ -118,3 +119,13 @@ export async function order(op) {
   if (answer.status === 401) throw new TokenWanted();
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
 }
+
+async function asked(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
+  return answer.json();
+}
+
+// A part of all peers that the node knows: those that match, in order; and all that it knows of one.
+export const askPeers = (wanted) => asked(`/api/peers?${new URLSearchParams(wanted)}`);
+export const askPeer = (id) => asked(`/api/peers/${encodeURIComponent(id)}`);

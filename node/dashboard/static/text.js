@@ -70,17 +70,7 @@ export function draw(tag, fields = {}, ...children) {
   return element;
 }
 
-// What one sees first of a peer: its phase, unless how it is reached says more.
-export function looks(peer) {
-  if (peer.reach === "gone") return peer.phase === "leaving" ? "leaving" : "gone";
-  if (peer.reach === "suspect") return "suspect";
-  if (peer.phase === "training") return "training";
-  return ["joining", "paused", "leaving"].includes(peer.phase) ? peer.phase : "joining";
-}
-
-export const LOOKS = {
-  training: "training", joining: "joining", paused: "paused", leaving: "left", suspect: "silent", gone: "gone",
-};
+// Of states and ways, how people call them; a state is its own word.
 export const REACHED = {
   self: "this node", direct: "directly", detour: "through others", suspect: "no answer", unlinked: "not yet", gone: "not any more",
 };

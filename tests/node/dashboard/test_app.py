@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Message
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.app import page_files
+from shoal.node.dashboard.facts import Facts
 from shoal.node.dashboard.guard import COOKIE
+from shoal.node.dashboard.peers import PAGE_LIMIT
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.dashboard.token import TOKEN_NAME, link_of, load_token
-from tests.node.dashboard.lab import HOST, NOW, ask, scope_of, site_of
+from tests.node.dashboard.lab import HOST, NOW, Clock, ask, scope_of, site_of
 
 TOKEN = "an-unguessable-token-of-a-test"
 TRANSFER_LIMIT_BYTES = 300_000
@@ -38,6 +40,88 @@ def app(swarm: SyntheticSwarm) -> ASGIApp:
 def closed(swarm: SyntheticSwarm) -> ASGIApp:
     """One that others can connect to."""
     return site_of(swarm).app(token=TOKEN, host="192.0.2.7")
+
+
+# -- peers on demand ------------------------------------------------------------------------------------------------
+
+
+async def test_peers_are_found_sorted_and_given_a_part_at_a_time() -> None:
+    swarm = SyntheticSwarm(peers=1000, now=NOW, rounds=3)
+    app = site_of(swarm).app(token=TOKEN, host="127.0.0.1")
+    rows = {peer.peer: peer for peer in swarm.look().peers}
+
+    async def found(query: str) -> tuple[int, list[str]]:
+        answer = (await ask(app, f"/api/peers?{query}")).json()
+        return answer["total"], [peer["peer"] for peer in answer["peers"]]
+
+    total, first = await found("")
+    assert (total, len(first), first[0]) == (1001, PAGE_LIMIT, swarm.look().node.peer)
+    _, second = await found(f"first={PAGE_LIMIT}")
+    assert first[1:] + second == sorted(peer for peer, row in rows.items() if row.member and row.reach != "self")[:59]
+    assert (await found("first=2000")) == (1001, [])
+    wanted = second[7]
+    assert await found(f"find={wanted[-8:]}") == (1, [wanted])
+    paused = {peer for peer, row in rows.items() if row.phase == "paused"}
+    total, names = await found("group=paused&sort=speed&down=true")
+    assert total == len(paused)
+    assert set(names) <= paused
+    following = sorted(peer for peer, row in rows.items() if not row.member)
+    assert await found("group=following") == (len(following), following[:PAGE_LIMIT])
+    _, fastest = await found("sort=speed&down=true")
+    assert fastest == sorted(rows, key=lambda peer: (-rows[peer].speed, peer))[:PAGE_LIMIT]
+    total, behind = await found("group=behind")
+    assert total == sum(rows[peer].round < 2 for peer in rows if rows[peer].state == "training")
+    assert len(behind) == min(total, PAGE_LIMIT)
+
+
+@pytest.mark.parametrize("query", ["sort=phase", "group=x", "first=-1", "first=x", f"find={'x' * 200}", "what=1"])
+async def test_a_question_for_peers_that_makes_no_sense_is_refused(app: ASGIApp, query: str) -> None:
+    answer = await ask(app, f"/api/peers?{query}")
+    assert (answer.status, answer.body.count(b"\n")) == (400, 1)
+
+
+async def test_one_peer_is_told_with_its_record_and_what_happened_to_it(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+    (killed,) = swarm.kill()
+    swarm.advance(NOW + 1)
+    found = (await ask(app, f"/api/peers/{killed}")).json()
+    assert (found["peer"], found["state"], found["reach"], found["speed"]) == (killed, "gone", "gone", 0)
+    assert found["record"]["lane_addresses"] == ["/ip4/192.0.2.1/tcp/4002"]
+    assert [known["kind"] for known in found["happenings"]][-2:] == ["lost", "died"]
+    for unknown in ("12D3KooWnobody", "..%2f..%2fnode.key"):
+        assert (await ask(app, f"/api/peers/{unknown}")).status == 404
+
+
+async def test_no_peer_is_read_while_nobody_looks() -> None:
+    """A node at rest counts its bytes; what a swarm of a thousand costs, it costs who looks at it."""
+    looks = 0
+
+    class Counting(SyntheticSwarm):
+        def look(self) -> Facts:
+            nonlocal looks
+            looks += 1
+            return super().look()
+
+    swarm, clock = Counting(peers=3, now=NOW, rounds=3), Clock()
+    site = site_of(swarm, clock)
+    for _ in range(60):
+        clock.now += 1.0
+        swarm.advance(swarm.now + 1.0)
+        site.tick()
+    assert looks == 0
+    assert len(site.model.bandwidth) == 11
+    for _ in range(3):
+        assert len(site.snapshot()["peers"]) == 4
+    assert looks == 1, "answers within a second are of one look"
+    with site.feed.joined(snapshot=b"", compress=False):
+        for _ in range(8):
+            clock.now += 0.25
+            site.tick()
+    assert looks == 3
+
+
+async def test_who_may_not_look_learns_of_no_peer(closed: ASGIApp) -> None:
+    for path in ("/api/peers", "/api/peers/12D3KooWnobody"):
+        assert (await ask(closed, path)).status == 401
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -103,6 +187,7 @@ async def test_the_snapshot_is_what_the_page_shows(app: ASGIApp, swarm: Syntheti
     assert found["node"]["round"] == 3
     assert len(found["peers"]) == 6
     assert [point[0] for point in found["curves"]["reward"]] == [1, 2, 3]
+    assert found["summary"]["known"] == 6
     group = found["groups"][-2]
     text = (await ask(app, f"/api/rollouts/{group['digest']}")).json()
     assert text["question"] == "What is 37 + 58 - 12?"

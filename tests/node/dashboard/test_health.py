@@ -6,10 +6,13 @@ import time
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.health import health_of
+from shoal.node.peer_facts import summary_of
 
 
 def remedy(swarm: SyntheticSwarm) -> str:
-    return next(check.remedy for check in health_of(swarm.look()) if check.name == "Majority")
+    facts = swarm.look()
+    checks = health_of(facts.node, summary_of(facts.peers))
+    return next(check.remedy for check in checks if check.name == "Majority")
 
 
 def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:

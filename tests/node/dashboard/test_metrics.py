@@ -53,7 +53,7 @@ def test_a_scrape_tells_what_happened_and_what_is() -> None:
     assert found["shoal_page_viewers", ()] == 2
     assert found["shoal_peers", (("reach", "direct"),)] + found["shoal_peers", (("reach", "detour"),)] == 9
     node = swarm.look().node
-    assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == node.lanes_sent
+    assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == node.traffic.lanes_sent
     assert found["shoal_held_out_loss", ()] == node.loss
     assert found["process_resident_memory_bytes", ()] > 0
     assert found["shoal_request_errors_total", (("fault", "peer"),)] == 0
@@ -82,6 +82,32 @@ def test_peers_beyond_the_limit_share_a_label_and_nothing_is_counted_twice() -> 
     assert sum(sent.values()) == sum(peer.sent for peer in facts.peers)
     assert sent[OTHER] > 0
     assert len(found) < SERIES_LIMIT
+
+
+def test_a_thousand_peers_are_no_more_series_than_a_hundred_and_all_of_them_are_counted() -> None:
+    found = {}
+    for peers in (100, 1000):
+        swarm = SyntheticSwarm(peers=peers, now=NOW, rounds=2)
+        metrics = metrics_of(swarm)
+        swarm.kill(7)
+        swarm.advance(NOW + 4)
+        found[peers] = scrape(metrics, swarm.look())
+    few, many = ({(name, labels) for name, labels in series if "peer" not in dict(labels)} for series in found.values())
+    assert few == many
+    assert len(found[100]) == len(found[1000]) < SERIES_LIMIT
+    states = {labels[0][1]: value for (name, labels), value in found[1000].items() if name == "shoal_peer_states"}
+    assert sum(states.values()) == 1001
+    assert states["gone"] == 7
+    assert found[1000]["shoal_peers", (("reach", "gone"),)] == 7
+    rows = swarm.look().peers
+    assert found[1000]["shoal_swarm_tokens_per_second", ()] == sum(peer.speed for peer in rows)
+    training = sorted(peer.speed for peer in rows if peer.state == "training")
+    assert found[1000]["shoal_peer_tokens_per_second", (("quantile", "0.5"),)] == training[len(training) // 2]
+    assert found[1000]["shoal_peers_following", ()] == sum(not peer.member for peer in rows)
+    assert found[1000]["shoal_peers_other_software", ()] == sum(
+        peer.software == "shoal 0.0.9" and peer.reach != "gone" for peer in rows
+    )
+    assert found[1000]["shoal_peers_behind", ()] > 0
 
 
 def test_a_peers_counters_go_up_also_when_its_lanes_were_forgotten() -> None:

@@ -8,12 +8,23 @@ import msgspec
 import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
-from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
-from shoal.node.dashboard.rounds import CERTIFICATE_LIMIT, FAULTS, HAPPENING_LIMIT, ROUND_LIMIT, SEVERITY, Rounds
+from shoal.node.dashboard.model import BANDWIDTH_POINTS, NAMED_LIMIT, Model
+from shoal.node.dashboard.peers import CHANGE_LIMIT, LIVE_LIMIT, Peers
+from shoal.node.dashboard.rounds import (
+    ALIKE_LIMIT,
+    CERTIFICATE_LIMIT,
+    FAULTS,
+    HAPPENING_LIMIT,
+    ROUND_LIMIT,
+    SEVERITY,
+    Rounds,
+)
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import parse_event
 from tests.node.dashboard.lab import NOW
 
+DELTA_LIMIT_BYTES = 16_384
+SNAPSHOT_LIMIT_BYTES = 100_000
 KEPT = {"certificates": CERTIFICATE_LIMIT, "happenings": HAPPENING_LIMIT, "bandwidth": BANDWIDTH_POINTS}
 
 
@@ -33,6 +44,7 @@ def apply(known: dict[str, Any], delta: dict[str, Any]) -> None:
     assert delta["seq"] == known["seq"] + 1
     known["seq"] = delta["seq"]
     known["node"] |= delta.get("node", {})
+    known["summary"] |= delta.get("summary", {})
     known["health"] = delta.get("health", known["health"])
     for peer, fields in delta.get("peers", {}).items():
         if fields is None:
@@ -68,6 +80,103 @@ def test_a_snapshot_and_the_deltas_after_it_are_the_later_snapshot(rollouts: boo
     assert known == plain(model.snapshot())
     assert sum(peer["reach"] == "gone" for peer in known["peers"].values()) == 2
     assert model.delta() is None
+
+
+def test_deltas_of_a_crowd_are_small_and_lead_to_what_is_true_in_the_end() -> None:
+    """Numbers of all change from look to look, a third of them die at once, and half of them are forgotten."""
+    swarm = SyntheticSwarm(peers=1000, now=NOW, rounds=20)
+    model = Model()
+    follow(model, swarm)
+    model.delta()
+    known = plain(model.snapshot())
+    assert (len(known["peers"]), known["summary"]["known"]) == (LIVE_LIMIT, 1001)
+    sizes = []
+    for second in range(1, 60):
+        if second == 20:
+            swarm.kill(300)
+        swarm.advance(NOW + min(second, 50))  # the clock stands still in the end, and what waited has its turn
+        facts = swarm.look()
+        if second > 40:
+            facts = msgspec.structs.replace(facts, peers=facts.peers[:500])
+        while swarm.waiting:
+            model.hear(swarm.waiting.popleft())
+        model.see(facts, NOW + second, NOW + second, in_turn=True)
+        delta = model.delta()
+        if delta is None and second > 50:
+            break
+        assert delta is not None
+        assert len(delta.get("peers", ())) <= CHANGE_LIMIT
+        sizes.append(len(msgspec.json.encode(delta)))
+        apply(known, plain(delta))
+    assert delta is None
+    assert max(sizes) <= DELTA_LIMIT_BYTES
+    assert known == plain(model.snapshot())
+    now = Model()
+    now.see(facts, NOW, NOW)
+    numbers = {"up", "down"}  # which take two looks
+    assert {
+        peer: {key: value for key, value in fields.items() if key not in numbers}
+        for peer, fields in known["peers"].items()
+    } == {
+        peer: {key: value for key, value in fields.items() if key not in numbers}
+        for peer, fields in plain(now.snapshot())["peers"].items()
+    }
+
+
+def test_every_peer_has_its_turn_and_a_change_of_state_comes_first() -> None:
+    swarm = SyntheticSwarm(peers=LIVE_LIMIT - 1, now=NOW, rounds=2)
+    peers = Peers()
+    facts = swarm.look()
+    peers.see(facts.peers, NOW, in_turn=False)
+    assert len(peers.changed()) == LIVE_LIMIT
+    seen: set[str] = set()
+    for look in range(1, LIVE_LIMIT // CHANGE_LIMIT + 1):
+        rows = [msgspec.structs.replace(peer, round=100 + look) for peer in facts.peers]
+        peers.see(rows, NOW + look, in_turn=True)
+        told = set(peers.changed())
+        assert len(told) == CHANGE_LIMIT
+        assert not told & seen
+        seen |= told
+    assert len(seen) == LIVE_LIMIT
+    some = sorted(peer.peer for peer in rows if peer.member and peer.reach == "direct")[-CHANGE_LIMIT + 3 :]
+    rows = [
+        msgspec.structs.replace(peer, round=300, reach="suspect" if peer.peer in some else peer.reach) for peer in rows
+    ]
+    peers.see(rows, NOW + 99, in_turn=True)
+    news = peers.changed()
+    assert len(news) == CHANGE_LIMIT
+    assert {peer for peer, fields in news.items() if fields and fields.get("state") == "silent"} == set(some)
+
+
+def test_the_summary_counts_also_those_that_are_not_told_of_one_by_one() -> None:
+    swarm = SyntheticSwarm(peers=1000, now=NOW, rounds=3)
+    killed = swarm.kill(300)
+    model = Model()
+    follow(model, swarm)
+    found = plain(model.snapshot())
+    assert found["summary"]["states"]["gone"] == 300
+    assert found["summary"]["alive"] == 701
+    assert (found["node"]["missing"], len(found["node"]["missing_peers"])) == (300, NAMED_LIMIT)
+    assert set(found["node"]["missing_peers"]) <= set(killed)
+    assert len(msgspec.json.encode(found)) <= SNAPSHOT_LIMIT_BYTES
+
+
+def test_a_thousand_nodes_that_are_linked_or_die_at_once_are_a_few_lines() -> None:
+    rounds = Rounds()
+    rounds.hear(events.Evidence(at=NOW - 9, peer="12D3KooWliar", kind="two votes", round=3))
+    for place in range(1000):
+        rounds.hear(events.Linked(at=NOW + place / 2000, peer=f"12D3KooW{place}"))
+    _, _, told = rounds.changed()
+    assert told == rounds.happenings
+    assert [happening.kind for happening in told] == ["evidence", *["linked"] * ALIKE_LIMIT]
+    assert [happening.more for happening in told[1:]] == [0] * (ALIKE_LIMIT - 1) + [1000 - ALIKE_LIMIT]
+    for place in range(3):
+        rounds.hear(events.Linked(at=NOW + 0.6 + place / 2000, peer=f"12D3KooW{place}"))
+    _, _, later = rounds.changed()
+    assert [(happening.peer, happening.more) for happening in later] == [("12D3KooW0", 2)], "what was told stands"
+    rounds.hear(events.Linked(at=NOW + 9, peer="12D3KooWlate"))
+    rounds.hear(events.Linked(at=NOW + 9.1, peer="12D3KooWlater"))
+    assert [happening.more for happening in rounds.changed()[2]] == [0, 0]
 
 
 def test_a_peer_that_nobody_knows_any_more_goes_from_the_page() -> None:
@@ -210,7 +319,7 @@ def test_who_trains_no_more_has_no_speed_and_who_left_is_no_fault() -> None:
     assert found["peers"][left]["speed"] == found["peers"][resting]["speed"] == 0
     assert found["node"]["tokens_per_s"] == 0
     others = [peer["speed"] for peer in found["peers"].values()]
-    assert found["node"]["swarm_tokens_per_s"] == pytest.approx(sum(others), rel=0.01)
+    assert found["summary"]["tokens_per_s"] == pytest.approx(sum(others), rel=0.02)
     told = found["happenings"][-1]
     assert (told["kind"], told["severity"], told["peer"]) == ("departed", "info", left)
     assert all(not round["faults"] for round in found["rounds"])

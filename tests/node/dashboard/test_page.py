@@ -9,6 +9,7 @@ import pytest
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
+from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
 from shoal.node.reporting.events import Failed
 from tests.node.dashboard.browser import Page, Served, browsing
@@ -83,10 +84,41 @@ def test_a_page_that_lost_its_node_takes_it_up_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_hundred_peers_can_be_seen_found_and_walked_through(tmp_path: Path) -> None:
-    with Served(swarm_of(200), tmp_path) as served, browsing() as page:
+def test_a_thousand_peers_come_as_numbers_and_each_can_be_found(tmp_path: Path) -> None:
+    with Served(swarm_of(1000), tmp_path) as served, browsing() as page:
         opened(page, served)
-        assert page.count("#map .peer") == 201
+        assert page.count("#map .peer") == LIVE_LIMIT
+        assert page.text("#map-sum") == "1,001 nodes known, 200 of them drawn"
+        assert page.text("#peer-groups [data-group='']") == "all 1,001"
+        page.run("document.getElementById('peers-card').scrollIntoView()")
+        page.until("document.querySelectorAll('#peers tbody tr').length === 30")
+        page.click("#peers-next")
+        page.until("document.getElementById('peers-place').textContent === '31 to 60 of 1,001'")
+        killed: list[str] = []
+        served.do(lambda: killed.extend(served.swarm.kill(40)))
+        page.until("document.querySelector('#peer-groups [data-group=gone]').textContent === 'gone 40'")
+        page.click("#peer-groups [data-group=gone]")
+        page.until("document.getElementById('peers-place').textContent === '1 to 30 of 40'")
+        assert page.run("return document.querySelectorAll('#peers tbody tr.gone').length") == 30
+        page.driver.find_element("id", "find").send_keys(killed[-1][-6:])
+        page.until("document.querySelectorAll('#peers tbody tr').length === 1")
+        page.click("#peers tbody button")
+        page.until("document.querySelectorAll('#peer-happenings li').length > 0")
+        assert page.text("#peer-name") == killed[-1]
+        assert page.text("#peer-more").startswith("Stategone")
+        page.click("#peer button")
+        page.click("#peer-groups [data-group='']")
+        page.driver.find_element("id", "find").clear()
+        page.driver.find_element("id", "find").send_keys("0.0.9")
+        page.until("document.getElementById('peers-place').textContent.endsWith('of 25')")
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_two_hundred_peers_can_be_seen_and_walked_through(tmp_path: Path) -> None:
+    with Served(swarm_of(199), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        assert page.count("#map .peer") == 200
         spots = page.run(
             "return [...document.querySelectorAll('#map .peer:not(.self)')].map(g => g.style.transform"
             ".match(/-?[\\d.]+/g).map(Number))"
@@ -96,15 +128,13 @@ def test_two_hundred_peers_can_be_seen_found_and_walked_through(tmp_path: Path) 
             (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 for i, a in enumerate(spots) for b in spots[:i]
         )  # no peer hides another
         assert nearest**0.5 > 6
-        assert page.count("#peers tbody tr") == 30
-        page.click("#all-peers")
-        assert page.count("#peers tbody tr") == 201
-        name = page.run("return document.querySelectorAll('#peers tbody tr')[77].dataset.peer")
-        page.driver.find_element("id", "find").send_keys(name[-6:])
-        page.until("document.querySelectorAll('#peers tbody tr').length === 1")
         page.driver.find_element("id", "map").send_keys("\ue014")  # the right arrow
         page.until("!document.getElementById('map-more').hidden")
         assert page.count("#map .picked") == 1
+        picked = page.run("return document.querySelector('#map .picked').dataset.peer")
+        page.driver.find_element("id", "map").send_keys("\ue007")  # Enter
+        page.until("document.querySelectorAll('#peer-more dt').length > 3")
+        assert page.text("#peer-name") == picked
         assert_clean(page)
 
 
@@ -184,7 +214,8 @@ def test_the_page_says_what_to_do_where_rounds_wait_and_who_is_banned(tmp_path: 
         served.do(lambda: left.append(swarm.part()))
         page.until("[...document.querySelectorAll('#happenings li')].some(e => e.textContent.endsWith('has left'))")
         assert page.count("#happenings .bad") == 0
-        page.until("document.querySelectorAll('#peers .badge.leaving').length === 1")
+        page.run("document.getElementById('peers-card').scrollIntoView()")
+        page.until("document.querySelectorAll('#peers .badge.left').length === 1")
 
         def stall() -> None:
             swarm.kill(2)

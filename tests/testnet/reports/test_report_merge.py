@@ -13,7 +13,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.node.reporting.event_log import LINE_LIMIT_BYTES
-from shoal.testnet.reports.page_merged import render_merged
+from shoal.testnet.reports.page_merged import ROW_LIMIT, render_merged
 from shoal.testnet.reports.report_log import (
     CELL_LIMIT,
     Cells,
@@ -230,6 +230,23 @@ def test_report_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
     tags = Tags(page.read_text(encoding="utf-8"))
     assert tags.seen["svg"] == 2
     assert tags.seen["rect"] == 2 + 2 * 3 * 2  # lives, and the two stretches of each round
+
+
+def test_of_many_nodes_those_with_trouble_are_shown_and_all_are_summed_up(tmp_path: Path) -> None:
+    write_logs(tmp_path, peers=ROW_LIMIT + 20, rounds=6, round_s=60.0)
+    page = render_merged(history_of(tmp_path))
+    nodes = Tags(page[page.index("<h2>Nodes</h2>") :])
+    assert nodes.seen["tr"] == 1 + ROW_LIMIT
+    killed = [number for number in range(ROW_LIMIT + 20) if number % 7 == 3]
+    assert [number for number in killed if peer_id(number)[-6:] not in nodes.text] == []
+    unharmed = [number for number in range(ROW_LIMIT + 20) if number % 7 != 3]
+    shown = [number for number in unharmed if f"…{peer_id(number)[-6:]}" in nodes.text]
+    assert shown == unharmed[: ROW_LIMIT - len(killed)]
+    assert "20 more nodes are not shown." in nodes.text
+    assert (
+        f"{ROW_LIMIT + 20} nodes: 6 rounds certified in the middle, 3 or fewer at one in ten, 6 at most; "
+        f"{len(killed)} with trouble of their own."
+    ) in nodes.text
 
 
 def test_report_that_cannot_be_written_names_its_own_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

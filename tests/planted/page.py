@@ -1,0 +1,85 @@
+"""Bugs of what a node tells of a crowd: the page, the metrics, the status, the report."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+_MODEL = "tests/node/dashboard/test_model.py"
+
+PAGE: tuple[Bug, ...] = (
+    bug(
+        "one delta tells of every peer that changed",
+        f"{_MODEL}::test_deltas_of_a_crowd_are_small_and_lead_to_what_is_true_in_the_end",
+        "for peer in heapq.nsmallest(CHANGE_LIMIT, changes, key=self._turn(changes)) if in_turn else changes:",
+        "for peer in changes:",
+    ),
+    bug(
+        "a peer that was told of a while ago does not come before one that was told just now",
+        f"{_MODEL}::test_every_peer_has_its_turn_and_a_change_of_state_comes_first",
+        "URGENT.isdisjoint(changed), self._changed_at.get(peer, 0), peer",
+        "URGENT.isdisjoint(changed), peer, peer",
+    ),
+    bug(
+        "numbers are told before states",
+        f"{_MODEL}::test_every_peer_has_its_turn_and_a_change_of_state_comes_first",
+        "return changed is not None and URGENT.isdisjoint(changed)",
+        "return changed is not None and not URGENT.isdisjoint(changed)",
+    ),
+    bug(
+        "what viewers were told already is counted on, so that theirs differs from a later snapshot",
+        f"{_MODEL}::test_a_thousand_nodes_that_are_linked_or_die_at_once_are_a_few_lines",
+        "last = next((known for known in reversed(self._new_happenings) if known.kind == happening.kind), None)",
+        "last = next((known for known in reversed(self.happenings) if known.kind == happening.kind), None)",
+    ),
+    bug(
+        "who claims a round far ahead makes all others late",
+        "tests/node/test_peer_facts.py::test_who_claims_a_round_far_ahead_makes_nobody_late",
+        "middle = rounds[len(rounds) // 2]",
+        "middle = rounds[-1]",
+    ),
+    bug(
+        "all versions that peers name are told",
+        "tests/node/test_peer_facts.py::test_versions_beyond_a_few_are_counted_together",
+        "named, others = ordered[:SOFTWARE_LIMIT], sum(number for _, number in ordered[SOFTWARE_LIMIT:])",
+        "named, others = ordered, 0",
+    ),
+    bug(
+        "a label for each peer",
+        "tests/node/dashboard/test_metrics.py"
+        "::test_a_thousand_peers_are_no_more_series_than_a_hundred_and_all_of_them_are_counted",
+        "if peer.peer not in self._labelled and len(self._labelled) < PEER_LABEL_LIMIT:",
+        "if peer.peer not in self._labelled:",
+    ),
+    bug(
+        "one answer holds all peers",
+        "tests/node/dashboard/test_app.py::test_peers_are_found_sorted_and_given_a_part_at_a_time",
+        "part = found[wanted.first : wanted.first + PAGE_LIMIT]",
+        "part = found[wanted.first :]",
+    ),
+    bug(
+        "peers are read although nobody looks",
+        "tests/node/dashboard/test_app.py::test_no_peer_is_read_while_nobody_looks",
+        """
+        if len(self.feed):
+            self._look()
+        """,
+        """
+        self._look()
+        if len(self.feed):
+            pass
+        """,
+    ),
+    bug(
+        "a status lists all members",
+        "tests/cli/test_status.py::test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first",
+        "return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT",
+        "return [*own, *troubled, *others], len(status.members) - SHOWN_LIMIT",
+    ),
+    bug(
+        "the report of many nodes draws the first, whatever happened to the others",
+        "tests/testnet/reports/test_report_merge.py"
+        "::test_of_many_nodes_those_with_trouble_are_shown_and_all_are_summed_up",
+        "return -troubles[log.peer_id], log.certified, place",
+        "return 0, 0, place",
+    ),
+)
