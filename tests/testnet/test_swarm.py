@@ -19,7 +19,7 @@ import trio
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
-from shoal.testnet import swarm
+from shoal.testnet import nodes, swarm
 from shoal.testnet.links.namespaces import LOOPBACK, Place, Uplink
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
@@ -66,7 +66,7 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
 
 def pids(out: Path) -> list[int]:
     """Of all processes that there ever were."""
-    lines = [line for log in out.glob("nodes/*/events.jsonl") for line in log.read_text().splitlines()]
+    lines = [line for log in sorted(out.glob("nodes/*/events.jsonl")) for line in log.read_text().splitlines()]
     return [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
 
 
@@ -147,6 +147,29 @@ async def test_a_stopped_node_goes_on_when_a_continue_says_so(tmp_path: Path) ->
     assert [fault.error for fault in report.faults] == [None, None]
     assert report.rounds_certified == 6
     assert [node.outcome for node in report.nodes] == ["running", "running"]
+
+
+@in_trio
+async def test_a_throttled_node_has_its_share_for_as_long_as_is_said_and_no_other_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[tuple[str, int, float]] = []
+
+    async def hold_to(group: int, share: float, stopped: Callable[[], bool]) -> None:
+        held.append(("begun", group, share))
+        try:
+            await trio.sleep_forever()
+        finally:
+            held.append(("ended", group, share))
+
+    monkeypatch.setattr(nodes, "hold_to", hold_to)
+    throttle = Fault(kind="throttle", node=1, round=2, phase="train", cpu_share=0.1, duration_s=0.1)
+    late = Fault(kind="throttle", node=0, round=5, phase="train")
+    report, _ = await run(Scenario(nodes=2, rounds=6, faults=(throttle, late)), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, None]
+    first, second = pids(tmp_path)
+    assert sorted(held) == sorted((when, *of) for when in ("begun", "ended") for of in ((first, 0.05), (second, 0.1)))
+    assert held.index(("begun", second, 0.1)) < held.index(("ended", second, 0.1)) < held.index(("ended", first, 0.05))
 
 
 @in_trio

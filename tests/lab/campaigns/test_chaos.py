@@ -85,9 +85,12 @@ def test_a_swarm_can_survive_what_is_drawn() -> None:
         assert scenario.rounds == ROUNDS > max(fault.round for fault in scenario.faults)
 
 
+STRIKING = ("kill", "leave", "stop", "cut", "slow", "throttle")
+
+
 def test_moves_do_not_strike_whom_the_one_before_struck() -> None:
     for scenario in SCENARIOS:
-        struck = [f for f in scenario.faults if f.kind in ("kill", "leave", "stop", "cut", "slow") and f.phase]
+        struck = [f for f in scenario.faults if f.kind in STRIKING and f.phase]
         founders = [(f.round, f.target) for f in struck if f.target < scenario.nodes]
         assert all(a[1] != b[1] for a, b in pairwise(founders) if a[0] != b[0])
 
