@@ -17,6 +17,7 @@ from tests.planted.sapo import SAPO
 from tests.planted.shell import SHELL
 from tests.planted.state import STATE
 from tests.planted.swarm import SWARM
+from tests.planted.testnet import TESTNET
 from tests.planted.training import TRAINING
 
 BUGS: dict[str, tuple[Bug, ...]] = {
@@ -30,5 +31,6 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "audits": AUDITS,
     "training": TRAINING,
     "sapo": SAPO,
+    "testnet": TESTNET,
 }
 """By area."""

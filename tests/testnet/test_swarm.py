@@ -150,7 +150,7 @@ async def test_a_stopped_node_goes_on_when_a_continue_says_so(tmp_path: Path) ->
 
 
 @in_trio
-async def test_a_throttled_node_has_its_share_for_as_long_as_is_said_and_no_other_has(
+async def test_throttled_nodes_have_their_shares_and_no_other_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[tuple[str, int, float]] = []
@@ -164,12 +164,11 @@ async def test_a_throttled_node_has_its_share_for_as_long_as_is_said_and_no_othe
 
     monkeypatch.setattr(nodes, "hold_to", hold_to)
     throttle = Fault(kind="throttle", node=1, round=2, phase="train", cpu_share=0.1, duration_s=0.1)
-    late = Fault(kind="throttle", node=0, round=5, phase="train")
-    report, _ = await run(Scenario(nodes=2, rounds=6, faults=(throttle, late)), tmp_path)
+    endless = Fault(kind="throttle", node=0, round=3, phase="train")
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=(throttle, endless)), tmp_path)
     assert [fault.error for fault in report.faults] == [None, None]
-    first, second = pids(tmp_path)
+    first, second, _ = pids(tmp_path)
     assert sorted(held) == sorted((when, *of) for when in ("begun", "ended") for of in ((first, 0.05), (second, 0.1)))
-    assert held.index(("begun", second, 0.1)) < held.index(("ended", second, 0.1)) < held.index(("ended", first, 0.05))
 
 
 @in_trio
@@ -272,6 +271,14 @@ async def test_a_node_that_crashes_is_told_and_the_report_is_written(tmp_path: P
 async def test_a_fork_is_counted(tmp_path: Path) -> None:
     report, _ = await run(Scenario(nodes=2, rounds=3), tmp_path, {1: "fork"})
     assert (report.forks, report.digests_equal) == (3, False)
+
+
+@in_trio
+async def test_a_founder_that_lives_and_certifies_nothing_is_found(tmp_path: Path) -> None:
+    report, _ = await run(Scenario(nodes=3, rounds=3), tmp_path, {1: "absent"})
+    assert [(node.outcome, node.rounds) for node in report.nodes] == [("running", 3), ("running", 0), ("running", 3)]
+    assert (report.rounds_certified, report.unaffected_absent, report.trouble) == (3, (1,), None)
+    assert "node 1 lived, no fault struck it, and it took part in no round" in (tmp_path / "report.html").read_text()
 
 
 @in_trio

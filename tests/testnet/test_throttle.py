@@ -7,17 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from shoal.protocol.errors import NetworkError
+from shoal.testnet import nodes
+from shoal.testnet.faults import strike, undo
+from shoal.testnet.journal import Journal
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+from shoal.testnet.scenario import Fault
 from shoal.testnet.throttle import PERIOD_S, Quotas, by_turns, find_quotas, hold_to, kernel_quotas
 
 BUSY = "import os\nos.fork()\nos.write(1, b'on ')\nwhile True: pass\n"
 """Two processes of one group."""
+PAUSE = "import signal\nsignal.pause()\n"
 SHARE = 0.2
 WINDOW_S = 1.5
 
@@ -106,3 +114,50 @@ def test_quota_is_written_as_either_version_has_it(
     moved = (own / "cgroup.procs").read_text()
     assert {path.name: path.read_text() for path in own.iterdir()} == written | {"cgroup.procs": moved}
     assert int(moved) in {one.pid for one in both(busy.pid)}
+
+
+async def test_a_throttle_ends_with_its_time_and_its_node_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    changed = trio.Event()
+
+    async def noted(group: int, share: float, stopped: Callable[[], bool]) -> None:
+        held.append(f"{group} to {share}")
+        changed.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            held.append(f"{group} to all")
+
+    class Field:
+        seed, network = 1, None
+
+        def __init__(self) -> None:
+            runtime = Runtime(command=lambda launch: [sys.executable, "-c", PAUSE])
+            self.nodes = [NodeProcess(0, tmp_path, Journal(), runtime)]
+
+        def node(self, index: int) -> NodeProcess:
+            return self.nodes[index]
+
+        async def join(self, index: int) -> None:
+            raise AssertionError
+
+    monkeypatch.setattr(nodes, "hold_to", noted)
+    field = Field()
+    (node,) = field.nodes
+    fault = Fault(kind="throttle", node=0, round=1, cpu_share=0.1, duration_s=0.01)
+    with pytest.raises(NetworkError, match="node 0 is not running"):
+        await strike(fault, field)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run, Launch(manifest=tmp_path, data_dir=tmp_path))
+        await wait_all_tasks_blocked()
+        await strike(fault, field)
+        await changed.wait()
+        pid = node.lives[-1].pid
+        assert held == [f"{pid} to 0.1"]
+        await undo(fault, field)
+        await wait_all_tasks_blocked()
+        assert (held, node.alive) == ([f"{pid} to 0.1", f"{pid} to all"], True)
+        nursery.cancel_scope.cancel()
+    await undo(fault, field)  # of a node that ended meanwhile there is nothing to undo
