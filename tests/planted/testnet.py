@@ -27,7 +27,7 @@ TESTNET: tuple[Bug, ...] = (
     ),
     bug(
         "a throttle does not end with its time",
-        "tests/testnet/test_swarm.py::test_a_throttled_node_has_its_share_for_as_long_as_is_said_and_no_other_has",
+        "tests/testnet/test_throttle.py::test_a_throttle_ends_with_its_time_and_its_node_goes_on",
         "swarm.node(fault.target).throttle(None)",
         "swarm.node(fault.target).throttle(fault.cpu_share)",
     ),
