@@ -66,6 +66,9 @@ ROUND_DEADLINE_S: Final = 120.0
 """Beside its steps. Where a round takes longer, those before it count, and the command says how many did not come."""
 FOLLOW_DEADLINE_S: Final = 30.0
 WARM_UP_ROUNDS: Final = 2
+LOOK_S: Final = 0.5
+POLL_S: Final = 0.2
+"""Of a node's log; events say themselves when they were, and who reads many logs often is a load on the machine."""
 BACK_S: Final = 10.0
 """From the end of a strike until the swarm is to have its full pace."""
 _LOOP: Final = "while True: pass"
@@ -82,12 +85,12 @@ class ScaleSwarm(Swarm):
         self.faults: list[FaultRecord] = []
         self.rests: list[rows.Rest] = []
         self.current: dict[int, int] = {}
-        self.contributed: set[int] = set()
+        self.contributed: dict[int, float] = {}
         self.past: dict[int, int] = {}
         self.together: set[int] = set()
         self._read_entries = 0
-        command = noting_command if bench.trainers == "wait" else node_command
-        super().__init__(folder, bench.nodes, partial(scale_manifest, bench), runtime=Runtime(command=command))
+        runtime = Runtime(command=noting_command if bench.trainers == "wait" else node_command, poll_s=POLL_S)
+        super().__init__(folder, bench.nodes, partial(scale_manifest, bench), runtime=runtime)
 
     async def join(self, index: int) -> None:
         """Start a node again (see `revive`)."""
@@ -101,8 +104,8 @@ class ScaleSwarm(Swarm):
             match entry.event:
                 case Begun(round=number):
                     self.current[entry.node] = number
-                case Contributed(round=number):
-                    self.contributed.add(number)
+                case Contributed(round=number, at=at):
+                    self.contributed[number] = min(at, self.contributed.get(number, at))
                 case RoundEnded(round=number) | CaughtUp(round=number):
                     self.past[entry.node] = max(number, self.past.get(entry.node, 0))
                 case Holding():
@@ -166,10 +169,13 @@ class ScaleSwarm(Swarm):
             await self.journal.until(self._rests)
             number = max(self.current.values())
             daemons = {node.index: psutil.Process(node.lives[-1].pid) for node in self.nodes if node.alive}
-            began, before = time.monotonic(), {index: cpu_s([one]) for index, one in daemons.items()}
-            await self.journal.until(partial(self._rests_no_more, number))
-            used = {index: cpu_s([one]) - before[index] for index, one in daemons.items()}
-            self.rests.append(rows.Rest(seconds=time.monotonic() - began, used_s=used))
+            looks = []
+            while not self._rests_no_more(number):
+                used = {index: cpu_s([one]) for index, one in daemons.items()}
+                looks.append(rows.Look(at=time.time(), used_s=used))
+                await trio.sleep(LOOK_S)
+            rest = rows.rest_of(looks, self.contributed.get(number, 0.0))
+            self.rests += [] if rest is None else [rest]
 
     def _rests(self) -> bool:
         """True if all are in one round, from the second on, and nobody has contributed to it yet."""

@@ -126,6 +126,23 @@ class Rest:
     used_s: dict[int, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Processor time that each daemon had used by then (wall clock), in seconds."""
+
+    at: float
+    used_s: dict[int, float]
+
+
+def rest_of(looks: Sequence[Look], end: float) -> Rest | None:
+    """The time of rest from the first of these looks to the last before `end`; None of fewer than two."""
+    within = [look for look in looks if look.at <= end]
+    if len(within) < 2:
+        return None
+    first, last = within[0], within[-1]
+    return Rest(seconds=last.at - first.at, used_s={i: last.used_s[i] - used for i, used in first.used_s.items()})
+
+
 def rest_percent(rests: Sequence[Rest]) -> float | None:
     """Share of a core that a daemon uses at rest, in percent: the median over the daemons, over all these times."""
     if not rests:

@@ -12,6 +12,7 @@ from shoal.cli.main import execute
 from shoal.lab.bench.scale import not_default, scale_manifest, to_document, to_lines
 from shoal.lab.bench.scale_rows import (
     Away,
+    Look,
     Rest,
     control_kb_s,
     count_of,
@@ -20,6 +21,7 @@ from shoal.lab.bench.scale_rows import (
     evictions,
     fewest_contributors,
     pace_s,
+    rest_of,
     rest_percent,
     seconds_of_rounds,
     times_dead,
@@ -142,6 +144,15 @@ def test_rest_is_the_median_daemon_over_all_times_of_rest() -> None:
     ]
     assert rest_percent(rests) == pytest.approx(100 * 0.05 / 10)
     assert rest_percent([]) is None
+
+
+def test_a_time_of_rest_is_between_the_looks_before_anybody_contributed() -> None:
+    looks = [Look(at=BEGAN + at, used_s={0: at / 100, 1: at / 10}) for at in (1.0, 2.0, 4.0, 5.0)]
+    rest = rest_of(looks, BEGAN + 4.5)
+    assert rest is not None
+    assert (rest.seconds, rest.used_s) == (3.0, {0: pytest.approx(0.03), 1: pytest.approx(0.3)})
+    assert rest_of(looks, BEGAN + 1.5) is None
+    assert rest_of([], BEGAN) is None
 
 
 # -- targets -------------------------------------------------------------------------------------------------
