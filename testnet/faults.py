@@ -86,8 +86,8 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
 async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[FaultRecord], None]) -> None:
     """Wait for the fault's moment, carry it out, and let go the node that held for it.
 
-    A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links
-    for a time is undone at its end, while nobody holds any more.
+    A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links,
+    or by a throttle, for a time is undone at its end, while nobody holds any more.
     Cancellation leaves the record as far as it came.
     """
     fault, held = record.fault, swarm.scenario.held_node(record.fault)
@@ -121,7 +121,7 @@ async def strike(fault: Fault, swarm: Field) -> None:
 
 
 async def undo(fault: Fault, swarm: Field) -> None:
-    """Wait as long as what was done to links lasts, and undo it. Raises NetworkError.
+    """Wait as long as what was done to links, or by a throttle, lasts, and undo it. Raises NetworkError.
 
     Cancellation leaves it done.
     """
@@ -219,6 +219,14 @@ async def _restart(fault: Fault, swarm: Field) -> None:
     await swarm.join(fault.target)
 
 
+async def _throttle(fault: Fault, swarm: Field) -> None:
+    swarm.node(fault.target).throttle(fault.cpu_share)
+
+
+async def _unthrottle(fault: Fault, swarm: Field) -> None:
+    swarm.node(fault.target).throttle(None)
+
+
 # -- links ---------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +308,7 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "leave": _leave,
     "join": _join,
     "restart": _restart,
+    "throttle": _throttle,
     "partition": _partition,
     "heal": _heal,
     "slow": _slow,
@@ -307,4 +316,8 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "cut": _cut,
 }
 
-_UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {"partition": _join_up, "slow": _speed_up}
+_UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
+    "throttle": _unthrottle,
+    "partition": _join_up,
+    "slow": _speed_up,
+}

@@ -31,6 +31,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.parent_death import ended_with_parent
+from shoal.testnet.throttle import hold_to
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
@@ -119,12 +120,14 @@ def start_process(command: Sequence[str], log: Path) -> Started:
 class Runtime:
     """Kind of a testnet's nodes: real ones, or stand-ins in tests of the testnet itself.
 
-    start: makes a process of a command line, in a session of its own, with its output at the end of a file.
+    start: makes a process of a command line, in a session of its own, with its output at the end of a file. poll_s: how
+    often a node's log is looked at.
     """
 
     command: Callable[[Launch], list[str]] = node_command
     ask: Ask = ask_node
     start: Callable[[Sequence[str], Path], Started] = start_process
+    poll_s: float = POLL_S
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -151,6 +154,8 @@ class NodeProcess:
         self.lives: list[Life] = []
         self.stopped = False
         self.struck: str | None = None
+        self._share: float | None = None
+        self._share_changed = trio.Event()
         self._journal = journal
         self._runtime = runtime
         self._tail = LogTail(folder / LOG_NAME)
@@ -176,7 +181,7 @@ class NodeProcess:
 
         Cancellation: the process is killed, with all its group, and reaped.
         """
-        self.stopped, self.struck = False, None
+        self.stopped, self.struck, self._share = False, None, None
         started_at = time.time()  # before the process is there: it may have logged something when `start` returns
         process = self._runtime.start(self._runtime.command(launch), self.folder / "log.txt")
         life = Life(pid=process.pid, started_at=started_at)
@@ -185,6 +190,7 @@ class NodeProcess:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
+                nursery.start_soon(self._hold_to_share, process.pid)
                 await _ended(process)
                 nursery.cancel_scope.cancel()
         finally:
@@ -198,11 +204,32 @@ class NodeProcess:
     async def _watch(self) -> None:
         while True:
             self._read_events()
-            await trio.sleep(POLL_S)
+            await trio.sleep(self._runtime.poll_s)
 
     def _read_events(self) -> None:
         for event in self._tail.read():
             self._journal.add(self.index, event)
+
+    async def _hold_to_share(self, group: int) -> None:
+        """Hold its processes to the share that `throttle` says, as long as there is one."""
+        while True:
+            share, changed = self._share, self._share_changed
+            async with trio.open_nursery() as nursery:
+                if share is not None:
+                    nursery.start_soon(hold_to, group, share, lambda: self.stopped)
+                await changed.wait()
+                nursery.cancel_scope.cancel()
+
+    def throttle(self, share: float | None) -> None:
+        """Let the node and its trainer have only so much of one core from now on; None lets them have all again.
+
+        Raises NetworkError if it has no process, or was killed.
+        """
+        if share is not None and (not self.alive or self.struck == "killed"):
+            raise NetworkError(f"node {self.index} is not running")
+        self._share = share
+        self._share_changed.set()
+        self._share_changed = trio.Event()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the node and its trainer. Raises NetworkError if it has no process, or was killed."""

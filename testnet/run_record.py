@@ -68,6 +68,24 @@ class RunRecord:
         """The (term, round)s that at least one node certified."""
         return frozenset((event.term, event.round) for _, event in self.certified())
 
+    def missed(self) -> dict[int, tuple[int, ...]]:
+        """Rounds that others certified without it, for each founder that runs at the end and that no fault struck."""
+        struck = {index for record in self.faults if record.at is not None for index in record.fault.struck}
+        own: dict[int, set[tuple[str, int]]] = {
+            node.index: set()
+            for node in self.nodes
+            if node.index < self.scenario.nodes and node.outcome == "running" and node.index not in struck
+        }
+        for index, event in self.certified():
+            own.get(index, set()).add((event.term, event.round))
+        everyones = self.certified_rounds()
+        return {index: tuple(sorted(number for _, number in everyones - ended)) for index, ended in own.items()}
+
+    def unaffected_absent(self) -> tuple[int, ...]:
+        """Those of them that missed every round."""
+        rounds = len(self.certified_rounds())
+        return tuple(index for index, missed in self.missed().items() if len(missed) == rounds > 0)
+
 
 def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:
     """The (term, round)s that a node certified and lived on after: all its files of these must be there."""

@@ -42,10 +42,15 @@ DURATION_LIMIT_S = 600.0
 SLOW_RATE_MBIT: Final = 4.0
 """Rate of a slow node's link where its fault does not say."""
 
-Kind = Literal["kill", "stop", "continue", "leave", "join", "restart", "partition", "heal", "slow", "corrupt", "cut"]
+THROTTLED_SHARE: Final = 0.05
+"""Share of one core that a throttled node has where its fault does not say."""
+
+Kind = Literal[
+    "kill", "stop", "continue", "leave", "join", "restart", "throttle", "partition", "heal", "slow", "corrupt", "cut",
+]  # fmt: skip
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
-_LASTING: Final = ("stop", "restart", "partition", "slow")
+_LASTING: Final = ("stop", "restart", "throttle", "partition", "slow")
 _ENDING: Final = ("kill", "stop", "continue", "leave", "restart")
 _NODELESS: Final = ("join", "partition", "heal")
 _LINKS: Final = ("partition", "heal", "slow")
@@ -56,10 +61,12 @@ _HELD_ELSEWHERE: Final = ("join", "continue", "partition", "heal", "corrupt")
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
 
-    node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a partition or a
-    slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before the start; the
-    other kinds are over at once, and have none whatever is said.
+    node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a throttle, a
+    partition or a slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before
+    the start; the other kinds are over at once, and have none whatever is said.
 
+    throttle: the node and its trainer have no more than `cpu_share` of one core, or `THROTTLED_SHARE` where none is
+    said.
     partition: nodes of different `groups` do not reach each other (who is in none reaches all); `traffic` says what
     does not pass. heal: ends every partition and slow. slow: the node's link carries `rate_mbit`, or
     `SLOW_RATE_MBIT` where none is said. corrupt: a bit in every state and every final on its disk is flipped. cut: all
@@ -75,6 +82,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     groups: tuple[tuple[int, ...], ...] = ()
     traffic: What = "all"
     rate_mbit: RateMbit | None = None
+    cpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.progress is not None and self.phase is None:
@@ -96,6 +104,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             msgspec.structs.force_setattr(self, "rate_mbit", rate_mbit)
         elif self.rate_mbit is not None:
             raise ValueError(f"a {self.kind} has no rate_mbit; a slow has")
+        if self.kind == "throttle":
+            cpu_share = THROTTLED_SHARE if self.cpu_share is None else self.cpu_share
+            msgspec.structs.force_setattr(self, "cpu_share", cpu_share)
+        elif self.cpu_share is not None:
+            raise ValueError(f"a {self.kind} has no cpu_share; a throttle has")
 
     @property
     def target(self) -> int:

@@ -21,24 +21,17 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import msgspec
-import numpy as np
 import trio
 
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
-from shoal.collectives.commitment import chunk_hash, merkle_root
-from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
+from shoal.lab.bench.step_tally import NodeLog, NodeTally, kept_plan, noting_command, read_node, tally
+from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
 from shoal.node.option import Option, Within
-from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.reporting.event_log import read_log
-from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.messages import Plan
-from shoal.protocol.wire import decode
-from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals
-from shoal.testnet.nodes import Launch, Runtime, node_command
+from shoal.testnet.nodes import Runtime
 from shoal.testnet.progress import FaultInjected, Progress
 from shoal.testnet.reports.report import Report
 from shoal.testnet.scenario import Fault, Scenario
@@ -54,8 +47,6 @@ STEP_S: Final = 0.1
 STALENESS_ROUNDS: Final = 60
 """Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
 """
-TOLERANCE: Final = 0.05
-"""By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
 WITHIN_S: Final = 10.0
 """Time from the heal within which there must be one chain and full speed."""
 ONE_CHAIN: Final = Target(name="one chain after the heal", unit="s", most=WITHIN_S)
@@ -81,30 +72,6 @@ class PartitionBench(Spec):
     out: Annotated[
         Path | None, Option("--out", help="Where the report and the nodes' folders stay.", metavar="FOLDER")
     ] = None
-
-
-class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of one node up to the last contribution of it that a certified round includes.
-
-    made: as its trainer noted them. counted: the least and the most that any chunk has of them over all rounds.
-    alone: those that it made between the partition and the heal.
-    """
-
-    index: int
-    made: int
-    counted: tuple[int, int]
-    alone: int
-    rounds_counted: int
-
-    @property
-    def lost(self) -> int:
-        """Steps that some chunk does not have."""
-        return max(0, self.made - self.counted[0])
-
-    @property
-    def twice(self) -> int:
-        """Steps that some chunk has too often."""
-        return max(0, self.counted[1] - self.made)
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,11 +141,6 @@ def partition_scenario(seconds: float, seed: int) -> Scenario:
     )
 
 
-def noting_command(launch: Launch) -> list[str]:
-    """The command line of a real node whose workload notes its steps in the node's folder."""
-    return [*node_command(launch), "--data", str(launch.data_dir)]
-
-
 async def _run(bench: PartitionBench, folder: Path) -> PartitionResult:
     scenario = partition_scenario(bench.seconds, bench.seed)
     apart_at: list[float] = []
@@ -208,34 +170,11 @@ def run(bench: PartitionBench, tell: ShowNow) -> PartitionResult:
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """Log of one node: its events, when it announced its contribution to a round, and when it made its steps."""
-
-    index: int
-    peer_id: str
-    folder: Path
-    events: Sequence[Event]
-    made_at: Mapping[int, float]
-    steps: Sequence[float]
-
-    def reached(self, round: int, since: float) -> float | None:
-        """Time at which it was past a round, by its own certificate or another's; not before `since`."""
-        events = (e for e in self.events if isinstance(e, Certified | CaughtUp) and e.round >= round)
-        return min((max(since, event.at) for event in events), default=None)
-
-    def certified(self) -> list[Certified]:
-        return [event for event in self.events if isinstance(event, Certified)]
-
-    def between(self, begin: float, end: float) -> int:
-        return sum(begin <= at <= end for at in self.steps)
-
-
 def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
     """Evaluate a partition that began at `apart_at` (wall clock) from the report and the nodes' folders. Blocks."""
     seconds = report.scenario.faults[0].duration_s or 0.0
     heal_at = apart_at + seconds
-    told = [_read(node.index, node.peer_id, folder / "nodes" / str(node.index)) for node in report.nodes]
+    told = [read_node(node.index, node.peer_id, folder / "nodes" / str(node.index)) for node in report.nodes]
     apart = {node.index: _certified_between(node, apart_at, heal_at) for node in told}
     majority = max(HALVES, key=lambda half: max(len(apart[index]) for index in half)) if any(apart.values()) else ()
     others = [node for node in told if node.index not in majority]
@@ -265,45 +204,23 @@ def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
     )
 
 
-def _read(index: int, peer_id: str, folder: Path) -> _Told:
-    events = list(read_log(folder / LOG_NAME))
-    return _Told(
-        index=index,
-        peer_id=peer_id,
-        folder=folder,
-        events=events,
-        made_at={event.round: event.at for event in events if isinstance(event, Contributed)},
-        steps=steps_made(folder),
-    )
-
-
-def _certified_between(node: _Told, begin: float, end: float) -> set[int]:
+def _certified_between(node: NodeLog, begin: float, end: float) -> set[int]:
     """The rounds from the partition's on that a node certified in that time."""
     return {e.round for e in node.certified() if begin <= e.at <= end and e.round >= APART_ROUND}
 
 
-def _plan(told: Sequence[_Told], number: int) -> tuple[Plan, StoredFinals] | None:
-    """The certified plan of a round and its finals, as some node kept them."""
-    for node in told:
-        folder = node.folder / "rounds" / f"0.0-{number}"
-        if (folder / "applied").exists():
-            plan = decode((folder / "plan").read_bytes(), Plan)
-            return plan, decode((folder / "finals").read_bytes(), StoredFinals, limit_bytes=FILE_LIMIT_BYTES)
-    return None
-
-
-def _lead(told: Sequence[_Told], number: int) -> int:
-    found = _plan(told, number)
+def _lead(told: Sequence[NodeLog], number: int) -> int:
+    found = kept_plan(told, number)
     planners = [] if found is None else [node.index for node in told if node.peer_id == found[0].planner]
     return planners[0] if planners else -1
 
 
-def _one_chain_s(told: Sequence[_Told], last: int, heal_at: float) -> float | None:
+def _one_chain_s(told: Sequence[NodeLog], last: int, heal_at: float) -> float | None:
     reached = [node.reached(last, heal_at) for node in told]
     return None if None in reached else round(max(at for at in reached if at is not None) - heal_at, 3)
 
 
-def _full_speed_s(told: Sequence[_Told], heal_at: float) -> float | None:
+def _full_speed_s(told: Sequence[NodeLog], heal_at: float) -> float | None:
     """Seconds from the heal until all have certified a round that all contributed to."""
     ends: dict[int, list[float]] = {}
     for node in told:
@@ -314,7 +231,7 @@ def _full_speed_s(told: Sequence[_Told], heal_at: float) -> float | None:
     return round(min(whole) - heal_at, 3) if whole else None
 
 
-def _round_s(told: Sequence[_Told], rounds: int, *, since: float = 0.0, until: float = float("inf")) -> float:
+def _round_s(told: Sequence[NodeLog], rounds: int, *, since: float = 0.0, until: float = float("inf")) -> float:
     """The median time from one certificate to the next, of rounds of all nodes within that time."""
     took = []
     for node in told:
@@ -325,66 +242,6 @@ def _round_s(told: Sequence[_Told], rounds: int, *, since: float = 0.0, until: f
             if number - 1 in ends and event.contributors == len(told)
         ]
     return round(statistics.median(took), 3) if took else 0.0
-
-
-def tally(
-    node: _Told, told: Sequence[_Told], rounds: int, apart: tuple[float, float], problems: list[str]
-) -> NodeTally:
-    """The node's steps: those that its trainer noted, beside those that certified rounds include.
-
-    What is noted in `problems`: a contribution that cannot be read, and values that are no whole number of steps.
-    """
-    counted = np.zeros(-(-NUMEL // CHUNK_VALUES), np.int64)
-    until, included_rounds = 0.0, 0
-    for number in range(1, rounds + 1):
-        found = _plan(told, number)
-        if found is None:
-            problems.append(f"round {number}: no node kept its plan")
-            continue
-        bits = _included(found[0], found[1], node.peer_id)
-        if not any(bits):
-            continue
-        included_rounds += 1
-        steps = _steps_in(node, found[0], number, problems)
-        counted += np.where(bits, steps, 0)
-        if number not in node.made_at:
-            problems.append(f"round {number}: node {node.index} has no word of its contribution")
-        until = max(until, node.made_at.get(number, 0.0))
-    return NodeTally(
-        index=node.index,
-        made=sum(at <= until for at in node.steps),
-        counted=(int(counted.min()), int(counted.max())),
-        alone=node.between(*apart),
-        rounds_counted=included_rounds,
-    )
-
-
-def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
-    """True for each chunk that has the peer's contribution in it."""
-    place = next((at for at, one in enumerate(plan.participants) if one.peer == peer_id and one.weight), None)
-    if place is None:
-        return [False] * len(finals.bitmaps)
-    return [bool(int.from_bytes(bitmap, "little") >> place & 1) for bitmap in finals.bitmaps]
-
-
-def _steps_in(node: _Told, plan: Plan, number: int, problems: list[str]) -> np.ndarray:
-    """Number of steps in each chunk of the node's contribution, ``(chunks,) int64``."""
-    root = next(one.root for one in plan.participants if one.peer == node.peer_id)
-    for path in sorted((node.folder / "rounds" / f"0.0-{number}").glob("contribution*")):
-        stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
-        if merkle_root([chunk_hash(chunk) for chunk in stored.chunks]) == root:
-            return np.array([_steps_of(chunk, number, node.index, problems) for chunk in stored.chunks], np.int64)
-    problems.append(f"round {number}: node {node.index} did not keep what it contributed")
-    return np.zeros(-(-NUMEL // CHUNK_VALUES), np.int64)
-
-
-def _steps_of(chunk: bytes, number: int, index: int, problems: list[str]) -> int:
-    """The steps in one chunk of an fp32 contribution; the vector's first value takes no part."""
-    steps = np.frombuffer(chunk, "<f4")[1:] / QUANTUM
-    found = round(float(np.median(steps)))
-    if not np.all(np.abs(steps - found) <= TOLERANCE):
-        problems.append(f"round {number}: node {index} contributed values that are no whole number of steps")
-    return found
 
 
 def to_document(result: PartitionResult) -> Mapping[str, object]:

@@ -29,7 +29,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 LOSING: Final = ("kill", "leave", "continue")
 """Moves in which a node is gone for good, or until some later round."""
-LASTING: Final = ("stop", "restart", "slow")
+LASTING: Final = ("stop", "restart", "throttle", "slow")
 """Kinds of a single node that are undone after a while."""
 ENDING: Final = ("continue", "heal")
 """Kinds that end what began some rounds before."""
@@ -46,6 +46,7 @@ SCENARIO_LIMIT: Final = 100_000
 
 AWAY_S: Final = (1.0, 10.0)
 SLOW_MBIT: Final = (1.0, 8.0)
+CPU_SHARE: Final = (0.05, 0.5)
 LANES_SHARE: Final = 0.3
 """Which share of the partitions keeps only lanes apart."""
 INNER_STEPS: Final = 20
@@ -152,8 +153,9 @@ class _Cast:
         if kind == "continue":
             self._add(Fault(kind="stop", node=node, round=round, phase="train"))
         rate_mbit = self._between(*SLOW_MBIT) if kind == "slow" else None
+        cpu_share = self._between(*CPU_SHARE) if kind == "throttle" else None
         lasts_s = away_s if kind in LASTING else None
-        self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, rate_mbit=rate_mbit))
+        self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, rate_mbit=rate_mbit, cpu_share=cpu_share))
         if kind == "corrupt":
             self._add(Fault(kind="restart", node=node, round=at.round + LATER, duration_s=AWAY_S[0]))
         if kind in ("kill", "leave") and node in self.order:

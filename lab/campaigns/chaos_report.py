@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.lab.campaigns.campaign_report import Spread, spread
 from shoal.testnet.reports.page_parts import document, table
-from shoal.testnet.reports.report import FaultReport, Report
+from shoal.testnet.reports.report import FaultReport, Report, absences
 from shoal.testnet.scenario import whom
 
 
@@ -146,6 +146,7 @@ def problems_of(report: Report, *, broken: Sequence[str], late: Sequence[str]) -
         problems.append(f"{report.wrong_values} applied values are not the mean of what was contributed")
     if report.digests_equal is False:
         problems.append("nodes do not hold the same state")
+    problems += absences(report)
     problems += [f"node {node.index} crashed" for node in report.nodes if node.outcome == "crashed"]
     return tuple(problems)
 

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "wan": "wan:CASE",
     "checkpoint": "checkpoint:CASE",
     "restart": "restart:CASE",
+    "scale": "scale:CASE",
     "train": "train_page:CASE",
     "sapo": "sapo_table:CASE",
     "attack": "attack:CASE",

@@ -11,7 +11,7 @@ from itertools import chain
 
 from shoal.testnet.reports.page_parts import Mark, Row, Tile, document, figure, loss_curve, table, timeline
 from shoal.testnet.reports.plot import loss_points
-from shoal.testnet.reports.report import FaultReport, NodeReport, Report, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, NodeReport, Report, absences, digests_word, ok
 from shoal.testnet.scenario import whom
 
 
@@ -45,7 +45,7 @@ def _verdict(report: Report) -> str:
         f"{report.wrong_values} wrong values, digests {digests_word(report, 'not equal')}, "
         f"{report.wall_s:.1f} s."
     )
-    notes = [*report.unverified, *([report.trouble] if report.trouble else [])]
+    notes = [*absences(report), *report.unverified, *([report.trouble] if report.trouble else [])]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<p class="verdict">{word} {escape(facts)}</p>' + (f"<ul>{items}</ul>" if items else "")
 

@@ -1,7 +1,8 @@
 """Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
-`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests; and besides, every fault of the
-scenario really happened and nothing was left unverified, for else the zeros would mean little.
+`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests, and no founder without part in it
+that lived and that no fault struck; and besides, every fault of the scenario really happened and nothing was left
+unverified, for else the zeros would mean little.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time.
 
+    unaffected_absent: founders that lived and that no fault struck, and that took part in no round.
+
     Under the strategy gossip there is no common state: a round is certified where somebody made its step, there are no
     digests, and `digests_equal` is None. Under rollouts neither: a round is there where somebody made one of that
     number, coverage is the share of others' groups in what was trained on, and the loss is what is missing of reward 1.
@@ -117,6 +120,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultReport, ...]
     rounds: tuple[RoundReport, ...]
     bytes: BytesReport
+    unaffected_absent: tuple[int, ...] = ()
     unverified: tuple[str, ...] = ()
     trouble: str | None = None
 
@@ -128,9 +132,17 @@ def ok(report: Report) -> bool:
         and report.forks == 0
         and report.wrong_values == 0
         and report.digests_equal is not False
+        and not report.unaffected_absent
         and not report.unverified
         and all(fault.at_s is not None and fault.error is None for fault in report.faults)
     )
+
+
+def absences(report: Report) -> list[str]:
+    """Tell who took part in no round although nothing kept it from that, each in a line."""
+    return [
+        f"node {index} lived, no fault struck it, and it took part in no round" for index in report.unaffected_absent
+    ]
 
 
 def digests_word(report: Report, differ: str) -> str:
@@ -158,6 +170,7 @@ def make_report(run_record: RunRecord, check: Check) -> Report:
         faults=_fault_reports(run_record),
         rounds=_shared_rounds(certified) if strategy.shares_rollouts else _round_reports(certified, check),
         bytes=_bytes(run_record, check),
+        unaffected_absent=run_record.unaffected_absent(),
         unverified=check.errors + _two_values(certified),
         trouble=run_record.trouble,
     )

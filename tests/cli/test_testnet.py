@@ -121,7 +121,13 @@ def test_testnet_json_is_one_document_on_stdout(swarm: FakeSwarm, capsys: pytest
 
 def test_testnet_that_fails_exits_1_and_says_why(swarm: FakeSwarm, capsys: pytest.CaptureFixture[str]) -> None:
     swarm.report = msgspec.structs.replace(
-        report_of(DEMO), rounds_certified=6, forks=1, wrong_values=3, digests_equal=False, unverified=("x\ny",)
+        report_of(DEMO),
+        rounds_certified=6,
+        forks=1,
+        wrong_values=3,
+        digests_equal=False,
+        unaffected_absent=(2,),
+        unverified=("x\ny",),
     )
     assert execute(["testnet"]) == 1
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")] == [
@@ -129,6 +135,7 @@ def test_testnet_that_fails_exits_1_and_says_why(swarm: FakeSwarm, capsys: pytes
         "FAILED     a round has two different certificates",
         "FAILED     nodes applied values that are not the mean of what was contributed",
         "FAILED     nodes do not hold the same state",
+        "FAILED     node 2 lived, no fault struck it, and it took part in no round",
         "FAILED     unverified: x y",
     ]
 

@@ -24,6 +24,7 @@ from shoal.lab.bench.flood import FloodResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.partition import PartitionResult
 from shoal.lab.bench.restart import Restart, RestartSpeed
+from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
 from shoal.lab.bench.train_swarm import Speeds
@@ -71,6 +72,10 @@ def allreduce(
         Allreduce, peers=4, numel=1 << 20, codec="fp32", median_s=1.0, beyond_reduce_s=beyond_s, fault=fault,
         peak_extra_bytes=int(peak * MIB),
     )  # fmt: skip
+
+
+def scale(control_kb_s: float, rest_percent: float) -> Any:
+    return made(ScaleResult, bench=ScaleBench(nodes=64), control_kb_s=control_kb_s, rest_percent=rest_percent)
 
 
 def train(strategy: str, loss: float, fewer: float, *, sound: bool = True) -> Any:
@@ -165,6 +170,8 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         "the trainer is blocked for",
     ),
     ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
+    ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
+    ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
     ("train", train("streaming", 1.02, 200), train("streaming", 1.021, 200), "held-out loss"),
     ("train", train("diloco", 1.02, 100), train("diloco", 1.02, 99), "times fewer bytes"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),

@@ -18,6 +18,7 @@ from tests.planted.sapo import SAPO
 from tests.planted.shell import SHELL
 from tests.planted.state import STATE
 from tests.planted.swarm import SWARM
+from tests.planted.testnet import TESTNET
 from tests.planted.training import TRAINING
 
 BUGS: dict[str, tuple[Bug, ...]] = {
@@ -32,5 +33,6 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "training": TRAINING,
     "sapo": SAPO,
     "page": PAGE,
+    "testnet": TESTNET,
 }
 """By area."""

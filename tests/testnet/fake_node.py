@@ -4,9 +4,9 @@
 
 ROUNDS is "-" for no end, HOLDS is "ROUND:PHASE:PROGRESS,…" or "-". GATE is "INDEX:STARTS,…" or "-": the last round
 does not begin before those nodes have started so often. A node that is dead or stopped is not waited for. MODE is
-"well", "crash" (exit 7 at once), "silent" (listen, then log nothing), or "fork" (certify other digests). A newcomer
-begins after the round that its siblings have reached. Control is by files: `op-release` ends a hold, `op-leave` the
-node.
+"well", "crash" (exit 7 at once), "silent" (listen, then log nothing), "fork" (certify other digests), or "absent"
+(certify nothing, and be told what others certified). A newcomer begins after the round that its siblings have reached.
+Control is by files: `op-release` ends a hold, `op-leave` the node.
 """
 
 import json
@@ -123,6 +123,10 @@ class Node:
     def round(self, round):
         self.log("round_started", term="0.0", round=round, members=4, role="contributor")
         self.hold(round)
+        if self.mode == "absent":
+            self.log("caught_up", round=round)
+            self.wait(lambda: self.all_reached(round))
+            return
         digest = f"{round:02x}" + ("ff" if self.mode == "fork" else "00") * 31
         self.rounds_done += 1
         traffic = {"lanes_sent": 1000 * self.rounds_done, "control_sent": 10 * self.rounds_done}

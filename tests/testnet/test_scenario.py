@@ -14,6 +14,7 @@ from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import (
     DEMO,
     SLOW_RATE_MBIT,
+    THROTTLED_SHARE,
     Fault,
     Phase,
     Scenario,
@@ -37,6 +38,14 @@ def test_a_slow_of_which_no_rate_is_said_narrows_the_link() -> None:
     text = '[[fault]]\nkind = "slow"\nnode = 1\nround = 3\nduration_s = 10\n'
     (slow,) = parse_scenario(text).faults
     assert (slow.struck, slow.rate_mbit, slow.duration_s) == ((1,), SLOW_RATE_MBIT, 10)
+
+
+def test_a_throttle_of_which_no_share_is_said_leaves_a_twentieth_of_a_core() -> None:
+    text = '[[fault]]\nkind = "throttle"\nnode = 1\nround = 3\nduration_s = 10\n'
+    (throttle,) = parse_scenario(text).faults
+    assert (throttle.struck, throttle.cpu_share, throttle.duration_s) == ((1,), THROTTLED_SHARE, 10)
+    assert parse_scenario(text + "cpu_share = 0.5\n").faults[0].cpu_share == 0.5
+    assert not parse_scenario(text).needs_namespaces
 
 
 def test_parse_scenario_of_nothing_has_no_faults() -> None:
@@ -76,6 +85,8 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         (PARTITION + "rate_mbit = 3\n", "a partition has no rate_mbit; a slow has"),
         (KILL + "groups = [[0], [1]]\n", "a kill has no groups and no traffic"),
         ('[[fault]]\nkind = "slow"\nnode = 1\nround = 1\nrate_mbit = 0\n', "`float` > 0"),
+        (KILL + "cpu_share = 0.5\n", "a kill has no cpu_share; a throttle has"),
+        ('[[fault]]\nkind = "throttle"\nnode = 1\nround = 1\ncpu_share = 1.5\n', "`float` <= 1"),
         ('[[fault]]\nkind = "heal"\nround = 1\n' + PARTITION, "no partition and no slow to heal before it"),
         ('[[fault]]\nkind = "corrupt"\nround = 1\n', "a corrupt needs the node it strikes"),
         ("[[uplink]]\nnodes = [0]\nrate = 3\n", "uplink 1: unknown key 'rate'; did you mean 'rate_mbit'?"),

@@ -19,7 +19,7 @@ import trio
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
-from shoal.testnet import swarm
+from shoal.testnet import nodes, swarm
 from shoal.testnet.links.namespaces import LOOPBACK, Place, Uplink
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
@@ -66,7 +66,7 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
 
 def pids(out: Path) -> list[int]:
     """Of all processes that there ever were."""
-    lines = [line for log in out.glob("nodes/*/events.jsonl") for line in log.read_text().splitlines()]
+    lines = [line for log in sorted(out.glob("nodes/*/events.jsonl")) for line in log.read_text().splitlines()]
     return [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
 
 
@@ -147,6 +147,28 @@ async def test_a_stopped_node_goes_on_when_a_continue_says_so(tmp_path: Path) ->
     assert [fault.error for fault in report.faults] == [None, None]
     assert report.rounds_certified == 6
     assert [node.outcome for node in report.nodes] == ["running", "running"]
+
+
+@in_trio
+async def test_throttled_nodes_have_their_shares_and_no_other_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[tuple[str, int, float]] = []
+
+    async def hold_to(group: int, share: float, stopped: Callable[[], bool]) -> None:
+        held.append(("begun", group, share))
+        try:
+            await trio.sleep_forever()
+        finally:
+            held.append(("ended", group, share))
+
+    monkeypatch.setattr(nodes, "hold_to", hold_to)
+    throttle = Fault(kind="throttle", node=1, round=2, phase="train", cpu_share=0.1, duration_s=0.1)
+    endless = Fault(kind="throttle", node=0, round=3, phase="train")
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=(throttle, endless)), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, None]
+    first, second, _ = pids(tmp_path)
+    assert sorted(held) == sorted((when, *of) for when in ("begun", "ended") for of in ((first, 0.05), (second, 0.1)))
 
 
 @in_trio
@@ -249,6 +271,14 @@ async def test_a_node_that_crashes_is_told_and_the_report_is_written(tmp_path: P
 async def test_a_fork_is_counted(tmp_path: Path) -> None:
     report, _ = await run(Scenario(nodes=2, rounds=3), tmp_path, {1: "fork"})
     assert (report.forks, report.digests_equal) == (3, False)
+
+
+@in_trio
+async def test_a_founder_that_lives_and_certifies_nothing_is_found(tmp_path: Path) -> None:
+    report, _ = await run(Scenario(nodes=3, rounds=3), tmp_path, {1: "absent"})
+    assert [(node.outcome, node.rounds) for node in report.nodes] == [("running", 3), ("running", 0), ("running", 3)]
+    assert (report.rounds_certified, report.unaffected_absent, report.trouble) == (3, (1,), None)
+    assert "node 1 lived, no fault struck it, and it took part in no round" in (tmp_path / "report.html").read_text()
 
 
 @in_trio

@@ -31,17 +31,17 @@ from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, N
 from shoal.testnet.scenario import Fault, Scenario
 from tests.testnet.test_swarm import fakes
 
-SCENARIOS = [draw_scenario(3, number) for number in range(1, 89)]
-"""Four decks of 66 cards, in hands of three."""
+SCENARIOS = [draw_scenario(3, number) for number in range(1, 97)]
+"""Four decks of 72 cards, in hands of three."""
 
 
 # -- what is drawn -------------------------------------------------------------------------------------------
 
 
 def test_every_kind_meets_every_phase_before_any_meets_it_twice() -> None:
-    dealt = [card for number in range(1, 23) for card in hand(3, number)]
+    dealt = [card for number in range(1, 25) for card in hand(3, number)]
     assert len(dealt) == len(set(dealt)) == len(KINDS) * len(PHASES)
-    assert Counter(card for number in range(1, 89) for card in hand(3, number)) == Counter(
+    assert Counter(card for number in range(1, 97) for card in hand(3, number)) == Counter(
         {(kind, phase): 4 for kind in KINDS for phase in PHASES}
     )
 
@@ -85,9 +85,12 @@ def test_a_swarm_can_survive_what_is_drawn() -> None:
         assert scenario.rounds == ROUNDS > max(fault.round for fault in scenario.faults)
 
 
+OF_A_NODE = ("kill", "leave", "stop", "cut", "slow", "throttle")
+
+
 def test_moves_do_not_strike_whom_the_one_before_struck() -> None:
     for scenario in SCENARIOS:
-        struck = [f for f in scenario.faults if f.kind in ("kill", "leave", "stop", "cut", "slow") and f.phase]
+        struck = [f for f in scenario.faults if f.kind in OF_A_NODE and f.phase]
         founders = [(f.round, f.target) for f in struck if f.target < scenario.nodes]
         assert all(a[1] != b[1] for a, b in pairwise(founders) if a[0] != b[0])
 
@@ -201,6 +204,7 @@ def test_a_faultless_scenario_passes_and_what_was_not_done_is_counted(tmp_path: 
         ({"forks": 1}, "1 rounds have two different certificates"),
         ({"digests_equal": False}, "nodes do not hold the same state"),
         ({"rounds_certified": 2}, "1 rounds were not certified"),
+        ({"unaffected_absent": (1,)}, "node 1 lived, no fault struck it, and it took part in no round"),
         ({"unverified": ("round 2: <no> node kept what it applied",)}, "round 2: <no> node kept what it applied"),
         ({"trouble": "not finished after 9 s"}, "not finished after 9 s"),
         ({"nodes": (msgspec.structs.replace(GOOD.nodes[0], outcome="crashed"),)}, "node 0 crashed"),

@@ -14,7 +14,7 @@ from shoal.testnet.check import Check, RoundCheck
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry
-from shoal.testnet.reports.report import Report, make_report, ok, to_json
+from shoal.testnet.reports.report import Report, absences, make_report, ok, to_json
 from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
 from shoal.testnet.scenario import Fault, Scenario
 
@@ -189,11 +189,47 @@ def test_ok_wants_everything_right() -> None:
         {"forks": 1},
         {"wrong_values": 1},
         {"digests_equal": False},
+        {"unaffected_absent": (3,)},
         {"unverified": ("round 2: …",)},
         {"faults": report(faults=(kill(at=None, done=False),)).faults},
         {"faults": report(faults=(kill(done=False),)).faults},
     ):
         assert not ok(msgspec.structs.replace(good, **wrong)), wrong
+
+
+def without(node: int, *rounds: int) -> RunRecord:
+    """The run, in which a node certified none of these rounds, but was told of them by others."""
+    told = [
+        Entry(node, CaughtUp(at=e.event.at, round=e.event.round))
+        if e.node == node and isinstance(e.event, Certified) and e.event.round in rounds
+        else e
+        for e in run_record().entries
+    ]
+    return replace(run_record(), entries=tuple(told))
+
+
+def test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass() -> None:
+    assert run_record().missed() == {0: (), 1: (), 3: ()}
+    made = make_report(without(3, *ENDS), check())
+    assert (made.rounds_certified, made.unaffected_absent) == (5, (3,))
+    assert absences(made) == ["node 3 lived, no fault struck it, and it took part in no round"]
+    assert not ok(made)
+    some = without(3, 1, 2, 4)
+    assert (some.missed()[3], some.unaffected_absent()) == ((1, 2, 4), ())
+    assert ok(make_report(some, check()))
+
+
+def test_who_was_struck_or_ended_or_came_later_may_take_part_in_no_round() -> None:
+    absent = without(3, *ENDS)
+    stop = FaultRecord(fault=Fault(kind="stop", node=3, round=1), at=BEGAN + 1.0, done=True)
+    apart = FaultRecord(fault=Fault(kind="partition", groups=((0,), (3,)), round=1), at=BEGAN + 1.0, done=True)
+    for fault in (stop, apart):
+        assert replace(absent, faults=(kill(), fault)).unaffected_absent() == ()
+    assert replace(absent, faults=(kill(), replace(stop, at=None))).unaffected_absent() == (3,)
+    assert replace(absent, nodes=(*absent.nodes[:3], facts(3, "crashed"))).unaffected_absent() == ()
+    assert replace(absent, scenario=Scenario(nodes=3, rounds=5)).unaffected_absent() == ()
+    nothing = replace(absent, entries=())
+    assert (nothing.missed(), nothing.unaffected_absent()) == ({0: (), 1: (), 3: ()}, ())
 
 
 def test_wrong_values_come_from_the_check() -> None:

@@ -1,0 +1,486 @@
+"""`shoal bench scale`: crowded swarms of real nodes, left alone or struck, on one machine.
+
+    start ─► all wait for round 1 ─► let go ─► rounds, of which each has a time of rest ─► what the nodes kept, checked
+    with --held or --stopped:   … rounds before ─► some have a share of a core, or are stopped ─► 10 s ─► rounds after
+
+The founders have the manifest that `shoal init` writes, but for what `not_default` tells. With `--trainers wait` steps
+wait in place of computing, and each can be found again (`step_tally`): so the processor is the daemons', and no step
+that was contributed may be lost or counted twice. A daemon is at rest from when all have begun a round until the first
+contributes to it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.cli.init import InitOptions, found
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count, in_one_line
+from shoal.lab.bench import scale_rows as rows
+from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Steps, Struck
+from shoal.lab.bench.step_tally import noting_command, read_node, tally
+from shoal.lab.bench.tally_workload import WORKLOAD_NAME
+from shoal.lab.case import Case
+from shoal.lab.fleet import Swarm, cpu_s
+from shoal.node.options import Hold
+from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
+from shoal.node.reporting.events import RoundStarted as Begun
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.check import Witness, check_swarm
+from shoal.testnet.faults import FaultRecord, strike, undo
+from shoal.testnet.nodes import Runtime, node_command
+from shoal.testnet.parent_death import ended_with_parent
+from shoal.testnet.reports.report import count_forks
+from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
+from shoal.testnet.scenario import Fault, Scenario
+from shoal.testnet.throttle import means
+
+STEPS: Final = 20
+"""Of a round, where they wait."""
+NUMEL: Final = 50_000
+CHUNK_VALUES: Final = 4096
+"""Thirteen chunks, so that most of a dozen nodes own some."""
+STALENESS_ROUNDS: Final = 60
+"""Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
+"""
+TOGETHER: Final = Hold(round=1, phase="train")
+START_DEADLINE_S: Final = 120.0
+START_S_PER_NODE: Final = 12.0
+"""Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
+ROUND_DEADLINE_S: Final = 120.0
+"""Beside its steps. Where a round takes longer, those before it count, and the command says how many did not come."""
+FOLLOW_DEADLINE_S: Final = 30.0
+WARM_UP_ROUNDS: Final = 2
+LOOK_S: Final = 0.5
+POLL_S: Final = 0.2
+"""Of a node's log; events say themselves when they were, and who reads many logs often is a load on the machine."""
+BACK_S: Final = 10.0
+"""From the end of a strike until the swarm is to have its full pace."""
+_LOOP: Final = "while True: pass"
+
+
+class ScaleSwarm(Swarm):
+    """The founders of one run, in an empty `folder`."""
+
+    seed = 1
+
+    def __init__(self, bench: ScaleBench, folder: Path) -> None:
+        self.bench = bench
+        self.began_at = time.time()
+        self.faults: list[FaultRecord] = []
+        self.rests: list[rows.Rest] = []
+        self.current: dict[int, int] = {}
+        self.contributed: dict[int, float] = {}
+        self.past: dict[int, int] = {}
+        self.together: set[int] = set()
+        self._read_entries = 0
+        runtime = Runtime(command=noting_command if bench.trainers == "wait" else node_command, poll_s=POLL_S)
+        super().__init__(folder, bench.nodes, partial(scale_manifest, bench), runtime=runtime)
+
+    async def join(self, index: int) -> None:
+        """Start a node again (see `revive`)."""
+        await self.revive(self.node(index))
+
+    # -- what the nodes have logged --------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take in what is new in the journal. With many nodes it is too long to be read anew after every event."""
+        for entry in self.journal.entries[self._read_entries :]:
+            match entry.event:
+                case Begun(round=number):
+                    self.current[entry.node] = number
+                case Contributed(round=number, at=at):
+                    self.contributed[number] = min(at, self.contributed.get(number, at))
+                case RoundEnded(round=number) | CaughtUp(round=number):
+                    self.past[entry.node] = max(number, self.past.get(entry.node, 0))
+                case Holding():
+                    self.together.add(entry.node)
+        self._read_entries = len(self.journal.entries)
+
+    def last_round(self) -> int:
+        """The last round that anybody is past."""
+        self.read()
+        return max(self.past.values(), default=0)
+
+    async def wait_round(self, number: int, limit_s: float) -> bool:
+        """Wait until somebody is past a round; False if nobody is in time. Raises NetworkError if a node ended."""
+        try:
+            await self.until(lambda: self.last_round() >= number, f"round {number} is certified", limit_s)
+        except NetworkError:
+            if self._crashed() is not None:
+                raise
+        return self.last_round() >= number
+
+    def limit_s(self, count: int) -> float:
+        """Seconds within which so many rounds are to come."""
+        return count * (ROUND_DEADLINE_S + self._steps_s)
+
+    @property
+    def _steps_s(self) -> float:
+        return self.bench.round_s if self.bench.trainers == "wait" else 0.0
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    async def begin(self) -> float | None:
+        """Start all and let them begin together; returns how long the start took, None if not all came in time."""
+        began, everyone = time.monotonic(), self.bench.nodes
+        limit_s = START_DEADLINE_S + START_S_PER_NODE * everyone
+        await self.start(holds=(TOGETHER,), deadline_s=limit_s)
+        took: float | None = None
+        try:
+            await self.until(self._all_wait, "all founders wait for the first round", limit_s)
+            took = time.monotonic() - began
+        except NetworkError:
+            if self._crashed() is not None:
+                raise
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes:
+                nursery.start_soon(self._let_go, node.index)
+        return took
+
+    def _all_wait(self) -> bool:
+        self.read()
+        return len(self.together) == self.bench.nodes
+
+    async def _let_go(self, index: int) -> None:
+        """Let a founder begin, be it waiting or not there yet. A hold that nobody releases ends by itself."""
+        with suppress(NetworkError):
+            await self.node(index).ask("hold")
+            await self.node(index).ask("release")
+
+    async def watch_rest(self) -> None:
+        """Measure each round's time of rest, from the second on, until cancelled."""
+        while True:
+            await self.journal.until(self._rests)
+            number = max(self.current.values())
+            daemons = {node.index: psutil.Process(node.lives[-1].pid) for node in self.nodes if node.alive}
+            looks = []
+            while not self._rests_no_more(number):
+                used = {index: cpu_s([one]) for index, one in daemons.items()}
+                looks.append(rows.Look(at=time.time(), used_s=used))
+                await trio.sleep(LOOK_S)
+            rest = rows.rest_of(looks, self.contributed.get(number, 0.0))
+            self.rests += [] if rest is None else [rest]
+
+    def _rests(self) -> bool:
+        """True if all are in one round, from the second on, and nobody has contributed to it yet."""
+        self.read()
+        now = set(self.current.values())
+        return len(self.current) == self.bench.nodes and len(now) == 1 and now.isdisjoint({1, *self.contributed})
+
+    def _rests_no_more(self, number: int) -> bool:
+        self.read()
+        return number in self.contributed or max(self.current.values()) > number
+
+    async def strike_all(self) -> tuple[float, float]:
+        """Hold or stop those that the bench says, for its time; returns from when to when (wall clock)."""
+        began = time.time()
+        async with trio.open_nursery() as nursery:
+            for index in self.bench.struck:
+                nursery.start_soon(self._strike, self._fault(index))
+        return began, time.time()
+
+    def _fault(self, index: int) -> Fault:
+        bench, number = self.bench, max(1, self.last_round())
+        if bench.held:
+            return Fault(kind="throttle", node=index, round=number, cpu_share=bench.share, duration_s=bench.seconds)
+        return Fault(kind="stop", node=index, round=number, duration_s=bench.seconds)
+
+    async def _strike(self, fault: Fault) -> None:
+        self.faults.append(FaultRecord(fault=fault, at=time.time()))
+        await strike(fault, self)
+        await undo(fault, self)
+        self.faults[-1].done = True
+
+    # -- what is left ----------------------------------------------------------------------------------------
+
+    def pss_mb(self) -> float | None:
+        """What a daemon has of the memory, pages that several share by halves and so on: the median. Blocks."""
+        found = []
+        for node in self.nodes:
+            with suppress(psutil.Error):
+                found.append(psutil.Process(node.lives[-1].pid).memory_full_info().pss / 1e6)
+        return sorted(found)[len(found) // 2] if found else None
+
+    def record(self, rounds: int) -> RunRecord:
+        """What happened, for a run of so many rounds."""
+        now = time.time()
+        nodes = (
+            NodeFacts(
+                index=node.index,
+                peer_id=node.peer_id,
+                outcome="running" if node.alive else "crashed",
+                lives=tuple((life.started_at, life.ended_at or now) for life in node.lives),
+            )
+            for node in self.nodes
+        )
+        return RunRecord(
+            scenario=Scenario(nodes=self.bench.nodes, rounds=rounds),
+            began_at=self.began_at,
+            ended_at=now,
+            entries=tuple(self.journal.entries),
+            nodes=tuple(nodes),
+            faults=tuple(self.faults),
+        )
+
+
+def init_tables(founders: list[PeerId]) -> dict[str, dict[str, object]]:
+    """The sections that `shoal init` writes, with these founders in place of the one that it has."""
+    identity = Identity.generate()
+    tables: dict[str, dict[str, object]] = msgspec.to_builtins(
+        found(InitOptions(name="scale", workload="regression"), identity, identity)
+    )
+    tables["swarm"] |= {"founders": founders, "authority": founders[0]}
+    return tables
+
+
+def scale_manifest(bench: ScaleBench, founders: list[PeerId]) -> Manifest:
+    """The manifest of the swarm that is measured."""
+    tables = init_tables(founders)
+    if bench.trainers == "wait":
+        tables["workload"] |= {
+            "name": WORKLOAD_NAME,
+            "options": {"numel": NUMEL, "step_s": bench.round_s / STEPS},
+        }
+        tables["sync"] |= {"inner_steps": STEPS, "codec": "fp32", "balance": False}
+        tables["round"] |= {"chunk_values": CHUNK_VALUES, "staleness_rounds": STALENESS_ROUNDS}
+    return validate_manifest(tables, source="the benchmark")
+
+
+def not_default(manifest: Manifest) -> tuple[str, ...]:
+    """Settings in which a manifest differs from what `shoal init` writes, but for who founded the swarm."""
+    told: dict[str, dict[str, object]] = msgspec.to_builtins(manifest)
+    written = msgspec.to_builtins(validate_manifest(init_tables(manifest.swarm.founders), source="the benchmark"))
+    return tuple(
+        f"{section}.{key} = {value}"
+        for section, keys in sorted(told.items())
+        if isinstance(keys, dict)
+        for key, value in sorted(keys.items())
+        if value != written[section][key]
+    )
+
+
+@contextmanager
+def _endless_loops(number: int) -> Iterator[None]:
+    loops = [subprocess.Popen(ended_with_parent([sys.executable, "-c", _LOOP])) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@asynccontextmanager
+async def _watched(swarm: ScaleSwarm) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(swarm.watch_rest)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResult:
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    swarm = ScaleSwarm(bench, folder)
+    with _endless_loops(bench.beside_loops):
+        async with swarm.owned():
+            start_s = await swarm.begin()
+            tell(f"{bench.nodes} nodes have started")
+            began = ended = 0.0
+            if bench.struck:
+                began, ended = await _go_through_a_strike(swarm, tell)
+            else:
+                await _go_on_for(swarm, tell)
+            pss_mb = await trio.to_thread.run_sync(swarm.pss_mb)
+            record = swarm.record(max(1, swarm.last_round()) if bench.struck else bench.rounds)
+    found = partial(result_of, swarm, record, load=load, start_s=start_s, pss_mb=pss_mb, struck=(began, ended))
+    return await trio.to_thread.run_sync(found)
+
+
+async def _go_on_for(swarm: ScaleSwarm, tell: ShowNow) -> None:
+    """Let the swarm make its rounds, as many as come in time, and all who can follow the last."""
+    rounds = swarm.bench.rounds
+    async with _watched(swarm):
+        for number in range(1, rounds + 1):
+            if not await swarm.wait_round(number, swarm.limit_s(1)):
+                return
+            tell(f"round {number} of {rounds}", number / rounds)
+    with trio.move_on_after(FOLLOW_DEADLINE_S):
+        await swarm.journal.until(lambda: swarm.last_round() > 0 and _all_are_past(swarm, rounds))
+
+
+def _all_are_past(swarm: ScaleSwarm, number: int) -> bool:
+    return all(swarm.past.get(node.index, 0) >= number for node in swarm.nodes if node.alive)
+
+
+async def _go_through_a_strike(swarm: ScaleSwarm, tell: ShowNow) -> tuple[float, float]:
+    """Some rounds, the strike, and as many rounds after it; returns from when to when it was. Raises NetworkError."""
+    rounds = swarm.bench.rounds
+    before = WARM_UP_ROUNDS + rounds
+    async with _watched(swarm):
+        if not await swarm.wait_round(before, swarm.limit_s(before)):
+            raise NetworkError(f"left alone the nodes certify {swarm.last_round()} rounds, not {before}")
+    tell(f"{before} rounds; now {len(swarm.bench.struck)} nodes are struck for {swarm.bench.seconds:g} s")
+    began, ended = await swarm.strike_all()
+    tell("it is over")
+    await trio.sleep(BACK_S)
+    after = 1 + rounds  # the first may have begun before
+    await swarm.wait_round(swarm.last_round() + after, swarm.limit_s(after))
+    return began, ended
+
+
+def result_of(
+    swarm: ScaleSwarm,
+    record: RunRecord,
+    *,
+    load: float,
+    start_s: float | None,
+    pss_mb: float | None,
+    struck: tuple[float, float],
+) -> ScaleResult:
+    """The result of a run whose processes have ended. Blocks while it reads what the nodes kept."""
+    bench = swarm.bench
+    witnesses = [
+        Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(record, n.index))
+        for n in swarm.nodes
+    ]
+    check = check_swarm(witnesses, record.certified_rounds())
+    names = frozenset(swarm.node(index).peer_id for index in bench.struck)
+    away = rows.Away(peers=names, begin=struck[0], end=struck[1]) if bench.stopped else rows.Away()
+    return ScaleResult(
+        bench=bench,
+        not_default=not_default(swarm.manifest),
+        load=round(load, 2),
+        start_s=start_s,
+        rounds=record.scenario.rounds,
+        certified=len({number for _, number in record.certified_rounds()}),
+        wrong_values=check.wrong_values,
+        forks=count_forks(record.decided()),
+        unverified=check.errors,
+        unaffected_absent=record.unaffected_absent(),
+        missed={index: missed for index, missed in record.missed().items() if missed},
+        evictions=rows.evictions(record, away),
+        round_s=rows.seconds_of_rounds(record),
+        links_made=rows.count_of(record, Linked),
+        links_lost=rows.count_of(record, Lost),
+        deaths=rows.deaths_announced(record),
+        revivals=rows.count_of(record, Revived),
+        control_kb_s=rows.control_kb_s(record),
+        rest_percent=rows.rest_percent(swarm.rests),
+        rest_s=sum(rest.seconds for rest in swarm.rests),
+        pss_mb=pss_mb,
+        steps=_steps_of(swarm, record, struck) if bench.trainers == "wait" else None,
+        struck=_struck(bench, record, names, struck) if bench.struck else None,
+    )
+
+
+def _steps_of(swarm: ScaleSwarm, record: RunRecord, struck: tuple[float, float]) -> Steps:
+    told = [read_node(node.index, node.peer_id, node.folder) for node in swarm.nodes]
+    problems: list[str] = []
+    tallies = [tally(node, told, record.scenario.rounds, struck, problems) for node in told]
+    return Steps(
+        made=sum(one.made for one in tallies),
+        lost=sum(one.lost for one in tallies),
+        twice=sum(one.twice for one in tallies),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _struck(bench: ScaleBench, record: RunRecord, names: frozenset[str], when: tuple[float, float]) -> Struck:
+    began, ended = when
+    first, *_ = rows.ends_between(record, 0.0, began)[WARM_UP_ROUNDS:]
+    during = rows.ends_between(record, began, ended)
+    return Struck(
+        means=means() if bench.held else "SIGSTOP",
+        certified=len(during),
+        deaths=rows.times_dead(record, names, began, ended + BACK_S) if bench.held else (),
+        before_s=rows.pace_s(rows.ends_between(record, first, began)),
+        during_s=rows.pace_s(during),
+        after_s=rows.pace_s(rows.ends_between(record, ended + BACK_S, record.ended_at)),
+        contributors=rows.fewest_contributors(record, ended + BACK_S),
+    )
+
+
+def run(bench: ScaleBench, tell: ShowNow) -> ScaleResult:
+    """Run many real nodes on this machine, and say what holds and what it costs; or strike some of them meanwhile.
+
+    Every value is computed again from what the nodes kept. With --held some are held to a share of a core for a while,
+    with --stopped they are stopped: rounds are to go on, nothing is to be lost, and the pace is to be back 10 s after.
+    """
+    with TemporaryDirectory(prefix="shoal-bench-scale-") as name:
+        return trio.run(_measure, bench, Path(name), tell)
+
+
+def to_lines(result: ScaleResult) -> list[str]:
+    """The result for people."""
+    bench = result.bench
+    beside = f" beside {count(bench.beside_loops, 'endless loop')}" if bench.beside_loops else ""
+    start = "not all in time" if result.start_s is None else f"{result.start_s:.1f} s"
+    lines = [
+        f"swarm      {bench.nodes} founders, trainers {bench.trainers}{beside}; load {result.load:g} a core before",
+        f"settings   {', '.join(result.not_default) or 'as `shoal init` writes them'}; test mode, no page, no mDNS",
+        f"start      {start}",
+        f"rounds     {result.certified} of {result.rounds} certified, {_seconds(result)}; "
+        f"{count(result.evictions, 'eviction')} of the living",
+        f"exactness  {count(result.wrong_values, 'wrong value')}, {count(result.forks, 'fork')}",
+        f"links      {result.links_made} made, {result.links_lost} lost; {result.deaths} deaths announced, "
+        f"{count(result.revivals, 'revival')}",
+        f"a node     {_number(result.control_kb_s, 'kB/s')} of control sent; a daemon {_number(result.pss_mb, 'MB')}, "
+        f"{_number(result.rest_percent, '% of a core')} in {result.rest_s:.1f} s of rest",
+        *(f"missed     node {index}: rounds {' '.join(map(str, ones))}" for index, ones in result.missed.items()),
+        *(f"problem    {in_one_line(text)}" for text in result.unverified),
+    ]
+    if result.steps is not None:
+        steps = result.steps
+        lines.append(f"steps      {steps.made} made, {steps.lost} lost, {steps.twice} counted twice")
+        lines += [f"problem    {in_one_line(text)}" for text in steps.problems]
+    return [*lines, *_struck_lines(result), *(f"row        {row}" for row in result.rows)]
+
+
+def _struck_lines(result: ScaleResult) -> list[str]:
+    bench, struck = result.bench, result.struck
+    if struck is None:
+        return []
+    what = f"{bench.held} held to {bench.share:.0%} of a core" if bench.held else f"{bench.stopped} stopped"
+    lines = [
+        f"struck     {what} for {bench.seconds:g} s, by {struck.means}: {count(struck.certified, 'round')} meanwhile",
+        f"a round    {_number(struck.before_s, 's')} before, {_number(struck.during_s, 's')} meanwhile, "
+        f"{_number(struck.after_s, 's')} from {BACK_S:g} s after; then {struck.contributors} contribute at least",
+    ]
+    if bench.held:
+        lines.append(
+            f"dead       {len(struck.deaths)} times one who was held, for {result.longest_death_s:.1f} s at the longest"
+        )
+    return lines
+
+
+def _seconds(result: ScaleResult) -> str:
+    found = result.round_s
+    return "no time" if found is None else f"{found.median:.2f} s each ({found.least:.2f}–{found.most:.2f})"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "none" if value is None else f"{value:.3g} {unit}"
+
+
+def to_document(result: ScaleResult) -> dict[str, object]:
+    """The result under the names of its fields, and the rows."""
+    return {**msgspec.to_builtins(result, str_keys=True), "rows": msgspec.to_builtins(result.rows)}
+
+
+CASE: Final = Case(spec=ScaleBench, run=run, lines=to_lines, document=to_document)

@@ -1,0 +1,40 @@
+"""Bugs of the testnet: its verdict, and the faults that it carries out."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+TESTNET: tuple[Bug, ...] = (
+    bug(
+        "a verdict that forgets who lived unharmed and took part in no round",
+        "tests/testnet/reports/test_report.py"
+        "::test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass",
+        "and not report.unaffected_absent",
+        "",
+    ),
+    bug(
+        "who was told of a round counts as one that took part in it",
+        "tests/testnet/reports/test_report.py"
+        "::test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass",
+        """
+        for index, event in self.certified():
+            own.get(index, set()).add((event.term, event.round))
+        """,
+        """
+        for entry in self.entries:
+            own.get(entry.node, set()).add(("0.0", getattr(entry.event, "round", 0)))
+        """,
+    ),
+    bug(
+        "a throttle does not end with its time",
+        "tests/testnet/test_throttle.py::test_a_throttle_ends_with_its_time_and_its_node_goes_on",
+        "swarm.node(fault.target).throttle(None)",
+        "swarm.node(fault.target).throttle(fault.cpu_share)",
+    ),
+    bug(
+        "the turns of a throttle wake a node that a fault stopped",
+        "tests/testnet/test_throttle.py::test_turns_do_not_wake_who_is_stopped_for_another_reason",
+        "if not stopped():",
+        "if True:",
+    ),
+)
