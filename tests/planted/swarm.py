@@ -133,4 +133,16 @@ SWARM: tuple[Bug, ...] = (
         "if len(self._resting) > RESTING_LIMIT:",
         "if len(self._resting) > 1000 * RESTING_LIMIT:",
     ),
+    bug(
+        "both ends of a connection ask whether the other is there",
+        "tests/swarm/test_muxer.py::test_connection_at_rest_carries_one_heartbeat_of_one_end_in_a_long_while",
+        "HEARTBEAT_INTERVAL_S if is_initiator else 1.5 * HEARTBEAT_INTERVAL_S",
+        "HEARTBEAT_INTERVAL_S",
+    ),
+    bug(
+        "a peer that hangs is never asked whether it is there",
+        "tests/swarm/test_muxer.py::test_peer_that_hangs_is_given_up_within_a_minute",
+        "silent_at = self.secured_conn.heard_at + self._silence_s",
+        "silent_at = trio.current_time() + self._silence_s",
+    ),
 )
