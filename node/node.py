@@ -149,6 +149,9 @@ class Node:
                 on_progress=on_progress,
             )
         )
+        reduce = ReductionDriver(
+            identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
+        )
         resumption = Resumption(folder, send=self.trainer.send, on_progress=on_progress, always=self._keeps_round)
         self.parts = Parts(
             config=config,
@@ -173,10 +176,8 @@ class Node:
             state_store=state_store,
             resumption=resumption,
             checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
-            reduce=ReductionDriver(
-                identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
-            ),
-            relay_room=RelayRoom(host, self.traffic, linked),
+            reduce=reduce,
+            relay_room=RelayRoom(host, self.traffic, linked, reduce.until_under_way),
             ask=self._ask,
         )
         self.rounds = rounds_of(self.parts)

@@ -71,6 +71,11 @@ class Amending:
         self._asked = None
         yield DropOrder(Wanted)
 
+    @property
+    def has_order(self) -> bool:
+        """True if its user wants other settings: that may be said to the others with the next tick."""
+        return self._asked is not None
+
     # -- the round -------------------------------------------------------------------------------------------
 
     def begin_round(self) -> Steps:

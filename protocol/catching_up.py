@@ -211,6 +211,11 @@ class CatchingUp:
         """This peer claims that all before `position` is decided."""
         self._claims.heard(peer, position, members=self._here.chain.head.members)
 
+    @property
+    def has_claims(self) -> bool:
+        """True if somebody claims to be ahead."""
+        return bool(self._claims.claimants(self._here.chain.head))
+
     def hurry(self, now: float) -> None:
         """The head is of just now, and its state is not here: come to it as soon as there is nothing else to do."""
         self._retry_at, self._fresh = now, True

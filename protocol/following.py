@@ -98,6 +98,13 @@ class LeadWatch:
             return self._next_view(view)
         return None
 
+    @property
+    def rests(self) -> bool:
+        """True if a quorum and the lead are here, and nobody is in another view: nothing is waited for in seconds."""
+        facts = self._facts
+        lead_is_here = facts.agreement.lead(facts.agreement.view) in facts.alive
+        return lead_is_here and self._apart.at is None and facts.has_quorum()
+
     def _stage(self) -> str:
         facts = self._facts
         if facts.agreement.proposed:

@@ -72,6 +72,11 @@ class ForkWatch:
         if not recently and len(self._suspects) < SUSPECTS_LIMIT:
             self._suspects[peer] = None
 
+    @property
+    def suspects_somebody(self) -> bool:
+        """True if a comparison waits for its turn."""
+        return bool(self._suspects)
+
     def due(self, now: float) -> Errand | None:
         """Return the errand for the comparison to begin now, if any. Comes to `ChainCompared`."""
         peer = next(iter(self._suspects), None)

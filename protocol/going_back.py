@@ -100,6 +100,11 @@ class GoingBack:
         self._asked = None
         yield DropOrder(Target)
 
+    @property
+    def has_order(self) -> bool:
+        """True if a rollback is wanted here: its state may have to be sought."""
+        return self._asked is not None or self._needed is not None
+
     # -- the round -------------------------------------------------------------------------------------------
 
     def begin_round(self) -> Steps:

@@ -281,6 +281,20 @@ class Member:
         return self._departure.overdue(now)
 
     @property
+    def rests(self) -> bool:
+        """True if time alone leads to nothing here but that standing messages are said again: all else takes an input.
+
+        So it is while the members train: no claim to look into, no order of its user's, no leave.
+        """
+        machine, here = self.machine, self._here
+        if machine is None or not machine.rests or self.leaving:
+            return False
+        contributes = machine.phase is Phase.TRAIN or here.made or here.paused
+        claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
+        orders = self._going_back.has_order or self._amending.has_order
+        return contributes and not (claims or orders or self._no_quorum.without_quorum)
+
+    @property
     def early(self) -> int:
         """Number of messages that wait for their round."""
         return len(self._early)

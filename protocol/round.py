@@ -323,6 +323,14 @@ class RoundMachine:
         """True if no other voter is here."""
         return self._facts.others().isdisjoint(self.previous.members)
 
+    @property
+    def rests(self) -> bool:
+        """True if nothing is due but what messages lead to, or who lives: the members train, and their lead is here."""
+        facts = self._facts
+        asked = facts.consents or facts.amend_consents
+        trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None
+        return trains and not asked and self._watch.rests
+
     def holds_alone(self) -> bool:
         """True if there are others, and none of them has the state from which this round begins."""
         return bool(self._facts.others()) and not self._facts.holders()

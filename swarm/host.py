@@ -6,7 +6,7 @@ The host dials when told to and never on its own. A peer's fault ends that peer'
     handler raises RemoteError      counted in `remote_errors`, the stream is reset
     handler raises anything else    logged, the stream is reset
     peer dies                       `ConnectionChange(connected=False)` within a second
-    peer hangs                      the same, within HEARTBEAT_DEADLINE_S of shoal.swarm.transport
+    peer hangs                      the same, within a minute (HEARTBEAT_INTERVAL_S of shoal.swarm.muxer)
 """
 
 from __future__ import annotations

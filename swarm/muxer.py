@@ -50,8 +50,10 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 FRAME_STALL_DEADLINE_S = 5.0
 # A frame that was begun may finish for this long after its sender gave up, to spare the connection.
 FRAME_GRACE_S = 1.0
-# A stopped process (SIGSTOP) keeps its TCP connections; only an answer proves that it runs.
-HEARTBEAT_INTERVAL_S = 5.0
+# A stopped process (SIGSTOP) keeps its TCP connections; only what it says proves that it runs. The failure detector
+# (shoal.protocol.membership) finds a member long before; this is for all others, and for all of a member's connections
+# to cost next to nothing at rest.
+HEARTBEAT_INTERVAL_S = 30.0
 HEARTBEAT_DEADLINE_S = 15.0
 CLOSE_DEADLINE_S = 2.0
 # What a socket is read for at once: libp2p's messages are that long at most, and frames are read in such pieces.
@@ -192,6 +194,7 @@ class Secured:
         self._connection = connection
         self.turn: Callable[[], Awaitable[None]] | None = None
         self.small_frame: Callable[[], Awaitable[None]] | None = None
+        self.heard_at = trio.current_time()
 
     async def read(self, n: int) -> bytes:
         """The head of a frame, in its turn: until then it stays in the system's buffers, as it came."""
@@ -205,6 +208,7 @@ class Secured:
         if self.turn is not None:
             await self.turn()
         data: bytes = await self._connection.read(n)
+        self.heard_at = trio.current_time()
         return data
 
     @property
@@ -230,6 +234,8 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._unread = Allowance(memory)
         self._unread.known(PeerId(str(peer_id)))
         self.opened_at = trio.current_time()
+        # Of two ends one asks, and the other has heard of it then: it asks only if that one does not.
+        self._silence_s = HEARTBEAT_INTERVAL_S if is_initiator else 1.5 * HEARTBEAT_INTERVAL_S
         self._owed: dict[int, int] = {}  # bytes of credit by stream
         self._begun = False
         self._answered = False
@@ -322,7 +328,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         return data
 
     async def _measure_rtt_loop(self) -> None:
-        """Ping at once and then every few seconds; close the connection to a peer that stops answering."""
+        """Ping at once, and whenever nothing came for long; close the connection to a peer that does not answer."""
         try:
             while not self.event_shutting_down.is_set():
                 self._ping_id = (self._ping_id + 1) & 0xFFFF_FFFF
@@ -336,8 +342,16 @@ class Muxer(Yamux):  # type: ignore[misc]
                     return
                 self._answered = True
                 self._settled.set()
-                self._has_room(0)  # what streams held that were reset is counted no longer
-                with trio.move_on_after(HEARTBEAT_INTERVAL_S):
-                    await self.event_shutting_down.wait()
+                await self._until_silent()
         except FOREIGN_ERRORS:
             return  # the reading side sees the same break and cleans up
+
+    async def _until_silent(self) -> None:
+        """Return when nothing has come for long, or the connection is over."""
+        while not self.event_shutting_down.is_set():
+            self._has_room(0)  # what streams held that were reset is counted no longer
+            silent_at = self.secured_conn.heard_at + self._silence_s
+            if trio.current_time() >= silent_at:
+                return
+            with trio.move_on_at(silent_at):
+                await self.event_shutting_down.wait()

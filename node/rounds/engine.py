@@ -22,7 +22,7 @@ from shoal.node.outcome import Notice, PhaseChanged
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
-from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn, in_turn
+from shoal.node.rounds.inbox import RESTING_TICK_S, TICK_S, Inbox, Own, ToHandle, Turn, in_turn
 from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.rounds.participation import Participation, told_by_trainer
 from shoal.node.rounds.round_observer import RoundObserver
@@ -158,8 +158,13 @@ class Engine:
             await self._state_store.load()
             await self._feed(self._loaded)
             while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
-                await self._handle(await self._inbox.next())
+                await self._handle(await self._inbox.next(self._tick_s()))
             nursery.cancel_scope.cancel()
+
+    def _tick_s(self) -> float:
+        """Time until the next tick, if nothing else happens."""
+        shown = self.phase == self._shown_phase
+        return RESTING_TICK_S if shown and self.member.rests else TICK_S
 
     async def _handle(self, event: ToHandle) -> None:
         """Feed the member what became of an input of the node's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from shoal.protocol.inputs import (
 from shoal.protocol.messages import Ready
 
 TICK_S = 0.1
+RESTING_TICK_S = 1.0
+"""While nothing is due but what some input leads to. To wake up ten times a second costs more than all else then."""
 NEIGHBOURS_BEGIN_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
@@ -87,7 +90,7 @@ class Inbox:
         self._own: deque[Own] = deque()
         self._heard: deque[Received] = deque(maxlen=HEARD_LIMIT_MESSAGES)
         self._arrived = trio.Event()
-        self._tick_at = 0.0
+        self._ticked_at = -math.inf
 
     def put(self, event: Own) -> None:
         """Something of this node's own happened; never dropped, for each comes once and is awaited."""
@@ -113,17 +116,19 @@ class Inbox:
     def _announced(self, position: Position) -> set[PeerId]:
         return {one.peer for one in self._heard if isinstance(one.message, Ready) and one.position == position}
 
-    async def next(self) -> ToHandle:
-        """The next input; a Tick every TICK_S, however much else there is. Cancellation loses nothing."""
+    async def next(self, tick_s: float = TICK_S) -> ToHandle:
+        """The next input; a Tick `tick_s` after the last one, however much else there is.
+
+        Cancellation loses nothing.
+        """
         await trio.lowlevel.checkpoint()
-        now = trio.current_time()
-        if now >= self._tick_at:
-            self._tick_at = now + TICK_S
-            return Tick()
-        if not self._own and not self._heard:
+        tick_at = self._ticked_at + tick_s
+        if not self._own and not self._heard and trio.current_time() < tick_at:
             self._arrived = trio.Event()
-            with trio.move_on_after(TICK_S):
+            with trio.move_on_at(tick_at):
                 await self._arrived.wait()
-        if self._own:
-            return self._own.popleft()
-        return self._heard.popleft() if self._heard else Tick()
+        now = trio.current_time()
+        if now >= tick_at or not (self._own or self._heard):
+            self._ticked_at = now
+            return Tick()
+        return (self._own or self._heard).popleft()

@@ -86,6 +86,7 @@ class ReductionDriver:
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
+        self._under_way = trio.Event()
         self._pace: Pace | None = None
         self._relaying: RelayWatch | None = None
         self.relayed: tuple[bytes, tuple[RelayedWay, ...]] = (NO_HASH, ())
@@ -160,6 +161,7 @@ class ReductionDriver:
             self._jobs.send_nowait(partial(self._try_all_again, self._relayed))
         self._copying.stop()
         self._reduction, self._handed_over = reduction, None
+        self._under_way.set()
         self._started = time.monotonic()
         self._begin_pace(reduction)
         self._jobs.send_nowait(partial(self._run_reduction, reduction))
@@ -199,6 +201,8 @@ class ReductionDriver:
         self._copying.stop()
         self._keep_rates()
         self._reduction = self._pace = self._relaying = None
+        if self._under_way.is_set():
+            self._under_way = trio.Event()
 
     def forget(self) -> None:
         """A new round: whatever was being fetched for the old one is of no interest."""
@@ -311,9 +315,14 @@ class ReductionDriver:
             await trio.to_thread.run_sync(reduction.repair, plan, held)
             self._begin_pace(reduction)
 
+    async def until_under_way(self) -> None:
+        """Return while a reduction is under way, or when the next one begins."""
+        await self._under_way.wait()
+
     async def _look_after(self) -> None:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
+            await self.until_under_way()
             await trio.sleep(LOOK_PERIOD_S)
             self._look()
 

@@ -10,7 +10,7 @@ say, as one of an earlier release, is sent another window after each question: i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated
 
 import trio
@@ -50,12 +50,22 @@ LetGoReply = LetGo | Refusal
 
 
 class RelayRoom:
-    """Both ends of it, for one node; `run` it. linked: who may ask."""
+    """Both ends of it, for one node; `run` it.
 
-    def __init__(self, host: Host, traffic: PlanTraffic, linked: Callable[[], Collection[PeerId]]) -> None:
+    linked: who may ask. until_under_way: returns while a reduction is under way; nothing is kept back without one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        traffic: PlanTraffic,
+        linked: Callable[[], Collection[PeerId]],
+        until_under_way: Callable[[], Awaitable[None]],
+    ) -> None:
         self._host = host
         self._traffic = traffic
         self._linked = linked
+        self._until_under_way = until_under_way
         self._asked: set[tuple[PeerId, PeerId, bytes]] = set()
         host.serve(LET_GO_PROTOCOL, self._serve)
 
@@ -63,6 +73,7 @@ class RelayRoom:
         """Ask for whom something is kept back, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
+                await self._until_under_way()
                 await trio.sleep(PERIOD_S)
                 for way in self._traffic.kept_back():
                     if way not in self._asked:

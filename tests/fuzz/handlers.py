@@ -287,7 +287,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         "passage": (relayed_lanes._serve, AskPassage),
         "dial back": (dial_back_probes._serve, AskDialBack),
         "sighting": (observed_addresses._serve, AddressRequest),
-        "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
+        "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER}, trio.sleep_forever)._serve, AskLetGo),
         "shared memory": (LaneRequests(host, pool, lambda: {PEER})._serve_memory, SharedOffer),
         "straightening": (DirectUpgrade(host, puncher, list)._serve, Straighten),
     }

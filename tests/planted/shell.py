@@ -298,4 +298,34 @@ SHELL: tuple[Bug, ...] = (
         "        if self.standing is not Standing.IN_ROUND:\n",
         "        if False:\n",
     ),
+    bug(
+        "a daemon looks after reductions also while there is none",
+        "tests/node/rounds/test_reducing.py::test_a_driver_looks_around_while_a_reduction_is_under_way_and_at_no_other_time",
+        "if self._under_way.is_set():",
+        "if False:",
+    ),
+    bug(
+        "an engine at rest ticks as often as one in a round",
+        "tests/node/test_quiet_time.py::test_engines_tick_once_a_second_while_trainers_train_and_end_the_round_at_once",
+        "return RESTING_TICK_S if shown and self.member.rests else TICK_S",
+        "return TICK_S",
+    ),
+    bug(
+        "an engine rests whatever its member waits for",
+        "tests/node/rounds/test_inbox.py::test_engine_ticks_seldom_when_its_member_rests_and_its_phase_is_shown",
+        "return RESTING_TICK_S if shown and self.member.rests else TICK_S",
+        "return RESTING_TICK_S",
+    ),
+    bug(
+        "a member rests while its lead is not here",
+        "tests/protocol/test_member.py::test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet",
+        "return lead_is_here and self._apart.at is None and facts.has_quorum()",
+        "return self._apart.at is None and facts.has_quorum()",
+    ),
+    bug(
+        "a member that is to leave rests",
+        "tests/protocol/test_member.py::test_member_that_something_waits_for_does_not_rest",
+        "if machine is None or not machine.rests or self.leaving:",
+        "if machine is None or not machine.rests:",
+    ),
 )

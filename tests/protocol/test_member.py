@@ -15,8 +15,10 @@ from shoal.lab.box import Box, Surroundings
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import RETRY_S
+from shoal.protocol.certificate import lead_order
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.chain_comparison import ALL_REBASES
+from shoal.protocol.commitments import committed
 from shoal.protocol.departure import LINGER_S
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.durable import BINDING, DurableRecord
@@ -53,6 +55,7 @@ from shoal.protocol.effects import (
 )
 from shoal.protocol.errands import AskEntries, FindEarlier
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.forks import Fork
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import (
@@ -242,6 +245,99 @@ def test_an_effect_of_a_round_that_no_member_knows_is_an_error() -> None:
     here.member.machine.peers_alive = lambda *_, **__: [object()]  # type: ignore[method-assign, list-item]
     with pytest.raises(LocalError, match="object"):
         here.feed(Tick())
+
+
+# -- at rest ---------------------------------------------------------------------------------------------------
+
+
+def training() -> Paper:
+    """A member that trains among others, who are all here."""
+    here = paper(made=False)
+    here.peers = frozenset(here.chain.head.members) - {here.me.peer_id}
+    here.begin()
+    here.feed(Tick())
+    return here
+
+
+def test_member_that_trains_rests_and_time_alone_leads_to_nothing_but_what_it_said_before() -> None:
+    here = training()
+    assert here.member.rests
+    before = here.member.machine.current() if here.member.machine is not None else []
+    for here.now in range(1, 100):
+        assert {type(effect) for effect in here.feed(Tick())} <= {WatchReduction, Broadcast}
+    again = [effect.message for effect in here.asked if isinstance(effect, Broadcast)][-len(before) :]
+    assert again == before
+    assert here.member.rests
+
+
+def all_others_die(here: Paper) -> None:
+    here.peers = frozenset()
+    here.feed(Tick())
+
+
+def another_contributes(here: Paper) -> None:
+    head = here.chain.head
+    absent = absent_ready(OBSERVER, head, here.digest)
+    ready = msgspec.structs.replace(absent, role=CONTRIBUTOR, root=ROOT, tokens=1, squares=(1.0,) * 3)
+    for one in here.ledger.founders[1:]:
+        here.hear(one.peer_id, committed(one, ready, SETTINGS))
+
+
+def somebody_claims_to_be_ahead(here: Paper) -> None:
+    here.feed(Linked(min(here.peers), (Term(), 9)))
+
+
+def somebody_may_have_another_chain(here: Paper) -> None:
+    elsewhere = absent_ready(TRAINING, here.chain.head, here.digest)
+    here.hear(min(here.peers), msgspec.structs.replace(elsewhere, base=bytes([9]) * 32))
+
+
+def its_user_wants_it_to_leave(here: Paper) -> None:
+    here.member.ask_to_leave(here.now)
+
+
+def its_user_wants_an_earlier_state(here: Paper) -> None:
+    here.results[FindEarlierRounds] = lambda effect: (1, 2)
+    here.feed(GoBack(1))
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        all_others_die,
+        another_contributes,
+        somebody_claims_to_be_ahead,
+        somebody_may_have_another_chain,
+        its_user_wants_it_to_leave,
+        its_user_wants_an_earlier_state,
+    ],
+)
+def test_member_that_something_waits_for_does_not_rest(happens: Callable[[Paper], None]) -> None:
+    here = training()
+    assert here.member.rests
+    happens(here)
+    assert not here.member.rests
+
+
+def test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet() -> None:
+    first = lead_order(paper(0).chain.head)[0]
+    me, other = (one for one in Ledger().founders if one.peer_id != first)
+    here = paper(0, me=me, peers=frozenset({other.peer_id}))
+    here.begin()
+    here.feed(Tick())
+    assert not here.member.rests
+    here.now = VIEW_SYNC_S
+    here.feed(Tick())
+    assert here.member.machine is not None
+    assert here.member.machine.agreement.view == 1
+    assert here.member.rests, "the lead of the next view is here"
+
+
+def test_member_without_a_round_does_not_rest() -> None:
+    here = paper(current=False)
+    here.feed(Loaded())
+    assert here.member.machine is None
+    assert not here.member.rests
 
 
 # -- its part --------------------------------------------------------------------------------------------------

@@ -27,11 +27,15 @@ from shoal.swarm.limits import (
 from shoal.swarm.muxer import (
     CREDIT_BYTES,
     FLAG_FIN,
+    FLAG_SYN,
     FRAME_GRACE_S,
     FRAME_STALL_DEADLINE_S,
     HEADER_SIZE,
+    HEARTBEAT_DEADLINE_S,
+    HEARTBEAT_INTERVAL_S,
     OWED_LIMIT_STREAMS,
     TYPE_DATA,
+    TYPE_PING,
     TYPE_WINDOW_UPDATE,
     USER_TIMEOUT_MS,
     YAMUX_HEADER_FORMAT,
@@ -45,6 +49,7 @@ from shoal.swarm.muxer import (
 from shoal.swarm.net_stream import NAME_LIMIT_BYTES, NAMES_LIMIT, Communicator, MultiselectCommunicatorError
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.muxer.
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK  # isort: skip
 from libp2p.utils import encode_delim, encode_uvarint  # isort: skip
 
 PEER_ID = muxer.ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
@@ -355,5 +360,82 @@ def test_connection_is_read_when_it_is_its_turn() -> None:
         connection.turn = turn
         assert await connection.read(3) == bytes(3)
         assert turns == [trio.current_time()] == [began + 2.0]
+
+    run(main)
+
+
+class Joined:
+    """One end of a connection in memory, which notes when it sends a ping that asks."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.asked_at: list[float] = []
+        self._stream = stream
+
+    async def write(self, data: bytes) -> None:
+        if len(data) == HEADER_SIZE and struct.unpack(YAMUX_HEADER_FORMAT, data)[1:3] == (TYPE_PING, FLAG_SYN):
+            self.asked_at.append(trio.current_time())
+        await self._stream.send_all(data)
+
+    async def read(self, n: int) -> bytes:
+        data = b""
+        while len(data) < n:
+            some = await self._stream.receive_some(n - len(data))
+            if not some:
+                raise ConnectionClosedError("over")
+            data += some
+        return data
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+def test_connection_at_rest_carries_one_heartbeat_of_one_end_in_a_long_while() -> None:
+    async def main() -> None:
+        ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
+        one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.start)
+            nursery.start_soon(other.start)
+            await trio.sleep(10 * HEARTBEAT_INTERVAL_S + 1)
+            nursery.cancel_scope.cancel()
+        asked = [[at - began for at in end.asked_at] for end in ends]
+        assert asked == [pytest.approx([n * HEARTBEAT_INTERVAL_S for n in range(11)]), pytest.approx([0])]
+
+    run(main)
+
+
+def test_connection_over_which_something_comes_needs_no_heartbeat() -> None:
+    async def main() -> None:
+        ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
+        one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.start)
+            nursery.start_soon(other.start)
+            for _ in range(20):
+                await trio.sleep(HEARTBEAT_INTERVAL_S / 2)
+                await one._write_frame(credit(1, CREDIT_BYTES))
+                await other._write_frame(credit(1, CREDIT_BYTES))
+            nursery.cancel_scope.cancel()
+        assert [len(end.asked_at) for end in ends] == [1, 1], "at the start"
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_initiator", [True, False])
+def test_peer_that_hangs_is_given_up_within_a_minute(is_initiator: bool) -> None:
+    async def main() -> None:
+        near, far = (Joined(stream) for stream in trio.testing.memory_stream_pair())
+        muxer = Muxer(near, PEER_ID, is_initiator=is_initiator)
+        began = trio.current_time()
+        with trio.fail_after(1000):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(muxer.start)
+                ping = await far.read(HEADER_SIZE)
+                await far.write(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_ACK, 0, ping[-1]))
+                await muxer.confirm()
+        waited_s = trio.current_time() - began
+        assert waited_s == pytest.approx((1 if is_initiator else 1.5) * HEARTBEAT_INTERVAL_S + HEARTBEAT_DEADLINE_S)
+        assert waited_s <= 60
 
     run(main)

@@ -1,7 +1,11 @@
-"""The inbox: own inputs before those of peers, a tick however much there is; and who is linked waits its turn in it."""
+"""The inbox: own inputs before those of peers, a tick however much there is, and seldom at rest.
+
+Who is linked waits its turn in it.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +14,7 @@ import trio
 import trio.testing
 
 from shoal.node.rounds.engine import Engine
-from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, TICK_S, Inbox, ToHandle
+from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, RESTING_TICK_S, TICK_S, Inbox, ToHandle
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
@@ -104,3 +108,49 @@ def test_engine_answers_a_new_link_only_in_its_turn() -> None:
     engine.member = SimpleNamespace(machine=Unwritten())  # type: ignore[assignment]
     engine.linked(PEER, (Term(), 3))  # while the engine waits for an fsync, say
     assert drained(engine._inbox, 2) == [Tick(), Linked(PEER, (Term(), 3))]
+
+
+def test_inbox_ticks_as_seldom_as_it_is_told_and_once_each_time() -> None:
+    async def main() -> list[float]:
+        inbox, ticks = Inbox(), []
+        for tick_s in (RESTING_TICK_S, RESTING_TICK_S, TICK_S, TICK_S):
+            assert await inbox.next(tick_s) == Tick()
+            ticks.append(trio.current_time())
+        return [later - earlier for earlier, later in pairwise(ticks)]
+
+    gaps = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert gaps == pytest.approx([RESTING_TICK_S, TICK_S, TICK_S])
+
+
+def test_inbox_at_rest_gives_an_input_at_once_and_the_tick_after_it_when_that_is_due() -> None:
+    async def main() -> list[tuple[float, ToHandle]]:
+        inbox, given = Inbox(), []
+        await inbox.next()
+        began = trio.current_time()
+
+        async def say() -> None:
+            await trio.sleep(RESTING_TICK_S / 2)
+            inbox.hear(heard(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say)
+            for tick_s in (RESTING_TICK_S, TICK_S):
+                event = await inbox.next(tick_s)
+                given.append((trio.current_time() - began, event))
+        return given
+
+    given = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    half = pytest.approx(RESTING_TICK_S / 2)
+    assert given == [(half, heard(1)), (half, Tick())], "the tick was due while it rested"
+
+
+@pytest.mark.parametrize(
+    ("rests", "phase", "tick_s"), [(True, "train", RESTING_TICK_S), (False, "train", TICK_S), (True, "plan", TICK_S)]
+)
+def test_engine_ticks_seldom_when_its_member_rests_and_its_phase_is_shown(
+    rests: bool, phase: str, tick_s: float
+) -> None:
+    engine = Engine.__new__(Engine)
+    engine._shown_phase = "train"
+    engine.member = SimpleNamespace(rests=rests, phase=phase)  # type: ignore[assignment]
+    assert engine._tick_s() == tick_s

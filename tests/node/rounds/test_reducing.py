@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.node.options import Hold
 from shoal.node.rounds import reducing
+from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Relay
 from shoal.swarm.lanes.frame import FrameHeader
@@ -35,6 +37,24 @@ async def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) ->
         pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
         assert set(mesh.ensured) == pairs
         assert [driver.stalled() for driver in mesh.drivers] == [None] * 3
+
+
+async def test_a_driver_looks_around_while_a_reduction_is_under_way_and_at_no_other_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[ReductionDriver] = []
+    monkeypatch.setattr(ReductionDriver, "_look", lambda driver: looks.append(driver))
+    monkeypatch.setattr(reducing, "LOOK_PERIOD_S", 0.001)
+    mesh = Mesh(tmp_path, 3)
+    async with mesh.running():
+        for _ in range(2):
+            mesh.start(mesh.plan())
+            await until(lambda: set(looks) == set(mesh.drivers))
+            for driver in mesh.drivers:
+                driver.stop()
+            with trio.fail_after(30):  # while a timer runs there is no such moment
+                await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+            looks.clear()
 
 
 async def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(

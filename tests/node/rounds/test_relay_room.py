@@ -73,7 +73,7 @@ def make_node(number: int, download: RateLimit | None) -> Node:
     host.serve(LANE, answer)
     traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
     frames.register(KINDS, traffic)
-    node = Node(host, lanes, traffic, RelayRoom(host, traffic, host.connected))
+    node = Node(host, lanes, traffic, RelayRoom(host, traffic, host.connected, trio.lowlevel.checkpoint))
     take = traffic.holding.take
 
     def measured(*args: object, **options: object) -> memoryview | None:
