@@ -139,6 +139,8 @@ SWARM: tuple[Bug, ...] = (
         "::test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_is_there",
         "if now - told_at >= ALONE_PERIOD_S and (alerts := self.alerts):",
         "if told_at < 0 and (alerts := self.alerts):",
+    ),
+    bug(
         "both ends of a connection ask whether the other is there",
         "tests/swarm/test_muxer.py::test_connection_at_rest_carries_one_heartbeat_of_one_end_in_a_long_while",
         "HEARTBEAT_INTERVAL_S if is_initiator else 1.5 * HEARTBEAT_INTERVAL_S",
