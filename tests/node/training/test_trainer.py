@@ -55,6 +55,7 @@ from shoal.node.training.trainer_messages import (
 from shoal.node.workload import WorkloadError
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import LocalError
+from tests.node.forks import copied_trainer
 from tests.node.told_trainer import ToldTrainer
 
 DEADLINE_S = 120.0
@@ -178,6 +179,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerSpec:
     return TrainerSpec(workload="fake")
 
 
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainers of this test need not import torch."""
+    monkeypatch.setattr(trainer_module, "PROGRAM", copied_trainer())
+
+
 def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Return anchor, base − local and the anchor's loss, computed in this process by one thread."""
     threads = torch.get_num_threads()
@@ -195,6 +202,7 @@ def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
     return anchor, out, value
 
 
+@pytest.mark.usefixtures("copied")
 async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
     """Genesis, training, evaluation, kill -9 in mid-stretch, and the same contribution to the bit after it."""
     anchor, contribution, value = expected_contribution(steps=5)
@@ -237,6 +245,7 @@ async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
         assert (await expect(trainer, Contribution)).tokens == 4 * 32
 
 
+@pytest.mark.usefixtures("copied")
 async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
     """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
     expected = second_contributions(steps=5)
@@ -298,10 +307,11 @@ def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
+@pytest.mark.usefixtures("copied")
 async def test_raising_workload_ends_training_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side, since each waits for an import of torch: raising in build(), in loss(), and a batch too small."""
+    """Side by side: raising in build(), in loss(), and a batch too small."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty.py").write_text(FAULTY)
 
