@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import math
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 from trio.testing import MockClock
+
+gc.disable()  # to the end of the collection, which makes hundreds of thousands of objects and hardly any garbage
 
 DEADLINE_S = 300.0
 """For a test that is a coroutine: so that one that waits for ever fails."""
@@ -46,7 +49,6 @@ LONGEST = (
     "node/test_copied_folders.py",
     "lab/campaigns/test_campaign.py",
     "node/test_accusing_nodes.py",
-    "node/test_leaving.py",
     "cli/test_named_code.py",
     "lab/explore/test_repair.py",
     "node/test_box_failures.py",
@@ -65,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, and look for none among what was imported and collected."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
