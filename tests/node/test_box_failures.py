@@ -15,7 +15,7 @@ __all__ = ["disks"]
 
 OPERATIONS_OF_TWO_ROUNDS = 80
 """And of a start."""
-SEEDS, SEEDS_OF_AN_ORDEAL, SEEDS_A_TEST = 25, 200, 25
+SEEDS, SEEDS_OF_AN_ORDEAL, SEEDS_A_TEST = 75, 200, 25
 
 
 async def killed_at_random(box: Box) -> None:
