@@ -11,11 +11,10 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -39,7 +38,6 @@ from shoal.node.training.trainer_messages import (
     Evaluated,
     Initial,
     InnerSettings,
-    Progress,
     Report,
     Restored,
     Retune,
@@ -56,7 +54,7 @@ from shoal.node.workload import WorkloadError
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import LocalError
 from tests.node.forks import copied_trainer
-from tests.node.told_trainer import ToldTrainer
+from tests.node.told_trainer import ToldTrainer, expect, running
 
 DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
@@ -134,8 +132,6 @@ async def main():
 trio.run(main)
 """
 
-Event = TypeVar("Event")
-
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
@@ -143,24 +139,6 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
             await test()
 
     trio.run(bounded)
-
-
-@asynccontextmanager
-async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
-    trainer = ToldTrainer(spec)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trainer.run)
-        yield trainer
-        nursery.cancel_scope.cancel()
-
-
-async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
-    """Return the next event, `Progress` apart, which must be of `kind`."""
-    async for event in trainer.events:
-        if not isinstance(event, Progress):
-            assert isinstance(event, kind), event
-            return event
-    raise AssertionError("the events ended")
 
 
 def kill(trainer: Trainer, number: int = signal.SIGKILL) -> int:
