@@ -78,8 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, and look for none among what was imported and collected."""
-    gc.freeze()
+    """Look for garbage from here on."""
     gc.enable()
 
 
