@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.fork_server import READY, REQUEST_LIMIT_BYTES, Answer, Reap, Request, Start
+from shoal.lab.fork_server import READY, REQUEST_LIMIT_BYTES, Answer, Reap, Request, Start, stand_in
 from shoal.protocol.errors import LocalError
 from shoal.testnet.nodes import Runtime, environment
 from shoal.testnet.parent_death import ended_with_parent
@@ -66,7 +66,9 @@ class Forked:
 class ForkClient:
     """The testnet's end of the connection to its fork server."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, trainers: str) -> None:
+        self.trainer = stand_in(trainers)
+        """As what a process that is no copy may start its trainer, which then is one (`trainer.PROGRAM`)."""
         self._connection = connection
         connection.settimeout(ASK_DEADLINE_S)
 
@@ -119,30 +121,30 @@ async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
 
     Raises LocalError if it does not come up. However the block ends, neither the fork server nor a copy of it is left.
     """
-    with _serving(preload) as connection:
+    with _serving(preload) as (connection, trainers):
         with trio.move_on_after(PRELOAD_DEADLINE_S):
             await trio.lowlevel.wait_readable(connection)
         connection.setblocking(False)
-        yield Runtime(start=_client(connection).start)
+        yield Runtime(start=_client(connection, trainers).start)
 
 
 @contextmanager
 def fork_client(preload: Sequence[str] = PRELOAD) -> Iterator[ForkClient]:
     """As `forking`, for whoever has no event loop. Blocks until the modules are imported."""
-    with _serving(preload) as connection:
+    with _serving(preload) as (connection, trainers):
         connection.settimeout(PRELOAD_DEADLINE_S)
-        yield _client(connection)
+        yield _client(connection, trainers)
 
 
-def _client(connection: socket.socket) -> ForkClient:
+def _client(connection: socket.socket, trainers: str) -> ForkClient:
     if _received(connection) != READY:
         raise LocalError("the fork server did not come up: see what it said above")
-    return ForkClient(connection)
+    return ForkClient(connection, trainers)
 
 
 @contextmanager
-def _serving(preload: Sequence[str]) -> Iterator[socket.socket]:
-    """A fork server that imports these, which is over at the end; yields the connection to it."""
+def _serving(preload: Sequence[str]) -> Iterator[tuple[socket.socket, str]]:
+    """A fork server that imports these, which is over at the end; yields the connection to it, and its TRAINERS."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="shoal-forks-"))
         ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -151,7 +153,7 @@ def _serving(preload: Sequence[str]) -> Iterator[socket.socket]:
         stack.callback(process.wait)
         stack.callback(process.kill)
         theirs.close()
-        yield ours
+        yield ours, trainers
 
 
 def _start_server(arguments: Sequence[str], control: int) -> subprocess.Popen[bytes]:

@@ -221,13 +221,18 @@ def _run(program: str, arguments: Sequence[str]) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
+def stand_in(trainers: str) -> tuple[str, ...]:
+    """What a daemon starts in place of a trainer, where a fork server listens at `trainers`."""
+    return ("-I", "-S", str(STAND_IN), trainers)
+
+
 def _preload(modules: Sequence[str], trainers: str) -> None:
     gc.disable()
     for name in modules:
         importlib.import_module(name)
     gc.enable()
     gc.freeze()  # a collection in a copy that looks at all this would have to copy its memory
-    trainer.PROGRAM = ("-I", "-S", str(STAND_IN), trainers)
+    trainer.PROGRAM = stand_in(trainers)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"{', '.join(modules)} started {threads - 1} threads: no copy of them can be made")
 

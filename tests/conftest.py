@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import math
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 from trio.testing import MockClock
+
+gc.disable()  # to the end of the collection, which makes hundreds of thousands of objects and hardly any garbage
 
 DEADLINE_S = 300.0
 """For a test that is a coroutine: so that one that waits for ever fails."""
@@ -46,7 +49,6 @@ LONGEST = (
     "node/test_copied_folders.py",
     "lab/campaigns/test_campaign.py",
     "node/test_accusing_nodes.py",
-    "node/test_leaving.py",
     "cli/test_named_code.py",
     "lab/explore/test_repair.py",
     "node/test_box_failures.py",
@@ -54,6 +56,14 @@ LONGEST = (
     "lab/bench/test_hostile.py",
     "node/test_traces.py",
     "testnet/test_swarm.py",
+    "testnet/test_streaming.py",
+    "testnet/test_ddp.py",
+    "node/test_not_finite.py",
+    "node/test_terms.py",
+    "node/test_own_loop_nodes.py",
+    "node/test_own_loop_examples.py",
+    "node/state/test_resumption_nodes.py",
+    "node/sapo/test_agent_process.py",
     "node/training/test_sharded_replica.py",
     "node/training/test_trainer.py",
 )
@@ -65,6 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on."""
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

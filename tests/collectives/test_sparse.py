@@ -355,18 +355,19 @@ def test_any_bytes_are_refused_or_decode_to_what_is_sparse_and_finite(
 
 
 @EVERY
-@pytest.mark.parametrize("flip", range(0, 8 * 88, 5))
-def test_a_flipped_bit_is_refused_or_changes_a_value_within_the_limit(side: str, flip: int) -> None:
-    how, values = SIDES[side]("topk64-256"), pattern(4096, 2.0**-25)
-    data = bytearray(how.encode(values).tobytes())
-    before = decode(how, bytes(data), 4096)
-    data[flip // 8] ^= 1 << flip % 8
-    try:
-        after = decode(how, bytes(data), 4096)
-    except Undecodable:
-        return
-    assert np.isfinite(after).all()
-    assert after.tobytes() != before.tobytes() or side == "reduced"  # a final may have the index of a zero
+def test_a_flipped_bit_is_refused_or_changes_a_value_within_the_limit(side: str) -> None:
+    how = SIDES[side]("topk64-256")
+    sound = how.encode(pattern(4096, 2.0**-25)).tobytes()
+    before = decode(how, sound, 4096)
+    for flip in range(0, 8 * 88, 5):
+        data = bytearray(sound)
+        data[flip // 8] ^= 1 << flip % 8
+        try:
+            after = decode(how, bytes(data), 4096)
+        except Undecodable:
+            continue
+        assert np.isfinite(after).all(), flip
+        assert after.tobytes() != before.tobytes() or side == "reduced", flip  # a final may have the index of a zero
 
 
 # --- names ---

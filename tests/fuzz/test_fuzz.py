@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,44 +160,34 @@ def test_every_decoder_and_every_handler_is_fed() -> None:
     assert (known | OF_ITS_OWN | NO_BYTES) - found == set(), "these are gone"
 
 
-def test_every_name_of_a_target_is_one() -> None:
-    async def main() -> None:
-        async with handler_targets() as handlers:
-            names = [target.name for target in (*targets(), *handlers)]
-            assert len(names) == len(set(names))
-            assert set(COVERS) - {"every message"} <= set(names)
-
-    trio.run(main)
+async def test_every_name_of_a_target_is_one() -> None:
+    async with handler_targets() as handlers:
+        names = [target.name for target in (*targets(), *handlers)]
+        assert len(names) == len(set(names))
+        assert set(COVERS) - {"every message"} <= set(names)
 
 
-def test_samples_are_taken_as_they_are() -> None:
+async def test_samples_are_taken_as_they_are() -> None:
     """A sample that is refused would leave what comes after the refusal untried."""
-
-    async def main() -> None:
-        taken = 0
-        for target in targets():
-            if target.name not in ("sealed frame", "control reply"):
-                for sample in target.samples:
-                    tally = Tally()
-                    assert await judge(target, sample, tally) is None
-                    assert tally.taken == 1, (target.name, tally.refused)
-                    taken += 1
-        assert taken > 200
-
-    trio.run(main)
+    taken = 0
+    for target in targets():
+        if target.name not in ("sealed frame", "control reply"):
+            for sample in target.samples:
+                tally = Tally()
+                assert await judge(target, sample, tally) is None
+                assert tally.taken == 1, (target.name, tally.refused)
+                taken += 1
+    assert taken > 200
 
 
-def test_mutated_messages_are_taken_or_refused_and_nothing_else() -> None:
-    async def main() -> None:
-        tallies: dict[str, Tally] = {}
-        assert await feed(targets(), DECODER_EXAMPLES, 3, tallies) == []
-        async with handler_targets() as handlers:
-            assert await feed(handlers, HANDLER_EXAMPLES, 4, tallies) == []
-        assert sum(tally.examples for tally in tallies.values()) >= DECODER_EXAMPLES + HANDLER_EXAMPLES
-        refused = sum(sum(tally.refused.values()) for tally in tallies.values())
-        assert refused > DECODER_EXAMPLES / 2  # they are spoiled indeed
-
-    trio.run(main)
+async def test_mutated_messages_are_taken_or_refused_and_nothing_else() -> None:
+    tallies: dict[str, Tally] = {}
+    assert await feed(targets(), DECODER_EXAMPLES, 3, tallies) == []
+    async with handler_targets() as handlers:
+        assert await feed(handlers, HANDLER_EXAMPLES, 4, tallies) == []
+    assert sum(tally.examples for tally in tallies.values()) >= DECODER_EXAMPLES + HANDLER_EXAMPLES
+    refused = sum(sum(tally.refused.values()) for tally in tallies.values())
+    assert refused > DECODER_EXAMPLES / 2  # they are spoiled indeed
 
 
 @settings(max_examples=100, deadline=None)
@@ -213,26 +202,23 @@ def test_any_bytes_are_taken_or_refused(data: st.DataObject) -> None:
         target.take(spoiled)
 
 
-def test_heads_that_claim_gigabytes_take_no_memory() -> None:
-    async def main() -> None:
-        rng = random.Random(5)
-        async with handler_targets() as handlers:
-            tracemalloc.start()
-            try:
-                for target in (*targets(), *handlers):
-                    heads = [
-                        *GIANT_HEADS,
-                        *(target.samples[0][:at] + head for at in (1, 5, 9) for head in GIANT_HEADS[:9]),
-                    ]
-                    tracemalloc.reset_peak()
-                    before = tracemalloc.get_traced_memory()[0]
-                    for data in rng.sample(heads, 4):
-                        assert await judge(target, data, Tally()) is None, target.name
-                    assert tracemalloc.get_traced_memory()[1] - before < MEMORY_LIMIT_BYTES, target.name
-            finally:
-                tracemalloc.stop()
-
-    trio.run(main)
+async def test_heads_that_claim_gigabytes_take_no_memory() -> None:
+    rng = random.Random(5)
+    async with handler_targets() as handlers:
+        tracemalloc.start()
+        try:
+            for target in (*targets(), *handlers):
+                heads = [
+                    *GIANT_HEADS,
+                    *(target.samples[0][:at] + head for at in (1, 5, 9) for head in GIANT_HEADS[:9]),
+                ]
+                tracemalloc.reset_peak()
+                before = tracemalloc.get_traced_memory()[0]
+                for data in rng.sample(heads, 4):
+                    assert await judge(target, data, Tally()) is None, target.name
+                assert tracemalloc.get_traced_memory()[1] - before < MEMORY_LIMIT_BYTES, target.name
+        finally:
+            tracemalloc.stop()
 
 
 def test_mutations_are_the_same_for_a_seed_and_differ_from_what_they_are_made_of() -> None:
@@ -248,14 +234,11 @@ def test_mutations_are_the_same_for_a_seed_and_differ_from_what_they_are_made_of
 
 
 @pytest.mark.parametrize("raised", [ValueError("of ours"), LocalError("a bug"), RecursionError()])
-def test_what_is_not_foreseen_is_found(raised: Exception) -> None:
+async def test_what_is_not_foreseen_is_found(raised: Exception) -> None:
     def fail(data: bytes) -> None:
         raise raised
 
-    async def main() -> None:
-        target = Target("broken", (b"\x80",), fail)
-        (found,) = await feed([target], 8, 1, {})
-        assert found.target == "broken"
-        assert type(raised).__name__ in found.what
-
-    trio.run(main)
+    target = Target("broken", (b"\x80",), fail)
+    (found,) = await feed([target], 8, 1, {})
+    assert found.target == "broken"
+    assert type(raised).__name__ in found.what

@@ -72,20 +72,17 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "copy_of_it", *arguments]
 
 
-def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: Path) -> None:
-    async def test() -> None:
-        log = tmp_path / "log.txt"
-        log.write_text("before\n")
-        async with forking(["json"]) as runtime:
-            one = runtime.start(command("a", "b c"), log)
-            pidfd = os.pidfd_open(one.pid)
-            await trio.lowlevel.wait_readable(pidfd)
-            os.close(pidfd)
-            assert (one.returncode, one.wait(), one.returncode, one.wait()) == (None, 7, 7, 7)
-        assert log.read_text() == f"before\n['a', 'b c'] {one.pid} {one.pid} \n"
-        assert one.pid != os.getpid()
-
-    run(test)
+async def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("before\n")
+    async with forking(["json"]) as runtime:
+        one = runtime.start(command("a", "b c"), log)
+        pidfd = os.pidfd_open(one.pid)
+        await trio.lowlevel.wait_readable(pidfd)
+        os.close(pidfd)
+        assert (one.returncode, one.wait(), one.returncode, one.wait()) == (None, 7, 7, 7)
+    assert log.read_text() == f"before\n['a', 'b c'] {one.pid} {one.pid} \n"
+    assert one.pid != os.getpid()
 
 
 def test_a_copy_runs_in_the_folder_and_the_environment_that_it_is_given(modules: Path, tmp_path: Path) -> None:
@@ -118,22 +115,19 @@ def test_a_copy_s_errors_may_go_to_a_file_of_their_own(modules: Path, tmp_path: 
     assert (log.read_text(), errors.read_text()) == ("said\n", "wrong\n")
 
 
-def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with forking(["json"]) as runtime:
-            logs = tmp_path / "1", tmp_path / "2"
-            one, two = (runtime.start(command("lasting"), log) for log in logs)
-            os.killpg(one.pid, signal.SIGKILL)
-            assert one.wait() == -signal.SIGKILL
-            pidfd = os.pidfd_open(two.pid)
-            assert not has_ended(pidfd, within_s=0.1)
-        assert has_ended(pidfd)
-        os.close(pidfd)
-        assert two.wait() == -signal.SIGKILL
-        with pytest.raises(LocalError, match="the fork server"):
-            runtime.start(command("late"), tmp_path / "3")
-
-    run(test)
+async def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
+    async with forking(["json"]) as runtime:
+        logs = tmp_path / "1", tmp_path / "2"
+        one, two = (runtime.start(command("lasting"), log) for log in logs)
+        os.killpg(one.pid, signal.SIGKILL)
+        assert one.wait() == -signal.SIGKILL
+        pidfd = os.pidfd_open(two.pid)
+        assert not has_ended(pidfd, within_s=0.1)
+    assert has_ended(pidfd)
+    os.close(pidfd)
+    assert two.wait() == -signal.SIGKILL
+    with pytest.raises(LocalError, match="the fork server"):
+        runtime.start(command("late"), tmp_path / "3")
 
 
 def test_a_server_and_its_copies_end_when_their_testnet_is_killed(modules: Path, tmp_path: Path) -> None:
@@ -161,13 +155,10 @@ trio.run(main)
             os.close(pidfd)
 
 
-def test_only_python_programs_can_be_started(modules: Path, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with forking(["json"]) as runtime:
-            with pytest.raises(LocalError, match="a module of Python or a script, not ip netns"):
-                runtime.start(["ip", "netns", "exec", "x", *command()], tmp_path / "log")
-
-    run(test)
+async def test_only_python_programs_can_be_started(modules: Path, tmp_path: Path) -> None:
+    async with forking(["json"]) as runtime:
+        with pytest.raises(LocalError, match="a module of Python or a script, not ip netns"):
+            runtime.start(["ip", "netns", "exec", "x", *command()], tmp_path / "log")
 
 
 @pytest.mark.parametrize(("name", "said"), [("threads", "threads started 1 threads"), ("nothing", "No module named")])

@@ -106,6 +106,11 @@ def start_forked(command: Sequence[str], log: Path) -> Started:
     return _forked(command, log, Path.cwd()) or start_process(command, log)
 
 
+def copied_trainer() -> tuple[str, ...]:
+    """`trainer.PROGRAM` with which trainers that this process starts are copies too, with one thread each."""
+    return _server()[0].trainer
+
+
 FORKED = Runtime(start=start_forked)
 """Real nodes of a testnet, which need not import anything."""
 

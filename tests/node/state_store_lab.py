@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
-from trio.testing import MockClock
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.holds import Holds
@@ -36,10 +35,6 @@ from tests.node.ledger import OUTER, Ledger
 
 GRACE_S = 4.0
 GOOD, BAD = PeerId("good"), PeerId("bad")
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
 
 
 async def _linked_already(request: AwaitLinks) -> None:

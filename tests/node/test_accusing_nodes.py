@@ -19,7 +19,7 @@ MACHINE_S = 30.0
 """What a loaded machine may add, and training."""
 
 
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_false_accuser_goes_and_its_victim_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     with Swarm(tmp_path, nodes=count) as swarm:
         honest, victim, liar = swarm.nodes[0], swarm.nodes[-2], swarm.nodes[-1]

@@ -19,8 +19,9 @@ from shoal.node.training.trainer_messages import (
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from tests.node.lab import INNER_STEPS, Node, Swarm, assert_exact, assert_one_line, assert_votes_once, eventually, shoal
+from tests.node.told_trainer import expect, running
 from tests.node.training.test_sharded_replica import STEPS as STEPS_OF_TWO
-from tests.node.training.test_sharded_replica import Single, expect, running, share, spec
+from tests.node.training.test_sharded_replica import Single, share, spec
 
 STEPS = 40
 

@@ -13,6 +13,7 @@ ROUNDS = 3
 WITHHOLDING_NODE = Path(__file__).with_name("withholding_node.py")
 
 
+@pytest.mark.long
 def test_member_whose_finals_are_withheld_stays_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Swarm(tmp_path, nodes=4) as swarm:
         *_, deprived, withholder = swarm.nodes

@@ -39,6 +39,7 @@ def votes_of(*nodes: Node) -> list[tuple[str, int, int]]:
     return [(e["term"], e["round"], e["view"]) for node in nodes for e in node.all_events() if e["event"] == "voted"]
 
 
+@pytest.mark.long
 def test_copy_of_a_running_node_ends_and_starts_again_only_when_told_to_and_then_abstains(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, third = swarm.nodes

@@ -41,6 +41,7 @@ async def besiege(node: Node, swarm: bytes, seed: int, told: set[type]) -> None:
             await trio.sleep(RETURN_S)
 
 
+@pytest.mark.long
 def test_founder_comes_back_to_nodes_full_of_strangers_and_rounds_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

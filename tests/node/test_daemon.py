@@ -28,6 +28,7 @@ from tests.node.lab import (
 )
 
 
+@pytest.mark.long
 def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         swarm.start_together(holds=["2:reduce:0.3", "4:plan"])

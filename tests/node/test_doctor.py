@@ -181,6 +181,38 @@ def test_a_workload_that_is_not_installed_is_found(tmp_path: Path) -> None:
     assert doctor.trial_request(Examination(data_dir=tmp_path, manifest=other), installed=False).workload is None
 
 
+MINE = """
+import pathlib
+pathlib.Path("imported").touch()
+
+class Mine:
+    metric = "error"
+    build = batches = loss = evaluate = None
+"""
+
+
+@pytest.mark.parametrize("allowed", ["", "mine", "mine:Other", "mine:Mine"])
+@pytest.mark.parametrize("folder", ["founder", "stranger"])
+def test_code_that_a_file_names_is_tried_only_where_this_command_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, allowed: str
+) -> None:
+    """Also by its founder, whose node runs it without a word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    manifest = founded(tmp_path, "--workload", "mine:Mine")
+    asked: list[TrialRequest] = []
+    monkeypatch.setattr(doctor, "run_trial", lambda wanted, deadline_s: asked.append(wanted) or TrialReport())
+    monkeypatch.setattr(doctor, "disk_speed", lambda folder: doctor.arithmetic())
+    wanted = Examination(data_dir=tmp_path / folder, manifest=manifest, allowed=(allowed,) if allowed else ())
+    checks = {check.name: check for check in doctor.examine(wanted)}
+    is_allowed = allowed == "mine:Mine"
+    assert checks["workload"].ok == (is_allowed or folder == "founder")
+    assert ("--allow-workload mine:Mine" in checks["workload"].remedy) != is_allowed
+    assert ("speed" in checks) == is_allowed
+    assert [one.workload for one in asked] == ["mine:Mine" if is_allowed else None]
+    assert not (tmp_path / "imported").exists()
+
+
 def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
     manifest = founded(tmp_path)
     assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from shoal.node.holds import Holds, round_to
 from shoal.node.options import Hold
 from shoal.node.reporting.event_log import EventLog
 from shoal.protocol.errors import ConfigError
+from tests.waiting import until
 
 
 @dataclass
@@ -36,11 +37,6 @@ def log(tmp_path: Path) -> Iterator[Log]:
     events = EventLog(path)
     yield Log(events, path)
     events.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await trio.sleep(0.002)
 
 
 async def test_task_is_held_at_its_point_until_released(log: Log) -> None:

@@ -12,6 +12,7 @@ from tests.node.lab import Swarm, assert_exact, assert_votes_once, eventually
 from tests.node.test_joining import MODEL
 
 
+@pytest.mark.long
 def test_node_leaves_when_another_has_its_state_and_its_vote(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=2, founders=1, options=MODEL) as swarm:
         founder, joiner = swarm.nodes

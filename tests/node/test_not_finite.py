@@ -25,6 +25,7 @@ def of_three(tmp_path: Path) -> Swarm:
     return swarm
 
 
+@pytest.mark.long
 def test_node_whose_values_are_not_finite_observes_that_round_and_contributes_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

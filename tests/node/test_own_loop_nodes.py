@@ -130,6 +130,7 @@ SHAPED = SHAPED.replace(
 SHAPED = SHAPED.replace("torch.randn(16, 8, generator=own)", "torch.randn(16, columns, generator=own)")
 
 
+@pytest.mark.long
 def test_gossip_mixes_no_model_with_another_of_as_many_values(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
         tables = msgspec.to_builtins(swarm.manifest)

@@ -21,6 +21,7 @@ from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest
 from shoal.protocol.swarm_link import LinkInvite
 from tests.core_dumps import as_in_a_shell_that_wants_cores, leaves_cores
+from tests.node.forks import start_copy
 from tests.node.lab import command, environment, eventually, shoal
 
 LATER = 2**33
@@ -90,10 +91,8 @@ def test_run_of_a_real_node_writes_no_secret_anywhere(tmp_path: Path) -> None:
         "--dashboard",
         "127.0.0.1:0",
     ]
-    with (tmp_path / "output").open("wb") as output:
-        process = subprocess.Popen(
-            command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(), cwd=tmp_path
-        )
+    process = start_copy(command(*arguments), tmp_path / "output", tmp_path)
+    assert process is not None
     try:
         events = folder / "events.jsonl"
         eventually(lambda: events.exists() and b'"certified"' in events.read_bytes(), "a round is certified")
@@ -103,8 +102,7 @@ def test_run_of_a_real_node_writes_no_secret_anywhere(tmp_path: Path) -> None:
         left = shoal("leave", "--data-dir", str(folder)).stdout.encode()
         process.wait(60)
     finally:
-        process.kill()
-        process.wait()
+        process.send_signal(signal.SIGKILL)
     searched = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"output", "events.jsonl", "swarm.toml", "agreement.log"} <= {path.name for path in searched}
     assert {path.name for path in searched} >= set(SECRET_FILES)

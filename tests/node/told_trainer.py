@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import trio
 
 from shoal.node.loops.external_trainer import ExternalTrainer
-from shoal.node.training.trainer import Trainer, TrainerEvent
+from shoal.node.training.trainer import Trainer, TrainerEvent, TrainerSpec
+from shoal.node.training.trainer_messages import Progress
+
+Event = TypeVar("Event")
 
 
 class ToldTrainer(Trainer):
@@ -26,3 +31,21 @@ class ToldTrainer(Trainer):
 
 class ToldLoop(ToldTrainer, ExternalTrainer):
     """The same of a loop of the user's own."""
+
+
+@asynccontextmanager
+async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
+    trainer = ToldTrainer(spec)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        yield trainer
+        nursery.cancel_scope.cancel()
+
+
+async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
+    """Return the next event, `Progress` apart, which must be of `kind`."""
+    async for event in trainer.events:
+        if not isinstance(event, Progress):
+            assert isinstance(event, kind), event
+            return event
+    raise AssertionError("the events ended")

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent.parent
 PRODUCT = ("protocol", "collectives", "swarm", "node", "cli", "testnet")
 """Where bugs are planted."""
 PACKAGES = (*PRODUCT, "lab")
-DEADLINE_S = 300
-"""For one test with one bug."""
+DEADLINE_S = 400
+"""For one test with one bug: longer than a coroutine may take that waits for ever (tests/conftest.py)."""
 THIRD_PARTY = (
     *("numpy", "torch", "trio.testing", "msgspec", "cryptography", "blake3", "safetensors", "libp2p", "multiaddr"),
     *("hypothesis", "_hypothesis_pytestplugin", "anyio.pytest_plugin"),

@@ -148,6 +148,19 @@ SHELL: tuple[Bug, ...] = (
         "lost = not here.made and self._is_bound()",
     ),
     bug(
+        "who has no finite values for a round says nothing of it",
+        "tests/node/rounds/test_participation.py"
+        "::test_values_that_are_not_finite_are_announced_by_nobody_and_spoil_no_later_ones",
+        "return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)",
+        "return None",
+    ),
+    bug(
+        "the doctor tries code that a file names because its founder may run it",
+        "tests/node/test_doctor.py::test_code_that_a_file_names_is_tried_only_where_this_command_allows_it",
+        "installed = found.ok and _may_be_imported(manifest, wanted.allowed)",
+        "installed = found.ok",
+    ),
+    bug(
         "work is settled while its round is under way",
         "tests/node/rounds/test_participation.py::test_work_of_the_round_under_way_is_settled_by_its_certificate_only",
         "return self.made is not None and self.made.base != chain.head.hash",

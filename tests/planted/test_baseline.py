@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -25,23 +26,17 @@ from tests.planted.member import MEMBER, SEEDS
 from tests.planted.simulated import simulate
 
 EVERY = [(area, one) for area, some in BUGS.items() for one in some]
-named = pytest.mark.parametrize("planted", [one for _, one in EVERY], ids=[f"{a}: {one.name}" for a, one in EVERY])
 
 
-@pytest.fixture(scope="module")
-def texts() -> dict[Path, str]:
-    return product(ROOT)
-
-
-@named
-def test_a_bug_can_be_planted_and_names_a_test(texts: dict[Path, str], planted: Bug) -> None:
-    for path, text in edited(texts, planted).items():
-        ast.parse(text)
-        assert text != texts[path]
-    if planted.name in SEEDS and not planted.test:
-        return
-    file, _, name = planted.test.partition("::")
-    assert f"\ndef {name}(" in (ROOT / file).read_text() or f"\nasync def {name}(" in (ROOT / file).read_text()
+def test_every_bug_can_be_planted_and_names_a_test() -> None:
+    texts, tests = product(ROOT), {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("tests/**/*.py")}
+    for _, planted in EVERY:
+        for path, text in edited(texts, planted).items():
+            ast.parse(text)
+            assert text != texts[path], planted.name
+        file, _, name = planted.test.partition("::")
+        by_seed = planted.name in SEEDS and not planted.test
+        assert by_seed or re.search(rf"^(async )?def {name}\(", tests[file], re.MULTILINE), planted.name
 
 
 def test_every_seed_is_that_of_a_bug_and_every_bug_of_a_member_has_one() -> None:
@@ -90,7 +85,7 @@ def test_a_test_that_fails_in_a_tree_says_so_and_the_tree_is_as_it_was(tree: Pat
 
 
 @pytest.mark.long
-@named
+@pytest.mark.parametrize("planted", [one for _, one in EVERY], ids=[f"{area}: {one.name}" for area, one in EVERY])
 def test_a_planted_bug_is_seen(tree: Path, planted: Bug) -> None:
     if planted.test:
         see(tree, planted)

@@ -85,7 +85,7 @@ def test_canonical_sorts_struct_fields_and_map_keys() -> None:
 @FUZZ
 def test_canonical_agrees_with_an_independent_msgpack(value: object) -> None:
     data = canonical(value)
-    assert msgpack.unpackb(data, strict_map_key=True) == value
+    assert msgpack.unpackb(data, strict_map_key=True) == decode(data, object) == value
     assert canonical(msgpack.unpackb(data)) == data
 
 
@@ -138,45 +138,37 @@ def test_decode_of_a_damaged_message_raises_only_remote_errors(data: st.DataObje
 
 @given(st.floats())
 @FUZZ
-def test_scan_lets_finite_floats_through_only(value: float) -> None:
+def test_decode_lets_finite_floats_through_only(value: float) -> None:
     for data in (msgpack.packb(value), struct.pack(">Bf", 0xCA, value) if abs(value) < 3e38 else b"\xc0"):
         if math.isfinite(value):
-            wire._scan(data)
+            decode(data, object)
         elif len(data) > 1:
-            with pytest.raises(wire._Refused, match="not finite"):
-                wire._scan(data)
-
-
-@given(plain)
-@FUZZ
-def test_scan_accepts_everything_within_the_limits(value: object) -> None:
-    wire._scan(canonical(value))
+            with pytest.raises(RemoteError, match="not finite"):
+                decode(data, object)
 
 
 @given(plain, st.data())
 @FUZZ
-def test_scan_notices_any_truncation_and_any_trailing_byte(value: object, data: st.DataObject) -> None:
+def test_decode_notices_any_truncation_and_any_trailing_byte(value: object, data: st.DataObject) -> None:
     encoded = canonical(value)
-    with pytest.raises(wire._Refused):
-        wire._scan(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
-    with pytest.raises(wire._Refused):
-        wire._scan(encoded + b"\x00")
+    with pytest.raises(RemoteError):
+        decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))], object)
+    with pytest.raises(RemoteError, match="after the end"):
+        decode(encoded + b"\x00", object)
 
 
 @pytest.mark.parametrize("value", [0, -1, 127, 255, 2**16, 2**32, 2**63, -(2**7), -(2**15), -(2**31), 1.5, -3.4e38])
-def test_scan_steps_over_every_number_width(value: float) -> None:
+def test_decode_steps_over_every_number_width(value: float) -> None:
     for data in (msgpack.packb(value), msgpack.packb(value, use_single_float=True)):
-        wire._scan(data)
-        wire._scan(b"\x92" + data + data)
+        assert decode(data, object) == pytest.approx(value)
+        assert decode(b"\x92" + data + data, list) == pytest.approx([value, value])
 
 
 @pytest.mark.parametrize("size", [0, 31, 32, 255, 256, 65_535, 65_536])
-def test_scan_steps_over_every_length_width(size: int) -> None:
-    wire._scan(msgpack.packb("x" * size))
-    wire._scan(msgpack.packb(b"x" * size))
+def test_decode_steps_over_every_length_width(size: int) -> None:
     items = min(size, wire.LENGTH_LIMIT_ITEMS)
-    wire._scan(msgpack.packb([None] * items))
-    wire._scan(msgpack.packb({str(n): None for n in range(items)}))
+    for value in ("x" * size, b"x" * size, [None] * items, {str(n): None for n in range(items)}):
+        assert decode(msgpack.packb(value), object) == value
 
 
 @pytest.mark.parametrize(

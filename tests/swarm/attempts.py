@@ -33,7 +33,8 @@ from shoal.swarm.lanes.seal import LaneAnswer, LaneKeys, LaneProposal, Opener, d
 from shoal.swarm.lanes.seal import Sealer as FrameSealer
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
 from shoal.swarm.streams import MessageStream
-from tests.swarm.test_members import MANIFEST, Node, Stranger, identity, manifest, running, until
+from tests.swarm.test_members import MANIFEST, Node, Stranger, identity, manifest, running
+from tests.waiting import until
 
 LANE_PROTOCOL = "/shoal/lane/1"
 FOREIGN = manifest("another").swarm_id

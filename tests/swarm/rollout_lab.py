@@ -16,6 +16,7 @@ from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, announce_grou
 from shoal.protocol.wire import Sealer, SwarmId
 from shoal.swarm.host import Host
 from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
+from tests.waiting import until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
@@ -29,12 +30,6 @@ def run(main: Callable[[], Awaitable[None]], *, deadline_s: float = TEST_DEADLIN
             await main()
 
     trio.run(bounded, strict_exception_groups=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that has no event; the test's own deadline bounds it."""
-    while not condition():  # noqa: ASYNC110
-        await trio.sleep(0.005)
 
 
 @dataclass

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import trio
 
-from tests.swarm.rollout_lab import Node, run, running, until
+from tests.swarm.rollout_lab import Node, run, running
+from tests.waiting import until
 
 ARRIVAL_DEADLINE_S = 60.0
 

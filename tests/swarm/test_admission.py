@@ -29,7 +29,8 @@ from shoal.protocol.wire import Sealer
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
-from tests.swarm.test_members import Node, assert_linked, identity, running, stranger, until
+from tests.swarm.test_members import Node, assert_linked, identity, running, stranger
+from tests.waiting import until
 
 AUTHORITY, BEARER, THIEF = identity(101), identity(102), identity(103)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -35,10 +35,6 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 def at(host: str, port: int = 4001, peer: str = ME) -> str:
     kind = "dns4" if host[-1].isalpha() else "ip4"
     return f"/{kind}/{host}/tcp/{port}/p2p/{peer}"
-
-
-def on_a_clock(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @pytest.fixture
@@ -78,38 +74,32 @@ def test_few_addresses_of_one_peer_are_tried() -> None:
     assert worth_dialling(many) == tuple(many[:ADDRESSES_LIMIT])
 
 
-def test_target_is_dialled_a_few_times_then_seldom_until_somebody_is_there() -> None:
-    async def main() -> None:
-        targets, victim = DialTargets(), [parse_any(at("198.51.100.9", 80, peer)) for peer in PEERS]
-        assert [targets.may_dial(one) for one in victim].count(True) == TARGET_BURST
-        assert not targets.may_dial(parse_any(format_circuit(at("198.51.100.9", 80, RELAY), ME)))
-        assert targets.may_dial(parse_any(at("198.51.100.8", 80)))
-        await trio.sleep(1 / TARGET_PER_S)
-        assert [targets.may_dial(one) for one in victim].count(True) == 1
-        targets.reached(victim[0])
-        assert targets.may_dial(victim[1])
-
-    on_a_clock(main)
+@pytest.mark.virtual_time
+async def test_target_is_dialled_a_few_times_then_seldom_until_somebody_is_there() -> None:
+    targets, victim = DialTargets(), [parse_any(at("198.51.100.9", 80, peer)) for peer in PEERS]
+    assert [targets.may_dial(one) for one in victim].count(True) == TARGET_BURST
+    assert not targets.may_dial(parse_any(format_circuit(at("198.51.100.9", 80, RELAY), ME)))
+    assert targets.may_dial(parse_any(at("198.51.100.8", 80)))
+    await trio.sleep(1 / TARGET_PER_S)
+    assert [targets.may_dial(one) for one in victim].count(True) == 1
+    targets.reached(victim[0])
+    assert targets.may_dial(victim[1])
 
 
-def test_ports_of_one_public_host_are_not_searched() -> None:
-    async def main() -> None:
-        targets = DialTargets()
-        assert sum(targets.may_dial(parse_any(at("198.51.100.9", port))) for port in range(1, 300)) == HOST_BURST
-        assert sum(targets.may_dial(parse_any(at("10.0.0.9", port))) for port in range(1, 300)) == 299
-
-    on_a_clock(main)
+@pytest.mark.virtual_time
+async def test_ports_of_one_public_host_are_not_searched() -> None:
+    targets = DialTargets()
+    assert sum(targets.may_dial(parse_any(at("198.51.100.9", port))) for port in range(1, 300)) == HOST_BURST
+    assert sum(targets.may_dial(parse_any(at("10.0.0.9", port))) for port in range(1, 300)) == 299
 
 
-def test_names_that_others_give_are_one_target_and_those_of_the_user_are_not() -> None:
-    async def main() -> None:
-        targets = DialTargets()
-        targets.named(parse_any(at("bootstrap.example.org")))
-        others = [parse_any(at(f"n{n}.example.org")) for n in range(40)]
-        assert sum(map(targets.may_dial, others)) == TARGET_BURST
-        assert targets.may_dial(parse_any(at("bootstrap.example.org")))
-
-    on_a_clock(main)
+@pytest.mark.virtual_time
+async def test_names_that_others_give_are_one_target_and_those_of_the_user_are_not() -> None:
+    targets = DialTargets()
+    targets.named(parse_any(at("bootstrap.example.org")))
+    others = [parse_any(at(f"n{n}.example.org")) for n in range(40)]
+    assert sum(map(targets.may_dial, others)) == TARGET_BURST
+    assert targets.may_dial(parse_any(at("bootstrap.example.org")))
 
 
 @contextlib.asynccontextmanager
@@ -127,30 +117,27 @@ async def victim() -> AsyncIterator[tuple[int, list[None]]]:
         nursery.cancel_scope.cancel()
 
 
-def test_many_records_send_a_node_to_a_third_party_a_few_times_only() -> None:
-    async def main() -> None:
-        host, other = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
-        host._targets._targets = Rates(1e-3, 3.0)
-        async with victim() as (port, came), trio.open_nursery() as nursery:
-            await nursery.start(host.run)
-            await nursery.start(other.run)
-            for peer in PEERS[:3]:
-                with pytest.raises(NotReached, match="cannot connect"):
-                    await host.dial_peer(peer, [format_address("127.0.0.1", port, peer)], deadline_s=10)
-            for named in (format_address("127.0.0.1", port, ME), format_circuit(at("127.0.0.1", port, RELAY), ME)):
-                with pytest.raises(NotReached, match="too often") as caught:
-                    await host.dial_peer(ME, [named], deadline_s=10)
-                assert not caught.value.proves_end("127.0.0.1")
-            assert len(came) == 3
-            back = format_circuit(host.addresses[0], other.peer_id)
-            with pytest.raises(NotReached, match="leads back here"):
-                await host.dial_peer(other.peer_id, [back], deadline_s=10)
-            for _ in range(5):  # who is there is dialled as often as it takes
-                await host.dial_peer(other.peer_id, other.addresses, deadline_s=10)
-                await host.disconnect(other.peer_id)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_many_records_send_a_node_to_a_third_party_a_few_times_only() -> None:
+    host, other = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
+    host._targets._targets = Rates(1e-3, 3.0)
+    async with victim() as (port, came), trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        await nursery.start(other.run)
+        for peer in PEERS[:3]:
+            with pytest.raises(NotReached, match="cannot connect"):
+                await host.dial_peer(peer, [format_address("127.0.0.1", port, peer)], deadline_s=10)
+        for named in (format_address("127.0.0.1", port, ME), format_circuit(at("127.0.0.1", port, RELAY), ME)):
+            with pytest.raises(NotReached, match="too often") as caught:
+                await host.dial_peer(ME, [named], deadline_s=10)
+            assert not caught.value.proves_end("127.0.0.1")
+        assert len(came) == 3
+        back = format_circuit(host.addresses[0], other.peer_id)
+        with pytest.raises(NotReached, match="leads back here"):
+            await host.dial_peer(other.peer_id, [back], deadline_s=10)
+        for _ in range(5):  # who is there is dialled as often as it takes
+            await host.dial_peer(other.peer_id, other.addresses, deadline_s=10)
+            await host.disconnect(other.peer_id)
+        nursery.cancel_scope.cancel()
 
 
 def test_address_book_keeps_ways_through_relays() -> None:

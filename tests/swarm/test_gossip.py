@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -23,6 +23,7 @@ from libp2p.peer.id import ID  # isort: skip
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
 from libp2p.utils import encode_varint_prefixed  # isort: skip
+from tests.waiting import until
 
 TEST_DEADLINE_S = 60
 TOPIC = "news"
@@ -56,11 +57,6 @@ async def two_connected(*admitted: str) -> AsyncIterator[tuple[Host, Host, Mailb
             await near.dial(far.addresses[0], deadline_s=5)
             yield near, far, box
             nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - libp2p has no event
-        await trio.sleep(0.005)
 
 
 async def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:

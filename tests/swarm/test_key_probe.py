@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from shoal.protocol.wire import Sealer
 from shoal.swarm import key_probe
 from shoal.swarm.key_probe import KeyProbe
 from tests.swarm.test_members import MANIFEST, Node, assert_linked, identity, running, stranger
+from tests.waiting import until
 
 
 def watched(node: Node) -> list[NodeRecord]:
@@ -22,13 +22,6 @@ def watched(node: Node) -> list[NodeRecord]:
     seen: list[NodeRecord] = []
     node.members.on_elsewhere = seen.append
     return seen
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await trio.sleep(0.02)
 
 
 async def test_hello_of_an_earlier_life_is_answered_with_the_record_of_the_later_one() -> None:

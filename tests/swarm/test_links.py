@@ -31,16 +31,11 @@ from shoal.swarm.links import (
     Refused,
 )
 from shoal.swarm.streams import MessageStream
+from tests.waiting import until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
 TEST_DEADLINE_S = 60
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that has no event; the test's own deadline bounds it."""
-    while not condition():  # noqa: ASYNC110
-        await trio.sleep(0.005)
 
 
 def identity(n: int) -> Identity:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -23,8 +23,6 @@ from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
 from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestServer, ask_again, fetch_manifest
 from shoal.swarm.streams import MessageStream
-
-TEST_DEADLINE_S = 20
 
 
 def manifest(name: str = "test") -> Manifest:
@@ -148,11 +146,8 @@ async def test_member_that_answers_the_second_time_is_asked_a_second_time(
         assert told == []  # it was over before anybody had to be told
 
 
-def under_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_pauses_between_tries_grow_and_no_two_newcomers_keep_time() -> None:
+@pytest.mark.virtual_time
+async def test_pauses_between_tries_grow_and_no_two_newcomers_keep_time() -> None:
     async def times_of(seed: int) -> list[float]:
         """When a member that never answers is asked."""
         began, asked = trio.current_time(), list[float]()
@@ -168,47 +163,42 @@ def test_pauses_between_tries_grow_and_no_two_newcomers_keep_time() -> None:
         assert str(caught.value) == f"no answer to try {len(asked)}"
         return asked
 
-    async def main() -> None:
-        several = [await times_of(seed) for seed in range(20)]
-        assert len({tuple(times) for times in several}) == len(several)
-        for times in several:
-            pauses = [after - before for before, after in itertools.pairwise(times)]
-            for number, pause in enumerate(pauses):
-                most = min(manifest_exchange.FIRST_PAUSE_S * 2**number, manifest_exchange.PAUSE_LIMIT_S)
-                assert 0.5 * most - 1e-6 <= pause <= 1.5 * most + 1e-6
-            assert 6 <= len(times) <= 14  # one port may be dialled 16 times
-            left_s = manifest_exchange.FETCH_DEADLINE_S - times[-1]
-            longest_s = 1.5 * manifest_exchange.PAUSE_LIMIT_S + manifest_exchange.FIRST_PAUSE_S
-            assert manifest_exchange.FIRST_PAUSE_S < left_s <= longest_s
-
-    under_virtual_time(main)
+    several = [await times_of(seed) for seed in range(20)]
+    assert len({tuple(times) for times in several}) == len(several)
+    for times in several:
+        pauses = [after - before for before, after in itertools.pairwise(times)]
+        for number, pause in enumerate(pauses):
+            most = min(manifest_exchange.FIRST_PAUSE_S * 2**number, manifest_exchange.PAUSE_LIMIT_S)
+            assert 0.5 * most - 1e-6 <= pause <= 1.5 * most + 1e-6
+        assert 6 <= len(times) <= 14  # one port may be dialled 16 times
+        left_s = manifest_exchange.FETCH_DEADLINE_S - times[-1]
+        longest_s = 1.5 * manifest_exchange.PAUSE_LIMIT_S + manifest_exchange.FIRST_PAUSE_S
+        assert manifest_exchange.FIRST_PAUSE_S < left_s <= longest_s
 
 
-def test_slow_tries_end_in_time_and_what_no_try_changes_ends_at_once() -> None:
-    async def main() -> None:
-        tries: list[float] = []
+@pytest.mark.virtual_time
+async def test_slow_tries_end_in_time_and_what_no_try_changes_ends_at_once() -> None:
+    tries: list[float] = []
 
-        async def hang(try_s: float) -> Manifest:
-            tries.append(try_s)
-            await trio.sleep(try_s)
-            raise NetworkError("no answer in time")
+    async def hang(try_s: float) -> Manifest:
+        tries.append(try_s)
+        await trio.sleep(try_s)
+        raise NetworkError("no answer in time")
 
-        began = trio.current_time()
-        with pytest.raises(NetworkError, match="no answer in time"):
-            await ask_again(hang, began + 45, random.Random(1))
-        assert 40 < trio.current_time() - began <= 45
-        assert tries[0] == manifest_exchange.TRY_DEADLINE_S
-        assert len(tries) == 4
+    began = trio.current_time()
+    with pytest.raises(NetworkError, match="no answer in time"):
+        await ask_again(hang, began + 45, random.Random(1))
+    assert 40 < trio.current_time() - began <= 45
+    assert tries[0] == manifest_exchange.TRY_DEADLINE_S
+    assert len(tries) == 4
 
-        async def lie(try_s: float) -> Manifest:
-            tries.append(try_s)
-            raise RemoteError("a manifest of another swarm")
+    async def lie(try_s: float) -> Manifest:
+        tries.append(try_s)
+        raise RemoteError("a manifest of another swarm")
 
-        with pytest.raises(RemoteError, match="another swarm"):
-            await ask_again(lie, trio.current_time() + 45, random.Random(1))
-        assert len(tries) == 5
-
-    under_virtual_time(main)
+    with pytest.raises(RemoteError, match="another swarm"):
+        await ask_again(lie, trio.current_time() + 45, random.Random(1))
+    assert len(tries) == 5
 
 
 async def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

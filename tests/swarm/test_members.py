@@ -32,6 +32,7 @@ from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, Change, Members
 from shoal.swarm.streams import MessageStream
+from tests.waiting import until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 TEST_DEADLINE_S = 60
@@ -43,12 +44,6 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
             await main()
 
     trio.run(bounded, strict_exception_groups=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that has no event; the test's own deadline bounds it."""
-    while not condition():  # noqa: ASYNC110
-        await trio.sleep(0.005)
 
 
 def identity(n: int) -> Identity:
@@ -142,21 +137,18 @@ def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
-def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twice() -> None:
-    async def main() -> None:
-        node, other = Node(1), identity(2).peer_id
-        goodbye = Leave(term=Term(), round=1, base=bytes(32), signature=bytes(64))
-        node.members.message(other, goodbye)
-        node.members.message(other, AskStanding())  # of rounds that are not this node's
-        assert node.heard == [(other, goodbye)]
-        node.members.register({AskStanding: lambda peer, message: node.heard.append((peer, message))})
-        node.members.message(other, AskStanding())
-        assert node.heard[1:] == [(other, AskStanding())]
-        for kind in (Leave, Ping):
-            with pytest.raises(LocalError, match=kind.__name__):
-                node.members.register({kind: lambda peer, message: None})
-
-    run(main)
+async def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twice() -> None:
+    node, other = Node(1), identity(2).peer_id
+    goodbye = Leave(term=Term(), round=1, base=bytes(32), signature=bytes(64))
+    node.members.message(other, goodbye)
+    node.members.message(other, AskStanding())  # of rounds that are not this node's
+    assert node.heard == [(other, goodbye)]
+    node.members.register({AskStanding: lambda peer, message: node.heard.append((peer, message))})
+    node.members.message(other, AskStanding())
+    assert node.heard[1:] == [(other, AskStanding())]
+    for kind in (Leave, Ping):
+        with pytest.raises(LocalError, match=kind.__name__):
+            node.members.register({kind: lambda peer, message: None})
 
 
 @contextlib.asynccontextmanager
@@ -255,81 +247,65 @@ async def stranger(seed: int, *, swarm_id: SwarmId = MANIFEST.swarm_id, boot: in
 # -- admission -----------------------------------------------------------------------------------------------
 
 
-def test_members_admit_each_other_and_know_each_others_records() -> None:
-    async def main() -> None:
-        one, two = Node(1), Node(2)
-        async with running(one, two):
-            await one.join(two)
-            await assert_linked(one, two)
-            for node, other in ((one, two), (two, one)):
-                assert node.members.record_of(other.peer) == other.record()
-                assert node.members.alive() == {other.peer}
-                assert node.changes == [Change("linked", other.peer)]
-
-    run(main)
+async def test_members_admit_each_other_and_know_each_others_records() -> None:
+    one, two = Node(1), Node(2)
+    async with running(one, two):
+        await one.join(two)
+        await assert_linked(one, two)
+        for node, other in ((one, two), (two, one)):
+            assert node.members.record_of(other.peer) == other.record()
+            assert node.members.alive() == {other.peer}
+            assert node.changes == [Change("linked", other.peer)]
 
 
-def test_peer_of_another_swarm_is_refused_with_the_reason() -> None:
-    async def main() -> None:
-        here, there = Node(1), Node(2, manifest=manifest("another"))
-        async with running(here, there):
-            with pytest.raises(Refused) as caught:
-                await there.join(here)
-            ours, theirs = here.manifest.swarm_id.hex()[:16], there.manifest.swarm_id.hex()[:16]
-            assert f"this node is in swarm {ours}…, yours is {theirs}…; use the same swarm.toml" in str(caught.value)
-            assert caught.value.peer == here.peer
-            assert here.linked() == there.linked() == frozenset()
-            assert here.members.record_of(there.peer) is None
-
-    run(main)
+async def test_peer_of_another_swarm_is_refused_with_the_reason() -> None:
+    here, there = Node(1), Node(2, manifest=manifest("another"))
+    async with running(here, there):
+        with pytest.raises(Refused) as caught:
+            await there.join(here)
+        ours, theirs = here.manifest.swarm_id.hex()[:16], there.manifest.swarm_id.hex()[:16]
+        assert f"this node is in swarm {ours}…, yours is {theirs}…; use the same swarm.toml" in str(caught.value)
+        assert caught.value.peer == here.peer
+        assert here.linked() == there.linked() == frozenset()
+        assert here.members.record_of(there.peer) is None
 
 
-def test_peer_of_another_wire_version_is_refused_with_the_reason() -> None:
-    async def main() -> None:
-        node = Node(1)
-        async with running(node), stranger(9) as old:
-            answer = await old.ask(node, old.hello(wire=WIRE_VERSION + 1))
-            assert isinstance(answer, Refusal)
-            want = f"this node speaks wire version {WIRE_VERSION}, yours {WIRE_VERSION + 1}; install the same version"
-            assert answer.reason.startswith(want)
-            assert node.linked() == frozenset()
-
-    run(main)
+async def test_peer_of_another_wire_version_is_refused_with_the_reason() -> None:
+    node = Node(1)
+    async with running(node), stranger(9) as old:
+        answer = await old.ask(node, old.hello(wire=WIRE_VERSION + 1))
+        assert isinstance(answer, Refusal)
+        want = f"this node speaks wire version {WIRE_VERSION}, yours {WIRE_VERSION + 1}; install the same version"
+        assert answer.reason.startswith(want)
+        assert node.linked() == frozenset()
 
 
-def test_allowlist_admits_founders_and_the_allowed_and_nobody_else() -> None:
-    async def main() -> None:
-        closed = manifest(allowed=[2])
-        founder, allowed, outsider = (Node(n, manifest=closed) for n in (1, 2, 3))
-        async with running(founder, allowed, outsider):
-            await allowed.join(founder)
-            with pytest.raises(Refused, match=f"admission is allowlist and {outsider.peer} is not on the list"):
-                await outsider.join(founder)
-            with pytest.raises(Refused, match="allowlist"):
-                await outsider.join(allowed)
-            await assert_linked(founder, allowed)
-
-    run(main)
+async def test_allowlist_admits_founders_and_the_allowed_and_nobody_else() -> None:
+    closed = manifest(allowed=[2])
+    founder, allowed, outsider = (Node(n, manifest=closed) for n in (1, 2, 3))
+    async with running(founder, allowed, outsider):
+        await allowed.join(founder)
+        with pytest.raises(Refused, match=f"admission is allowlist and {outsider.peer} is not on the list"):
+            await outsider.join(founder)
+        with pytest.raises(Refused, match="allowlist"):
+            await outsider.join(allowed)
+        await assert_linked(founder, allowed)
 
 
-def test_allowlist_binds_the_one_who_dials_as_well() -> None:
+async def test_allowlist_binds_the_one_who_dials_as_well() -> None:
     """A member that finds an outsider, say by discovery, must not admit it because it was the one to call."""
-
-    async def main() -> None:
-        closed = manifest(allowed=[2])
-        founder, allowed = Node(1, manifest=closed), Node(2, manifest=closed)
-        async with running(founder, allowed), stranger(9, swarm_id=closed.swarm_id) as outsider:
-            came = outsider.welcomes()
-            await allowed.join(founder)
-            founder.members.found(outsider.peer, outsider.host.addresses)
-            with pytest.raises(RemoteError, match="not on the list"):
-                await founder.members.links.join(outsider.host.addresses[0], deadline_s=5)
-            assert founder.linked() == {allowed.peer}
-            assert outsider.peer not in founder.members.alive()
-            assert set(came) <= {founder.peer}
-            await assert_linked(founder, allowed)
-
-    run(main)
+    closed = manifest(allowed=[2])
+    founder, allowed = Node(1, manifest=closed), Node(2, manifest=closed)
+    async with running(founder, allowed), stranger(9, swarm_id=closed.swarm_id) as outsider:
+        came = outsider.welcomes()
+        await allowed.join(founder)
+        founder.members.found(outsider.peer, outsider.host.addresses)
+        with pytest.raises(RemoteError, match="not on the list"):
+            await founder.members.links.join(outsider.host.addresses[0], deadline_s=5)
+        assert founder.linked() == {allowed.peer}
+        assert outsider.peer not in founder.members.alive()
+        assert set(came) <= {founder.peer}
+        await assert_linked(founder, allowed)
 
 
 # -- records -------------------------------------------------------------------------------------------------
@@ -339,356 +315,303 @@ def forged(by: Sealer, record: NodeRecord) -> bytes:
     return by.seal(NODE_RECORD_KIND, canonical(record))
 
 
-def test_hello_with_a_record_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hello_with_a_record_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 10.0 * TEST_DEADLINE_S)
     monkeypatch.setattr(strangers_module, "REFUSALS_LIMIT", 100)
-
-    async def main() -> None:
-        node, other = Node(1), Node(2)
-        async with running(node, other), stranger(9) as odd:
-            await node.join(other)
-            await until(lambda: node.members.record_of(other.peer))
-            known = node.members.record_of(other.peer)
-            about_another = NodeRecord(peer=other.peer, boot=99, phase="leaving")
-            bad = [
-                b"",
-                b"\xc1",
-                odd.sealed()[:-1],
-                forged(odd.sealer, about_another),
-                Sealer(odd.identity, SwarmId(bytes(32)), 1).seal(NODE_RECORD_KIND, canonical(odd.record())),
-                odd.sealer.seal("link", canonical(odd.record())),
-                seal_record(other.sealer, other.record()),  # true, but not its own
-            ]
-            for record in bad:
-                answer = await odd.ask(node, odd.hello(record=record))
-                assert isinstance(answer, Refusal), record
-                assert "record" in answer.reason
-            assert node.linked() == {other.peer}
-            assert node.members.record_of(other.peer) in (known, other.record())
-            assert node.members.record_of(odd.peer) is None
-            assert isinstance(await odd.ask(node, odd.hello()), Welcome)
-
-    run(main)
+    node, other = Node(1), Node(2)
+    async with running(node, other), stranger(9) as odd:
+        await node.join(other)
+        await until(lambda: node.members.record_of(other.peer))
+        known = node.members.record_of(other.peer)
+        about_another = NodeRecord(peer=other.peer, boot=99, phase="leaving")
+        bad = [
+            b"",
+            b"\xc1",
+            odd.sealed()[:-1],
+            forged(odd.sealer, about_another),
+            Sealer(odd.identity, SwarmId(bytes(32)), 1).seal(NODE_RECORD_KIND, canonical(odd.record())),
+            odd.sealer.seal("link", canonical(odd.record())),
+            seal_record(other.sealer, other.record()),  # true, but not its own
+        ]
+        for record in bad:
+            answer = await odd.ask(node, odd.hello(record=record))
+            assert isinstance(answer, Refusal), record
+            assert "record" in answer.reason
+        assert node.linked() == {other.peer}
+        assert node.members.record_of(other.peer) in (known, other.record())
+        assert node.members.record_of(odd.peer) is None
+        assert isinstance(await odd.ask(node, odd.hello()), Welcome)
 
 
-def test_welcome_with_a_record_that_does_not_hold_makes_no_link() -> None:
-    async def main() -> None:
-        node = Node(1)
-        async with running(node), stranger(9) as odd:
+async def test_welcome_with_a_record_that_does_not_hold_makes_no_link() -> None:
+    node = Node(1)
+    async with running(node), stranger(9) as odd:
 
-            async def answer(stream: MessageStream) -> None:
-                await stream.receive(deadline_s=5)
-                record = forged(odd.sealer, NodeRecord(peer=node.peer, boot=9))
-                await stream.send(canonical(Welcome(record=record, others=())), deadline_s=5)
-                await stream.aclose()
+        async def answer(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=5)
+            record = forged(odd.sealer, NodeRecord(peer=node.peer, boot=9))
+            await stream.send(canonical(Welcome(record=record, others=())), deadline_s=5)
+            await stream.aclose()
 
-            odd.host.serve(HELLO_PROTOCOL, answer)
-            with pytest.raises(RemoteError, match="a record about"):
-                await node.members.links.join(odd.host.addresses[0], deadline_s=5)
-            assert node.linked() == frozenset()
-            assert len(node.members.book) == 0
-
-    run(main)
-
-
-def test_replayed_and_forged_records_are_dropped_wherever_they_come_from() -> None:
-    async def main() -> None:
-        node, other = Node(1), Node(2)
-        async with running(node, other), stranger(9) as odd:
-            await node.join(other)
-            old = seal_record(other.sealer, msgspec.structs.replace(other.record(), phase="leaving"))
-            newer = seal_record(other.sealer, msgspec.structs.replace(other.record(), round=7))
-            about_another = forged(odd.sealer, NodeRecord(peer=other.peer, boot=99, phase="leaving"))
-            other.members.announce()
-            good = Sealer(identity(50), MANIFEST.swarm_id, 1)
-            third = seal_record(good, NodeRecord(peer=identity(50).peer_id, boot=1, phase="leaving"))
-            odd.welcomes((newer, old, about_another, b"\xc1", third))
+        odd.host.serve(HELLO_PROTOCOL, answer)
+        with pytest.raises(RemoteError, match="a record about"):
             await node.members.links.join(odd.host.addresses[0], deadline_s=5)
-
-            # By gossip too, signed for by the one who sends it on.
-            topic = f"shoal/{MANIFEST.swarm_id.hex()}/records"
-            odd_later = msgspec.structs.replace(odd.record(), round=3)
-            await odd.host.subscribe(topic)
-            await until(lambda: node.peer in odd.host.gossip_peers(topic))
-            while node.members.record_of(odd.peer) != odd_later:
-                for data in (old, about_another, b"", b"\xc1" * 100, bytes(100_000)):
-                    await odd.host.publish(topic, data)
-                await odd.host.publish(topic, seal_record(odd.sealer, odd_later))
-                await trio.sleep(0.05)
-
-            theirs = node.members.record_of(other.peer)
-            assert theirs is not None
-            assert (theirs.phase, theirs.boot) == ("training", 1)
-            assert node.members.record_of(identity(50).peer_id) is not None
-            assert node.linked() == {other.peer, odd.peer}
-            assert not node.says("lost", other)
-
-    run(main)
+        assert node.linked() == frozenset()
+        assert len(node.members.book) == 0
 
 
-def test_welcome_with_the_most_and_largest_records_fits_into_an_answer() -> None:
-    async def main() -> None:
-        node = Node(1)
-        async with running(node), stranger(9) as newcomer:
-            address = "/" + "x" * 255
-            for n in range(100):
-                sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
-                record = NodeRecord(
-                    peer=sealer.peer_id,
-                    boot=1,
-                    phase="leaving",
-                    control_addresses=(address,) * 16,
-                    lane_addresses=(address,) * 16,
-                    software="x" * 64,
-                    capabilities=("x" * 32,) * 16,
-                )
-                node.members.book.receive(seal_record(sealer, record), trio.current_time())
-            answer = await newcomer.ask(node, newcomer.hello())
-            assert isinstance(answer, Welcome)
-            assert len(answer.others) == 64
+async def test_replayed_and_forged_records_are_dropped_wherever_they_come_from() -> None:
+    node, other = Node(1), Node(2)
+    async with running(node, other), stranger(9) as odd:
+        await node.join(other)
+        old = seal_record(other.sealer, msgspec.structs.replace(other.record(), phase="leaving"))
+        newer = seal_record(other.sealer, msgspec.structs.replace(other.record(), round=7))
+        about_another = forged(odd.sealer, NodeRecord(peer=other.peer, boot=99, phase="leaving"))
+        other.members.announce()
+        good = Sealer(identity(50), MANIFEST.swarm_id, 1)
+        third = seal_record(good, NodeRecord(peer=identity(50).peer_id, boot=1, phase="leaving"))
+        odd.welcomes((newer, old, about_another, b"\xc1", third))
+        await node.members.links.join(odd.host.addresses[0], deadline_s=5)
 
-    run(main)
+        # By gossip too, signed for by the one who sends it on.
+        topic = f"shoal/{MANIFEST.swarm_id.hex()}/records"
+        odd_later = msgspec.structs.replace(odd.record(), round=3)
+        await odd.host.subscribe(topic)
+        await until(lambda: node.peer in odd.host.gossip_peers(topic))
+        while node.members.record_of(odd.peer) != odd_later:
+            for data in (old, about_another, b"", b"\xc1" * 100, bytes(100_000)):
+                await odd.host.publish(topic, data)
+            await odd.host.publish(topic, seal_record(odd.sealer, odd_later))
+            await trio.sleep(0.05)
+
+        theirs = node.members.record_of(other.peer)
+        assert theirs is not None
+        assert (theirs.phase, theirs.boot) == ("training", 1)
+        assert node.members.record_of(identity(50).peer_id) is not None
+        assert node.linked() == {other.peer, odd.peer}
+        assert not node.says("lost", other)
+
+
+async def test_welcome_with_the_most_and_largest_records_fits_into_an_answer() -> None:
+    node = Node(1)
+    async with running(node), stranger(9) as newcomer:
+        address = "/" + "x" * 255
+        for n in range(100):
+            sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
+            record = NodeRecord(
+                peer=sealer.peer_id,
+                boot=1,
+                phase="leaving",
+                control_addresses=(address,) * 16,
+                lane_addresses=(address,) * 16,
+                software="x" * 64,
+                capabilities=("x" * 32,) * 16,
+            )
+            node.members.book.receive(seal_record(sealer, record), trio.current_time())
+        answer = await newcomer.ask(node, newcomer.hello())
+        assert isinstance(answer, Welcome)
+        assert len(answer.others) == 64
 
 
 # -- the mesh ------------------------------------------------------------------------------------------------
 
 
-def test_addresses_learned_through_a_welcome_lead_to_a_full_mesh() -> None:
-    async def main() -> None:
-        nodes = [Node(n) for n in (1, 2, 3, 4)]
-        hub, *others = nodes
-        async with running(*nodes):
-            for node in others:
-                await node.join(hub)
-            await assert_linked(*nodes)
-
-    run(main)
+async def test_addresses_learned_through_a_welcome_lead_to_a_full_mesh() -> None:
+    nodes = [Node(n) for n in (1, 2, 3, 4)]
+    hub, *others = nodes
+    async with running(*nodes):
+        for node in others:
+            await node.join(hub)
+        await assert_linked(*nodes)
 
 
-def test_newcomer_dials_everyone_as_soon_as_the_first_has_welcomed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_newcomer_dials_everyone_as_soon_as_the_first_has_welcomed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 10.0 * TEST_DEADLINE_S)  # nobody looks whom else there is
-
-    async def main() -> None:
-        *members, newcomer = nodes = [Node(n) for n in (1, 2, 3, 4)]
-        async with running(*nodes):
-            for number, node in enumerate(members):
-                for other in members[:number]:
-                    if other.peer not in node.linked():
-                        await node.join(other)
-            await assert_linked(*members)
-            await newcomer.join(members[0])
-            await assert_linked(*nodes)
-
-    run(main)
+    *members, newcomer = nodes = [Node(n) for n in (1, 2, 3, 4)]
+    async with running(*nodes):
+        for number, node in enumerate(members):
+            for other in members[:number]:
+                if other.peer not in node.linked():
+                    await node.join(other)
+        await assert_linked(*members)
+        await newcomer.join(members[0])
+        await assert_linked(*nodes)
 
 
-def test_peer_found_by_discovery_is_dialled() -> None:
-    async def main() -> None:
-        one, two = Node(1), Node(2)
-        async with running(one, two):
-            one.members.found(two.peer, ("nonsense", *two.host.addresses))
-            one.members.found(one.peer, one.host.addresses)
-            await assert_linked(one, two)
-
-    run(main)
+async def test_peer_found_by_discovery_is_dialled() -> None:
+    one, two = Node(1), Node(2)
+    async with running(one, two):
+        one.members.found(two.peer, ("nonsense", *two.host.addresses))
+        one.members.found(one.peer, one.host.addresses)
+        await assert_linked(one, two)
 
 
-def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.0)
+    stays, leaves = Node(1), Node(2)
+    async with running(stays, leaves):
+        await leaves.join(stays)
+        await assert_linked(stays, leaves)
+        leaves.phase = "leaving"
+        leaves.members.announce()
+        await until(lambda: stays.members.book.get(leaves.peer).phase == "leaving")  # type: ignore[union-attr]
+        # Its links go, its host stays: were it dialled, it would answer.
+        leaves.members.links.drop(stays.peer)
+        await until(lambda: stays.says("died", leaves))
+        assert stays.members.alive() == frozenset()
+        assert [change.kind for change in stays.changes] == ["linked", "lost", "died"]
+        leaves.members.machine.connection_lost(stays.peer, trio.current_time(), confirmed=True)
+        dials: list[PeerId] = []
 
-    async def main() -> None:
-        stays, leaves = Node(1), Node(2)
-        async with running(stays, leaves):
-            await leaves.join(stays)
-            await assert_linked(stays, leaves)
-            leaves.phase = "leaving"
-            leaves.members.announce()
-            await until(lambda: stays.members.book.get(leaves.peer).phase == "leaving")  # type: ignore[union-attr]
-            # Its links go, its host stays: were it dialled, it would answer.
-            leaves.members.links.drop(stays.peer)
-            await until(lambda: stays.says("died", leaves))
-            assert stays.members.alive() == frozenset()
-            assert [change.kind for change in stays.changes] == ["linked", "lost", "died"]
-            leaves.members.machine.connection_lost(stays.peer, trio.current_time(), confirmed=True)
-            dials: list[PeerId] = []
+        async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+            dials.append(peer)
 
-            async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
-                dials.append(peer)
-
-            stays.members.links.meet = meet  # type: ignore[method-assign]
-            third = Node(3)
-            async with running(third):
-                third.members.links.drop(stays.peer)
-                stays.members.found(third.peer, third.host.addresses)
-                await until(lambda: third.peer in dials)  # the dialler went round since
-            assert leaves.peer not in dials
-
-    run(main)
+        stays.members.links.meet = meet  # type: ignore[method-assign]
+        third = Node(3)
+        async with running(third):
+            third.members.links.drop(stays.peer)
+            stays.members.found(third.peer, third.host.addresses)
+            await until(lambda: third.peer in dials)  # the dialler went round since
+        assert leaves.peer not in dials
 
 
-def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
-    async def main() -> None:
-        nodes = one, two, three = Node(1), Node(2), Node(3)
-        async with running(*nodes):
-            await one.join(two)
-            await three.join(two)
+async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
+    nodes = one, two, three = Node(1), Node(2), Node(3)
+    async with running(*nodes):
+        await one.join(two)
+        await three.join(two)
+        await assert_linked(*nodes)
+        for ending, other in [(one, two), (two, one), (two, three), (three, one)]:
+            ending.members.links.drop(other.peer)
+            await until(lambda o=other, e=ending: o.says("lost", e))  # type: ignore[misc]
             await assert_linked(*nodes)
-            for ending, other in [(one, two), (two, one), (two, three), (three, one)]:
-                ending.members.links.drop(other.peer)
-                await until(lambda o=other, e=ending: o.says("lost", e))  # type: ignore[misc]
-                await assert_linked(*nodes)
-            for node in nodes:
-                assert not {"suspected", "died"} & {change.kind for change in node.changes}
-
-    run(main)
+        for node in nodes:
+            assert not {"suspected", "died"} & {change.kind for change in node.changes}
 
 
 # -- restarts and deaths -------------------------------------------------------------------------------------
 
 
-def test_killed_peer_is_dead_within_a_second() -> None:
-    async def main() -> None:
-        nodes = one, two, victim = Node(1), Node(2), Node(3)
-        async with running(*nodes):
-            await two.join(one)
-            await victim.join(one)
-            await assert_linked(*nodes)
-            began = trio.current_time()
-            victim.kill()
-            for node in (one, two):
-                await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
-                assert victim.peer not in node.linked()
-                assert node.members.machine.state_of(victim.peer) is State.DEAD
-            assert trio.current_time() - began < 2  # the detector alone would take 7 s
-            await assert_linked(one, two)
-
-    run(main)
+async def test_killed_peer_is_dead_within_a_second() -> None:
+    nodes = one, two, victim = Node(1), Node(2), Node(3)
+    async with running(*nodes):
+        await two.join(one)
+        await victim.join(one)
+        await assert_linked(*nodes)
+        began = trio.current_time()
+        victim.kill()
+        for node in (one, two):
+            await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
+            assert victim.peer not in node.linked()
+            assert node.members.machine.state_of(victim.peer) is State.DEAD
+        assert trio.current_time() - began < 2  # the detector alone would take 7 s
+        await assert_linked(one, two)
 
 
-def test_killed_peer_that_comes_back_is_linked_and_alive_again() -> None:
-    async def main() -> None:
-        one, victim = Node(1), Node(2)
-        async with running(one, victim) as nursery:
-            await victim.join(one)
-            await assert_linked(one, victim)
-            victim.kill()
-            await until(lambda: one.says("died", victim))
-            again = Node(2, boot=2)
-            await nursery.start(again.run)
-            await again.join(one)
-            await assert_linked(one, again)
-            assert one.says("revived", again)
-            assert one.members.alive() == {again.peer}
-            assert one.members.record_of(again.peer) == again.record()
-
-    run(main)
+async def test_killed_peer_that_comes_back_is_linked_and_alive_again() -> None:
+    one, victim = Node(1), Node(2)
+    async with running(one, victim) as nursery:
+        await victim.join(one)
+        await assert_linked(one, victim)
+        victim.kill()
+        await until(lambda: one.says("died", victim))
+        again = Node(2, boot=2)
+        await nursery.start(again.run)
+        await again.join(one)
+        await assert_linked(one, again)
+        assert one.says("revived", again)
+        assert one.members.alive() == {again.peer}
+        assert one.members.record_of(again.peer) == again.record()
 
 
 @pytest.mark.parametrize("gossiped", [False, True], ids=["new record by hello", "new record by gossip first"])
-def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
+async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
     """Its old connection did not break: the machine vanished, and nothing told us yet."""
-
-    async def main() -> None:
-        one, before = Node(1), Node(2)
-        async with running(one) as nursery:
-            await nursery.start(before.run)
-            await before.join(one)
-            await assert_linked(one, before)
-            after = Node(2, boot=2)
-            await nursery.start(after.run)
-            if gossiped:
-                one.members.book.receive(seal_record(after.sealer, after.record()), trio.current_time())
-            before.members.links.meet = _unable_to_meet  # type: ignore[method-assign]
-            began = trio.current_time()
-            with contextlib.suppress(NetworkError, RemoteError):
-                await after.join(one)
-            await until(lambda: one.peer in after.linked() and after.peer in one.linked())
-            word = Leave(term=Term(), round=5, base=bytes(32), signature=bytes(64))
-            while (after.peer, word) not in one.heard or (one.peer, word) not in after.heard:
-                after.members.links.send(one.peer, word)
-                one.members.links.send(after.peer, word)
-                await trio.sleep(0.02)
-            assert (one.peer, word) not in before.heard
-            assert trio.current_time() - began < 5
-            assert one.says("lost", after)
-
-    run(main)
+    one, before = Node(1), Node(2)
+    async with running(one) as nursery:
+        await nursery.start(before.run)
+        await before.join(one)
+        await assert_linked(one, before)
+        after = Node(2, boot=2)
+        await nursery.start(after.run)
+        if gossiped:
+            one.members.book.receive(seal_record(after.sealer, after.record()), trio.current_time())
+        before.members.links.meet = _unable_to_meet  # type: ignore[method-assign]
+        began = trio.current_time()
+        with contextlib.suppress(NetworkError, RemoteError):
+            await after.join(one)
+        await until(lambda: one.peer in after.linked() and after.peer in one.linked())
+        word = Leave(term=Term(), round=5, base=bytes(32), signature=bytes(64))
+        while (after.peer, word) not in one.heard or (one.peer, word) not in after.heard:
+            after.members.links.send(one.peer, word)
+            one.members.links.send(after.peer, word)
+            await trio.sleep(0.02)
+        assert (one.peer, word) not in before.heard
+        assert trio.current_time() - began < 5
+        assert one.says("lost", after)
 
 
 async def _unable_to_meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
     raise NetworkError("the network is gone")
 
 
-def test_speeds_are_those_of_the_peers_asked_for_that_live_and_train() -> None:
-    async def main() -> None:
-        one, fast, new = Node(1, tokens_per_s=5.0), Node(2, tokens_per_s=100.0), Node(3)
-        async with running(one, fast, new):
-            await one.join(fast)
-            await one.join(new)
-            await assert_linked(one, fast, new)
-            asked = [one.peer, fast.peer, new.peer, identity(9).peer_id]
-            assert sorted(one.members.speeds(asked)) == [0.0, 100.0]
-            assert one.members.speeds([one.peer, fast.peer]) == [100.0]
-            fast.tokens_per_s = 50.0
-            fast.members.announce()
-            await until(lambda: one.members.speeds([fast.peer]) == [50.0])
-            fast.phase = "paused"
-            fast.members.announce()
-            await until(lambda: one.members.speeds(asked) == [0.0])
-            new.kill()
-            await until(lambda: one.says("died", new))
-            assert one.members.speeds(asked) == []
-
-    run(main)
+async def test_speeds_are_those_of_the_peers_asked_for_that_live_and_train() -> None:
+    one, fast, new = Node(1, tokens_per_s=5.0), Node(2, tokens_per_s=100.0), Node(3)
+    async with running(one, fast, new):
+        await one.join(fast)
+        await one.join(new)
+        await assert_linked(one, fast, new)
+        asked = [one.peer, fast.peer, new.peer, identity(9).peer_id]
+        assert sorted(one.members.speeds(asked)) == [0.0, 100.0]
+        assert one.members.speeds([one.peer, fast.peer]) == [100.0]
+        fast.tokens_per_s = 50.0
+        fast.members.announce()
+        await until(lambda: one.members.speeds([fast.peer]) == [50.0])
+        fast.phase = "paused"
+        fast.members.announce()
+        await until(lambda: one.members.speeds(asked) == [0.0])
+        new.kill()
+        await until(lambda: one.says("died", new))
+        assert one.members.speeds(asked) == []
 
 
-def test_suspicion_of_a_living_peer_is_refuted_by_it() -> None:
-    async def main() -> None:
-        node, accused = Node(1), Node(2)
-        async with running(node, accused), stranger(9) as liar:
-            await node.join(accused)
-            await assert_linked(node, accused)
-            assert isinstance(await liar.ask(accused, liar.hello()), Welcome)
-            await liar.say(accused, Suspicion(peer=accused.peer, incarnation=0))
-            await until(lambda: accused.members.machine.incarnation == 1)
-            # The new incarnation is announced at once, not at the next period.
-            await until(lambda: node.members.book.get(accused.peer).incarnation == 1)  # type: ignore[union-attr]
-            assert accused.peer in node.members.alive()
-
-    run(main)
+async def test_suspicion_of_a_living_peer_is_refuted_by_it() -> None:
+    node, accused = Node(1), Node(2)
+    async with running(node, accused), stranger(9) as liar:
+        await node.join(accused)
+        await assert_linked(node, accused)
+        assert isinstance(await liar.ask(accused, liar.hello()), Welcome)
+        await liar.say(accused, Suspicion(peer=accused.peer, incarnation=0))
+        await until(lambda: accused.members.machine.incarnation == 1)
+        # The new incarnation is announced at once, not at the next period.
+        await until(lambda: node.members.book.get(accused.peer).incarnation == 1)  # type: ignore[union-attr]
+        assert accused.peer in node.members.alive()
 
 
-def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> None:
-    async def main() -> None:
-        node = Node(1)
-        async with running(node), stranger(9) as other:
-            assert isinstance(await other.ask(node, other.hello()), Welcome)
-            word = Leave(term=Term(), round=3, base=bytes(32), signature=bytes(64))
-            await other.say(node, Ping(nonce=5, incarnation=0))
-            await until(lambda: other.got)
-            await other.say(node, word)
-            await until(lambda: node.heard)
-            assert node.heard == [(other.peer, word)]
-            assert node.members.machine.state_of(other.peer) is State.ALIVE
-
-    run(main)
+async def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> None:
+    node = Node(1)
+    async with running(node), stranger(9) as other:
+        assert isinstance(await other.ask(node, other.hello()), Welcome)
+        word = Leave(term=Term(), round=3, base=bytes(32), signature=bytes(64))
+        await other.say(node, Ping(nonce=5, incarnation=0))
+        await until(lambda: other.got)
+        await other.say(node, word)
+        await until(lambda: node.heard)
+        assert node.heard == [(other.peer, word)]
+        assert node.members.machine.state_of(other.peer) is State.ALIVE
 
 
-def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 1.0)
-
-    async def main() -> None:
-        node = Node(1)
-        async with running(node):
-            for n in range(20):
-                sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
-                record = NodeRecord(peer=sealer.peer_id, boot=1, phase="training")
-                node.members.book.receive(seal_record(sealer, record), trio.current_time())
-            await until(lambda: len(node.members._dialling._dials) == 20)
-            await until(lambda: len(node.members.book) == 0)
-            await until(lambda: len(node.members._dialling._dials) == 0)
-
-    run(main)
+    node = Node(1)
+    async with running(node):
+        for n in range(20):
+            sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
+            record = NodeRecord(peer=sealer.peer_id, boot=1, phase="training")
+            node.members.book.receive(seal_record(sealer, record), trio.current_time())
+        await until(lambda: len(node.members._dialling._dials) == 20)
+        await until(lambda: len(node.members.book) == 0)
+        await until(lambda: len(node.members._dialling._dials) == 0)
 
 
 # -- two that do not reach each other ------------------------------------------------------------------------
@@ -742,30 +665,26 @@ async def assert_talking_through_others(one: Node, other: Node) -> None:
         assert [heard for heard in far.heard if heard[1] in (word, letter)] == [(me.peer, word), (me.peer, letter)]
 
 
-def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
+async def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.8)
-
-    async def main() -> None:
-        nodes = one, two, three, four = Node(1), Node(2), Node(3), Node(4)
-        async with running(*nodes):
-            for node in nodes[1:]:
-                await node.join(one)
-            await assert_linked(*nodes)
-            firewall = Firewall(one, two)
-            firewall.close()
-            await assert_talking_through_others(one, two)
-            await trio.sleep(2.0)  # both attempts to re-make it have failed
-            await assert_talking_through_others(one, two)
-            assert one.members.alive() == {two.peer, three.peer, four.peer}
-            firewall.open()
-            await assert_linked(*nodes)
-            await until(lambda: not any(node.members.links.message_relay.needed for node in nodes))
-            for node in nodes:
-                assert "died" not in {change.kind for change in node.changes}
-
-    run(main)
+    nodes = one, two, three, four = Node(1), Node(2), Node(3), Node(4)
+    async with running(*nodes):
+        for node in nodes[1:]:
+            await node.join(one)
+        await assert_linked(*nodes)
+        firewall = Firewall(one, two)
+        firewall.close()
+        await assert_talking_through_others(one, two)
+        await trio.sleep(2.0)  # both attempts to re-make it have failed
+        await assert_talking_through_others(one, two)
+        assert one.members.alive() == {two.peer, three.peer, four.peer}
+        firewall.open()
+        await assert_linked(*nodes)
+        await until(lambda: not any(node.members.links.message_relay.needed for node in nodes))
+        for node in nodes:
+            assert "died" not in {change.kind for change in node.changes}
 
 
 def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer(
@@ -792,59 +711,47 @@ def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_di
     assert REDIALS_BURST <= len(deadlines) <= REDIALS_BURST + 2
 
 
-def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "STRANGER_SETTLE_S", 0.2)
-
-    async def main() -> None:
-        one, two, between = Node(4), Node(2), Node(3)
-        async with running(one, two, between):
-            Firewall(one, two)
-            await one.join(between)
-            await two.join(between)
-            await assert_talking_through_others(one, two)
-            assert one.members.alive() == {two.peer, between.peer}
-            assert one.says("revived", two)
-
-    run(main)
+    one, two, between = Node(4), Node(2), Node(3)
+    async with running(one, two, between):
+        Firewall(one, two)
+        await one.join(between)
+        await two.join(between)
+        await assert_talking_through_others(one, two)
+        assert one.members.alive() == {two.peer, between.peer}
+        assert one.says("revived", two)
 
 
-def test_firewall_that_refuses_is_found_out_by_asking_others() -> None:
+async def test_firewall_that_refuses_is_found_out_by_asking_others() -> None:
     """A refusal is taken for a death at once; whom others still reach is back as soon as they say so."""
-
-    async def main() -> None:
-        one, two, between = nodes = Node(1), Node(2), Node(3)
-        async with running(*nodes):
-            await one.join(between)
-            await two.join(between)
-            await assert_linked(*nodes)
-            Firewall(one, two, refuses=True).close()
-            await until(lambda: one.says("died", two) and two.says("died", one))
-            await until(lambda: one.says("revived", two) and two.says("revived", one))
-            await assert_talking_through_others(one, two)
-
-    run(main)
+    one, two, between = nodes = Node(1), Node(2), Node(3)
+    async with running(*nodes):
+        await one.join(between)
+        await two.join(between)
+        await assert_linked(*nodes)
+        Firewall(one, two, refuses=True).close()
+        await until(lambda: one.says("died", two) and two.says("died", one))
+        await until(lambda: one.says("revived", two) and two.says("revived", one))
+        await assert_talking_through_others(one, two)
 
 
-def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
-
-    async def main() -> None:
-        one, two, between = nodes = Node(4), Node(2), Node(3)
-        async with running(*nodes):
-            await one.join(between)
-            await two.join(between)
-            await assert_linked(*nodes)
-            Firewall(one, two).close()
-            await assert_talking_through_others(one, two)
-            await trio.sleep(0.6)  # both attempts to re-make the link have failed
-            began = trio.current_time()
-            two.kill()
-            await until(lambda: between.says("died", two))
-            await until(lambda: one.says("died", two))
-            assert trio.current_time() - began < 3  # the detector alone would take 6 s
-            assert one.members.alive() == {between.peer}
-
-    run(main)
+    one, two, between = nodes = Node(4), Node(2), Node(3)
+    async with running(*nodes):
+        await one.join(between)
+        await two.join(between)
+        await assert_linked(*nodes)
+        Firewall(one, two).close()
+        await assert_talking_through_others(one, two)
+        await trio.sleep(0.6)  # both attempts to re-make the link have failed
+        began = trio.current_time()
+        two.kill()
+        await until(lambda: between.says("died", two))
+        await until(lambda: one.says("died", two))
+        assert trio.current_time() - began < 3  # the detector alone would take 6 s
+        assert one.members.alive() == {between.peer}
 
 
 @pytest.mark.parametrize(

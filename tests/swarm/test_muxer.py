@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -75,116 +74,100 @@ class SlowConnection:
         self.closed = True
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.mark.virtual_time
+async def test_cancelled_frame_is_written_whole() -> None:
+    connection = SlowConnection(delay_s=0.05)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+    with trio.move_on_after(0.12) as scope:
+        await muxer._write_frame(b"0123456789")
+    assert scope.cancelled_caught
+    assert connection.written == b"0123456789"
+    await muxer._write_frame(b"next")
+    assert connection.written == b"0123456789next"
+    assert not connection.closed
 
 
-def test_cancelled_frame_is_written_whole() -> None:
-    async def main() -> None:
-        connection = SlowConnection(delay_s=0.05)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
-        with trio.move_on_after(0.12) as scope:
-            await muxer._write_frame(b"0123456789")
+@pytest.mark.virtual_time
+async def test_frame_cancelled_before_its_turn_is_not_begun() -> None:
+    connection = SlowConnection(delay_s=0.05)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(muxer._write_frame, b"0123456789")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.1) as scope:
+            await muxer._write_frame(b"never")
         assert scope.cancelled_caught
-        assert connection.written == b"0123456789"
-        await muxer._write_frame(b"next")
-        assert connection.written == b"0123456789next"
-        assert not connection.closed
-
-    run(main)
+    assert connection.written == b"0123456789"
+    assert not connection.closed
 
 
-def test_frame_cancelled_before_its_turn_is_not_begun() -> None:
-    async def main() -> None:
-        connection = SlowConnection(delay_s=0.05)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(muxer._write_frame, b"0123456789")
-            await trio.testing.wait_all_tasks_blocked()
-            with trio.move_on_after(0.1) as scope:
-                await muxer._write_frame(b"never")
-            assert scope.cancelled_caught
-        assert connection.written == b"0123456789"
-        assert not connection.closed
-
-    run(main)
-
-
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("deadline_s", "expected_s"),
     [(60, FRAME_STALL_DEADLINE_S), (3, 3), (0.1, FRAME_GRACE_S)],
 )
-def test_frame_that_the_peer_does_not_take_closes_the_connection(deadline_s: float, expected_s: float) -> None:
-    async def main() -> None:
-        connection = SlowConnection(delay_s=1000)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+async def test_frame_that_the_peer_does_not_take_closes_the_connection(deadline_s: float, expected_s: float) -> None:
+    connection = SlowConnection(delay_s=1000)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+    began = trio.current_time()
+    with trio.move_on_after(deadline_s), pytest.raises(ConnectionClosedError, match="took no data"):
+        await muxer._write_frame(b"frame")
+    assert trio.current_time() - began == pytest.approx(expected_s)
+    assert connection.closed
+
+
+@pytest.mark.virtual_time
+async def test_peer_that_ignores_flow_control_is_cut_off_and_gives_its_room_back() -> None:
+    connection, memory = SlowConnection(delay_s=0), Memory(Refusals(), lambda peer: True)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True, memory=memory)
+    muxer.stream_buffers[2] = bytearray(PEER_UNREAD_LIMIT_BYTES - 100)
+    assert await muxer._read_data_body(100) == bytes(100)
+    assert memory.unread_bytes == PEER_UNREAD_LIMIT_BYTES
+    assert not connection.closed
+    with pytest.raises(ConnectionClosedError, match="room"):
+        await muxer._read_data_body(101)
+    assert connection.closed
+    muxer._unread.wait(0)  # as at its end
+    assert memory.unread_bytes == 0
+
+
+@pytest.mark.virtual_time
+async def test_bytes_of_streams_count_until_they_are_read() -> None:
+    memory = Memory(Refusals(), lambda peer: True)
+    muxer = Muxer(SlowConnection(delay_s=0), PEER_ID, is_initiator=True, memory=memory)
+    stream = await muxer.open_stream()
+    muxer.stream_buffers[stream.stream_id].extend(await muxer._read_data_body(5000))
+    assert memory.unread_bytes == 5000
+    assert len(await muxer.read_stream(stream.stream_id, 3000)) == 3000
+    assert memory.unread_bytes == 2000
+    muxer.stream_buffers[stream.stream_id].clear()  # a reset drops them without a word
+    assert muxer._has_room(0)
+    assert memory.unread_bytes == 0
+
+
+@pytest.mark.virtual_time
+async def test_small_frames_are_paced_and_large_ones_are_not() -> None:
+    refusals = Refusals()
+    peer_limits = PeerLimits(refusals, lambda peer: True)
+    heads = Heads()
+    secured = Secured(heads)
+    secured.small_frame = partial(peer_limits.small_frame, PeerId("a member"))
+    for kind, length, is_paced in (
+        (TYPE_DATA, 0, True),
+        (TYPE_DATA, SMALL_FRAME_BYTES - 1, True),
+        (TYPE_WINDOW_UPDATE, 1 << 20, True),
+        (TYPE_DATA, SMALL_FRAME_BYTES, False),
+    ):
+        heads.head = struct.pack(YAMUX_HEADER_FORMAT, 0, kind, 0, 3, length)
         began = trio.current_time()
-        with trio.move_on_after(deadline_s), pytest.raises(ConnectionClosedError, match="took no data"):
-            await muxer._write_frame(b"frame")
-        assert trio.current_time() - began == pytest.approx(expected_s)
-        assert connection.closed
-
-    run(main)
-
-
-def test_peer_that_ignores_flow_control_is_cut_off_and_gives_its_room_back() -> None:
-    async def main() -> None:
-        connection, memory = SlowConnection(delay_s=0), Memory(Refusals(), lambda peer: True)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True, memory=memory)
-        muxer.stream_buffers[2] = bytearray(PEER_UNREAD_LIMIT_BYTES - 100)
-        assert await muxer._read_data_body(100) == bytes(100)
-        assert memory.unread_bytes == PEER_UNREAD_LIMIT_BYTES
-        assert not connection.closed
-        with pytest.raises(ConnectionClosedError, match="room"):
-            await muxer._read_data_body(101)
-        assert connection.closed
-        muxer._unread.wait(0)  # as at its end
-        assert memory.unread_bytes == 0
-
-    run(main)
-
-
-def test_bytes_of_streams_count_until_they_are_read() -> None:
-    async def main() -> None:
-        memory = Memory(Refusals(), lambda peer: True)
-        muxer = Muxer(SlowConnection(delay_s=0), PEER_ID, is_initiator=True, memory=memory)
-        stream = await muxer.open_stream()
-        muxer.stream_buffers[stream.stream_id].extend(await muxer._read_data_body(5000))
-        assert memory.unread_bytes == 5000
-        assert len(await muxer.read_stream(stream.stream_id, 3000)) == 3000
-        assert memory.unread_bytes == 2000
-        muxer.stream_buffers[stream.stream_id].clear()  # a reset drops them without a word
-        assert muxer._has_room(0)
-        assert memory.unread_bytes == 0
-
-    run(main)
-
-
-def test_small_frames_are_paced_and_large_ones_are_not() -> None:
-    async def main() -> None:
-        refusals = Refusals()
-        peer_limits = PeerLimits(refusals, lambda peer: True)
-        heads = Heads()
-        secured = Secured(heads)
-        secured.small_frame = partial(peer_limits.small_frame, PeerId("a member"))
-        for kind, length, is_paced in (
-            (TYPE_DATA, 0, True),
-            (TYPE_DATA, SMALL_FRAME_BYTES - 1, True),
-            (TYPE_WINDOW_UPDATE, 1 << 20, True),
-            (TYPE_DATA, SMALL_FRAME_BYTES, False),
-        ):
-            heads.head = struct.pack(YAMUX_HEADER_FORMAT, 0, kind, 0, 3, length)
-            began = trio.current_time()
-            for _ in range(int(SMALL_FRAMES_BURST) + 2000):
-                await secured.read(HEADER_SIZE)
-            took_s = trio.current_time() - began
-            if is_paced:  # the burst was there for the first of them alone
-                assert took_s >= 2000 / SMALL_FRAMES_PER_S - 0.01
-            else:
-                assert took_s == 0
-        assert refusals.counts()[Reason.PACED.value] > 2000
-
-    run(main)
+        for _ in range(int(SMALL_FRAMES_BURST) + 2000):
+            await secured.read(HEADER_SIZE)
+        took_s = trio.current_time() - began
+        if is_paced:  # the burst was there for the first of them alone
+            assert took_s >= 2000 / SMALL_FRAMES_PER_S - 0.01
+        else:
+            assert took_s == 0
+    assert refusals.counts()[Reason.PACED.value] > 2000
 
 
 class Heads:
@@ -197,55 +180,51 @@ class Heads:
         return self.head
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("known", [False, True])
-def test_a_connection_says_little_until_it_is_known_whose_it_is(known: bool) -> None:
-    async def main() -> None:
-        memory = Memory(Refusals(), lambda peer: True)
-        allowance = Allowance(memory)
-        if known:
-            allowance.known(PeerId("a member"))
-        sent = 0
+async def test_a_connection_says_little_until_it_is_known_whose_it_is(known: bool) -> None:
+    memory = Memory(Refusals(), lambda peer: True)
+    allowance = Allowance(memory)
+    if known:
+        allowance.known(PeerId("a member"))
+    sent = 0
 
-        async def receive(limit_bytes: int) -> bytes:
-            nonlocal sent
-            sent += 1000
-            assert memory.unread_bytes in (0, sent - 1000)
-            return bytes(1000)
+    async def receive(limit_bytes: int) -> bytes:
+        nonlocal sent
+        sent += 1000
+        assert memory.unread_bytes in (0, sent - 1000)
+        return bytes(1000)
 
-        if known:
-            assert len(await read_bounded(receive, 64_000, allowance)) == 64_000
-        else:
-            with pytest.raises(ConnectionClosedError, match="room"):
-                await read_bounded(receive, 64_000, allowance)
-            assert sent <= HANDSHAKE_LIMIT_BYTES + 1000
-        assert memory.unread_bytes == 0
-        with pytest.raises(ConnectionClosedError, match="announced"):
-            await read_bounded(receive, 1 << 30, allowance)
-
-    run(main)
+    if known:
+        assert len(await read_bounded(receive, 64_000, allowance)) == 64_000
+    else:
+        with pytest.raises(ConnectionClosedError, match="room"):
+            await read_bounded(receive, 64_000, allowance)
+        assert sent <= HANDSHAKE_LIMIT_BYTES + 1000
+    assert memory.unread_bytes == 0
+    with pytest.raises(ConnectionClosedError, match="announced"):
+        await read_bounded(receive, 1 << 30, allowance)
 
 
-def test_multistream_hears_few_and_short_names() -> None:
-    async def main() -> None:
-        said = Said(encode_delim(b"/short/1") * (NAMES_LIMIT + 1))
-        communicator = Communicator(said)
-        for _ in range(NAMES_LIMIT):
-            assert await communicator.read() == "/short/1"
-        with pytest.raises(MultiselectCommunicatorError, match="no protocol agreed"):
-            await communicator.read()
-        for bad in (
-            encode_delim(bytes(NAME_LIMIT_BYTES)),
-            encode_uvarint(1 << 40),
-            b"\x03abc",
-            b"\x03\xff\xfe\n",
-            b"\0",
-        ):
-            said = Said(bad + bytes(5000))
-            with pytest.raises(MultiselectCommunicatorError):
-                await Communicator(said).read()
-            assert said.at <= 10, "nothing is read of what is too long"
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_multistream_hears_few_and_short_names() -> None:
+    said = Said(encode_delim(b"/short/1") * (NAMES_LIMIT + 1))
+    communicator = Communicator(said)
+    for _ in range(NAMES_LIMIT):
+        assert await communicator.read() == "/short/1"
+    with pytest.raises(MultiselectCommunicatorError, match="no protocol agreed"):
+        await communicator.read()
+    for bad in (
+        encode_delim(bytes(NAME_LIMIT_BYTES)),
+        encode_uvarint(1 << 40),
+        b"\x03abc",
+        b"\x03\xff\xfe\n",
+        b"\0",
+    ):
+        said = Said(bad + bytes(5000))
+        with pytest.raises(MultiselectCommunicatorError):
+            await Communicator(said).read()
+        assert said.at <= 10, "nothing is read of what is too long"
 
 
 class Said:
@@ -261,47 +240,41 @@ class Said:
         return taken
 
 
-def test_wire_sets_the_options_that_find_a_dead_peer() -> None:
-    async def main() -> None:
-        near, far = await trio.to_thread.run_sync(_connected_pair)
-        for one in (near, far):
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(one))
-            wire = Wire(stream)
-            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_MS
-                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
-                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
-                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
-            assert not wire.closed
-            wire.sever()
-            assert wire.closed
-
-    trio.run(main)
+async def test_wire_sets_the_options_that_find_a_dead_peer() -> None:
+    near, far = await trio.to_thread.run_sync(_connected_pair)
+    for one in (near, far):
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(one))
+        wire = Wire(stream)
+        assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_MS
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+        assert not wire.closed
+        wire.sever()
+        assert wire.closed
 
 
-def test_wire_reads_exactly_what_was_asked_and_ends_in_an_error() -> None:
-    async def main() -> None:
-        near, far = await trio.to_thread.run_sync(_connected_pair)
-        wire = Wire(trio.SocketStream(trio.socket.from_stdlib_socket(near)))
-        writer = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+async def test_wire_reads_exactly_what_was_asked_and_ends_in_an_error() -> None:
+    near, far = await trio.to_thread.run_sync(_connected_pair)
+    wire = Wire(trio.SocketStream(trio.socket.from_stdlib_socket(near)))
+    writer = trio.SocketStream(trio.socket.from_stdlib_socket(far))
 
-        async def trickle() -> None:
-            for index in range(250):  # libp2p would give up after a hundred
-                await writer.send_all(bytes([index]))
-                await trio.lowlevel.checkpoint()
-            await writer.aclose()
+    async def trickle() -> None:
+        for index in range(250):  # libp2p would give up after a hundred
+            await writer.send_all(bytes([index]))
+            await trio.lowlevel.checkpoint()
+        await writer.aclose()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trickle)
-            assert await wire.read(200) == bytes(range(200))
-            assert await wire.read(50) == bytes(range(200, 250))
-            with pytest.raises(ConnectionClosedError):
-                await wire.read(1)
-        await wire.close()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trickle)
+        assert await wire.read(200) == bytes(range(200))
+        assert await wire.read(50) == bytes(range(200, 250))
+        with pytest.raises(ConnectionClosedError):
+            await wire.read(1)
+    await wire.close()
 
 
 def _connected_pair() -> tuple[socket.socket, socket.socket]:
@@ -315,53 +288,47 @@ def credit(stream_id: int, size: int, flags: int = 0) -> bytes:
     return struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, flags, stream_id, size)
 
 
-def test_credit_is_given_in_few_frames_and_all_of_it() -> None:
-    async def main() -> None:
-        connection = SlowConnection(delay_s=0.0)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
-        for _ in range(CREDIT_BYTES // 1024 - 1):
-            await muxer._write_frame(credit(1, 1024))
-            await muxer._write_frame(credit(3, 1))
-        assert connection.written == b""
+@pytest.mark.virtual_time
+async def test_credit_is_given_in_few_frames_and_all_of_it() -> None:
+    connection = SlowConnection(delay_s=0.0)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+    for _ in range(CREDIT_BYTES // 1024 - 1):
         await muxer._write_frame(credit(1, 1024))
-        assert connection.written == credit(1, CREDIT_BYTES), "nothing of what was held back is lost"
-        await muxer._write_frame(credit(1, CREDIT_BYTES + 7))
-        assert connection.written == credit(1, CREDIT_BYTES) + credit(1, CREDIT_BYTES + 7)
-
-    run(main)
-
-
-def test_credit_of_streams_that_ended_is_forgotten_and_their_ends_are_told() -> None:
-    async def main() -> None:
-        connection = SlowConnection(delay_s=0.0)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
-        await muxer._write_frame(credit(1, 5))
-        await muxer._write_frame(credit(1, 0, FLAG_FIN))
-        assert connection.written == credit(1, 0, FLAG_FIN)
-        for stream_id in range(3, 3 + 4 * OWED_LIMIT_STREAMS, 2):
-            await muxer._write_frame(credit(stream_id, 5))
-        assert len(muxer._owed) <= OWED_LIMIT_STREAMS
-
-    run(main)
+        await muxer._write_frame(credit(3, 1))
+    assert connection.written == b""
+    await muxer._write_frame(credit(1, 1024))
+    assert connection.written == credit(1, CREDIT_BYTES), "nothing of what was held back is lost"
+    await muxer._write_frame(credit(1, CREDIT_BYTES + 7))
+    assert connection.written == credit(1, CREDIT_BYTES) + credit(1, CREDIT_BYTES + 7)
 
 
-def test_connection_is_read_when_it_is_its_turn() -> None:
-    async def main() -> None:
-        connection = Secured(SlowConnection(delay_s=0.0))
-        turns: list[float] = []
+@pytest.mark.virtual_time
+async def test_credit_of_streams_that_ended_is_forgotten_and_their_ends_are_told() -> None:
+    connection = SlowConnection(delay_s=0.0)
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+    await muxer._write_frame(credit(1, 5))
+    await muxer._write_frame(credit(1, 0, FLAG_FIN))
+    assert connection.written == credit(1, 0, FLAG_FIN)
+    for stream_id in range(3, 3 + 4 * OWED_LIMIT_STREAMS, 2):
+        await muxer._write_frame(credit(stream_id, 5))
+    assert len(muxer._owed) <= OWED_LIMIT_STREAMS
 
-        async def turn() -> None:
-            await trio.sleep(2.0)
-            turns.append(trio.current_time())
 
-        began = trio.current_time()
-        assert await connection.read(3) == bytes(3)
-        assert trio.current_time() == began
-        connection.turn = turn
-        assert await connection.read(3) == bytes(3)
-        assert turns == [trio.current_time()] == [began + 2.0]
+@pytest.mark.virtual_time
+async def test_connection_is_read_when_it_is_its_turn() -> None:
+    connection = Secured(SlowConnection(delay_s=0.0))
+    turns: list[float] = []
 
-    run(main)
+    async def turn() -> None:
+        await trio.sleep(2.0)
+        turns.append(trio.current_time())
+
+    began = trio.current_time()
+    assert await connection.read(3) == bytes(3)
+    assert trio.current_time() == began
+    connection.turn = turn
+    assert await connection.read(3) == bytes(3)
+    assert turns == [trio.current_time()] == [began + 2.0]
 
 
 class Joined:
@@ -389,53 +356,47 @@ class Joined:
         await self._stream.aclose()
 
 
-def test_connection_at_rest_carries_one_heartbeat_of_one_end_in_a_long_while() -> None:
-    async def main() -> None:
-        ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
-        one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.start)
-            nursery.start_soon(other.start)
-            await trio.sleep(10 * HEARTBEAT_INTERVAL_S + 1)
-            nursery.cancel_scope.cancel()
-        asked = [[at - began for at in end.asked_at] for end in ends]
-        assert asked == [pytest.approx([n * HEARTBEAT_INTERVAL_S for n in range(11)]), pytest.approx([0])]
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_connection_at_rest_carries_one_heartbeat_of_one_end_in_a_long_while() -> None:
+    ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
+    one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(other.start)
+        await trio.sleep(10 * HEARTBEAT_INTERVAL_S + 1)
+        nursery.cancel_scope.cancel()
+    asked = [[at - began for at in end.asked_at] for end in ends]
+    assert asked == [pytest.approx([n * HEARTBEAT_INTERVAL_S for n in range(11)]), pytest.approx([0])]
 
 
-def test_connection_over_which_something_comes_needs_no_heartbeat() -> None:
-    async def main() -> None:
-        ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
-        one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.start)
-            nursery.start_soon(other.start)
-            for _ in range(20):
-                await trio.sleep(HEARTBEAT_INTERVAL_S / 2)
-                await one._write_frame(credit(1, CREDIT_BYTES))
-                await other._write_frame(credit(1, CREDIT_BYTES))
-            nursery.cancel_scope.cancel()
-        assert [len(end.asked_at) for end in ends] == [1, 1], "at the start"
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_connection_over_which_something_comes_needs_no_heartbeat() -> None:
+    ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
+    one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(other.start)
+        for _ in range(20):
+            await trio.sleep(HEARTBEAT_INTERVAL_S / 2)
+            await one._write_frame(credit(1, CREDIT_BYTES))
+            await other._write_frame(credit(1, CREDIT_BYTES))
+        nursery.cancel_scope.cancel()
+    assert [len(end.asked_at) for end in ends] == [1, 1], "at the start"
 
 
 @pytest.mark.parametrize("is_initiator", [True, False])
-def test_peer_that_hangs_is_given_up_within_a_minute(is_initiator: bool) -> None:
-    async def main() -> None:
-        near, far = (Joined(stream) for stream in trio.testing.memory_stream_pair())
-        muxer = Muxer(near, PEER_ID, is_initiator=is_initiator)
-        began = trio.current_time()
-        with trio.fail_after(1000):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(muxer.start)
-                ping = await far.read(HEADER_SIZE)
-                await far.write(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_ACK, 0, ping[-1]))
-                await muxer.confirm()
-        waited_s = trio.current_time() - began
-        assert waited_s == pytest.approx((1 if is_initiator else 1.5) * HEARTBEAT_INTERVAL_S + HEARTBEAT_DEADLINE_S)
-        assert waited_s <= 60
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_peer_that_hangs_is_given_up_within_a_minute(is_initiator: bool) -> None:
+    near, far = (Joined(stream) for stream in trio.testing.memory_stream_pair())
+    muxer = Muxer(near, PEER_ID, is_initiator=is_initiator)
+    began = trio.current_time()
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(muxer.start)
+            ping = await far.read(HEADER_SIZE)
+            await far.write(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_ACK, 0, ping[-1]))
+            await muxer.confirm()
+    waited_s = trio.current_time() - began
+    assert waited_s == pytest.approx((1 if is_initiator else 1.5) * HEARTBEAT_INTERVAL_S + HEARTBEAT_DEADLINE_S)
+    assert waited_s <= 60

@@ -56,20 +56,14 @@ def test_what_one_end_writes_the_other_reads_in_pieces_of_any_size(lengths: list
     trio.run(main)
 
 
-def test_length_is_a_varint() -> None:
-    async def main() -> None:
-        out = Bytes(b"")
-        await VarintFrames(out).write(ours([bytes(300)])[0])
-        assert out.written[:2] == b"\xac\x02"
-        assert len(out.written) == 302
-
-    trio.run(main)
+async def test_length_is_a_varint() -> None:
+    out = Bytes(b"")
+    await VarintFrames(out).write(ours([bytes(300)])[0])
+    assert out.written[:2] == b"\xac\x02"
+    assert len(out.written) == 302
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x01", b"\x80", b"\x05hello\xac"])
-def test_length_that_is_none_or_ends_early_breaks_the_stream(data: bytes) -> None:
-    async def main() -> None:
-        with pytest.raises(NetworkError):
-            await read_all(VarintFrames(Bytes(data)))
-
-    trio.run(main)
+async def test_length_that_is_none_or_ends_early_breaks_the_stream(data: bytes) -> None:
+    with pytest.raises(NetworkError):
+        await read_all(VarintFrames(Bytes(data)))

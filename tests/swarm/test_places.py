@@ -29,8 +29,8 @@ from tests.swarm.test_members import (
     identity,
     running,
     stranger,
-    until,
 )
+from tests.waiting import until
 
 PLACES = 4
 SOON_S = 30.0

@@ -29,8 +29,9 @@ from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
 from shoal.swarm.streams import MessageStream
-from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running, until
+from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running
 from tests.swarm.rollout_rate import announce_steadily
+from tests.waiting import until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
 PROTOCOL = f"{ROLLOUT_PROTOCOL}/{SWARM.hex()[:16]}"
@@ -50,72 +51,56 @@ def _ask_for_what_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- announcing ---
 
 
-def test_200_announcements_per_second_all_arrive() -> None:
+async def test_200_announcements_per_second_all_arrive() -> None:
     nodes = [Node(seed, members=(1, 2, 3, 4)) for seed in (1, 2, 3, 4)]
-
-    async def main() -> None:
-        async with running(*nodes):
-            await announce_steadily(nodes, seconds=2, per_second=200)
-            for node in nodes:
-                assert node.exchange.announcements_sent == 100
-                assert node.exchange.announcements_received == len(node.exchange.book) == 300
-                assert not node.exchange.rejected
-                assert node.exchange.bytes_fetched == 0
-
-    run(main)
+    async with running(*nodes):
+        await announce_steadily(nodes, seconds=2, per_second=200)
+        for node in nodes:
+            assert node.exchange.announcements_sent == 100
+            assert node.exchange.announcements_received == len(node.exchange.book) == 300
+            assert not node.exchange.rejected
+            assert node.exchange.bytes_fetched == 0
 
 
-def test_announcements_are_gathered_into_few_messages() -> None:
+async def test_announcements_are_gathered_into_few_messages() -> None:
     near, far = Node(1), Node(2)
-
-    async def main() -> None:
-        async with running(near, far):
-            mailbox = await far.host.subscribe(TOPIC)
-            for index in range(30):
-                await near.announce(index)
-            await until(lambda: len(far.offered()) == 30)
-            sizes = []
-            with trio.move_on_after(0):
-                while True:
-                    sizes.append(len((await mailbox.receive()).data))
-            assert len(sizes) <= 3
-
-    run(main)
+    async with running(near, far):
+        mailbox = await far.host.subscribe(TOPIC)
+        for index in range(30):
+            await near.announce(index)
+        await until(lambda: len(far.offered()) == 30)
+        sizes = []
+        with trio.move_on_after(0):
+            while True:
+                sizes.append(len((await mailbox.receive()).data))
+        assert len(sizes) <= 3
 
 
-def test_announce_waits_while_too_many_wait() -> None:
+async def test_announce_waits_while_too_many_wait() -> None:
     """Back-pressure: a node announces no faster than its peers' quotas let through."""
     near, far = Node(1), Node(2)
-
-    async def main() -> None:
-        async with running(near, far):
-            start = trio.current_time()
-            with trio.move_on_after(1.0) as scope:
-                for index in range(10_000):
-                    await near.announce(index)
-            assert scope.cancelled_caught
-            assert near.exchange.announcements_sent <= 20 + 100 * (trio.current_time() - start)
-            await until(lambda: len(far.offered()) >= near.exchange.announcements_sent > 0)
-            assert not far.exchange.rejected
-
-    run(main)
+    async with running(near, far):
+        start = trio.current_time()
+        with trio.move_on_after(1.0) as scope:
+            for index in range(10_000):
+                await near.announce(index)
+        assert scope.cancelled_caught
+        assert near.exchange.announcements_sent <= 20 + 100 * (trio.current_time() - start)
+        await until(lambda: len(far.offered()) >= near.exchange.announcements_sent > 0)
+        assert not far.exchange.rejected
 
 
-def test_only_members_announce_and_are_served() -> None:
+async def test_only_members_announce_and_are_served() -> None:
     member, stranger, reader = Node(1), Node(2), Node(3, members=(1, 3))
-
-    async def main() -> None:
-        async with running(member, stranger, reader):
-            digest = await member.announce(0)
-            await stranger.announce(0)
-            own = await reader.announce(0)
-            await until(lambda: reader.exchange.rejected[Reason.STRANGER])
-            await until(lambda: digest in reader.offered() and own in stranger.offered() and own in member.offered())
-            assert reader.offered() == {digest}
-            assert await stranger.fetch(own) == {}
-            assert list(await member.fetch(own)) == [own]
-
-    run(main)
+    async with running(member, stranger, reader):
+        digest = await member.announce(0)
+        await stranger.announce(0)
+        own = await reader.announce(0)
+        await until(lambda: reader.exchange.rejected[Reason.STRANGER])
+        await until(lambda: digest in reader.offered() and own in stranger.offered() and own in member.offered())
+        assert reader.offered() == {digest}
+        assert await stranger.fetch(own) == {}
+        assert list(await member.fetch(own)) == [own]
 
 
 @pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
@@ -158,7 +143,7 @@ async def ask(near: Node, far: Node) -> int:
 
 
 @pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
-def test_lossy_gossip_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lossy_gossip_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three messages never reach the far node."""
     near, far = Node(1), Node(2)
     collect = RolloutExchange._collect
@@ -169,115 +154,91 @@ def test_lossy_gossip_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             collect(exchange, message)
 
     monkeypatch.setattr(RolloutExchange, "_collect", lossy)
-
-    async def main() -> None:
-        async with running(near, far):
-            digests = {await near.announce(index) for index in range(200)}
-            await until(lambda: far.offered() == digests)
-            assert far.exchange.announcements_received == 200
-            assert not far.exchange.rejected
-
-    run(main)
+    async with running(near, far):
+        digests = {await near.announce(index) for index in range(200)}
+        await until(lambda: far.offered() == digests)
+        assert far.exchange.announcements_received == 200
+        assert not far.exchange.rejected
 
 
-def test_announcement_of_another_group_than_the_one_beside_it_is_refused() -> None:
+async def test_announcement_of_another_group_than_the_one_beside_it_is_refused() -> None:
     node = Node(1)
     group, other = (encode_group(node.group(index)) for index in range(2))
     announcement = announce_group(node.group(0), group, (1.0, 0.0, 1.0, 0.0))
-
-    async def main() -> None:
-        async with running(node):
-            for wrong in (other, group + b"x", b""):
-                with pytest.raises(LocalError, match="another group"):
-                    await node.exchange.announce(announcement, wrong)
-            assert len(node.store) == 0
-            await node.exchange.announce(announcement, group)
-            assert node.store.get(announcement.digest) == group
-
-    run(main)
+    async with running(node):
+        for wrong in (other, group + b"x", b""):
+            with pytest.raises(LocalError, match="another group"):
+                await node.exchange.announce(announcement, wrong)
+        assert len(node.store) == 0
+        await node.exchange.announce(announcement, group)
+        assert node.store.get(announcement.digest) == group
 
 
 # --- fetching ---
 
 
-def test_fetch_brings_chosen_groups_whole_and_nothing_else() -> None:
+async def test_fetch_brings_chosen_groups_whole_and_nothing_else() -> None:
     near, far = Node(1), Node(2)
-
-    async def main() -> None:
-        async with running(near, far):
-            sizes = (8, 32_000, 4)
-            digests = [await far.announce(index, text_bytes=size) for index, size in enumerate(sizes)]
-            digests.append(await far.announce_group(far.group(3, text_bytes=32_000, completions=20), (1.0, 0.0) * 10))
-            await until(lambda: len(near.offered()) == 4)
-            chosen = (digests[0], digests[1], digests[3])
-            came = await near.fetch(*chosen)
-            assert came == {far_digest: far.store.get(far_digest) for far_digest in chosen}
-            total_bytes = sum(len(data) for data in came.values())
-            assert total_bytes > 2 * CHUNK_LIMIT_BYTES
-            assert near.exchange.bytes_fetched == far.exchange.bytes_served == total_bytes
-            assert near.exchange.bytes_wasted == 0
-            assert await near.fetch(*chosen) == came  # held: nothing is pulled twice
-            assert near.exchange.bytes_fetched == total_bytes
-
-    run(main)
+    async with running(near, far):
+        sizes = (8, 32_000, 4)
+        digests = [await far.announce(index, text_bytes=size) for index, size in enumerate(sizes)]
+        digests.append(await far.announce_group(far.group(3, text_bytes=32_000, completions=20), (1.0, 0.0) * 10))
+        await until(lambda: len(near.offered()) == 4)
+        chosen = (digests[0], digests[1], digests[3])
+        came = await near.fetch(*chosen)
+        assert came == {far_digest: far.store.get(far_digest) for far_digest in chosen}
+        total_bytes = sum(len(data) for data in came.values())
+        assert total_bytes > 2 * CHUNK_LIMIT_BYTES
+        assert near.exchange.bytes_fetched == far.exchange.bytes_served == total_bytes
+        assert near.exchange.bytes_wasted == 0
+        assert await near.fetch(*chosen) == came  # held: nothing is pulled twice
+        assert near.exchange.bytes_fetched == total_bytes
 
 
-def test_fetch_keeps_to_its_limit_of_bytes() -> None:
+async def test_fetch_keeps_to_its_limit_of_bytes() -> None:
     near, far = Node(1), Node(2)
-
-    async def main() -> None:
-        async with running(near, far):
-            for index in range(10):
-                await far.announce(index, text_bytes=1000)
-            await until(lambda: len(near.offered()) == 10)
-            size_bytes = near.exchange.offers()[0].announcement.size_bytes
-            came = await near.fetch(*near.offered(), limit_bytes=4 * size_bytes + 3)
-            assert len(came) == 4
-            assert near.exchange.bytes_fetched == 4 * size_bytes
-
-    run(main)
+    async with running(near, far):
+        for index in range(10):
+            await far.announce(index, text_bytes=1000)
+        await until(lambda: len(near.offered()) == 10)
+        size_bytes = near.exchange.offers()[0].announcement.size_bytes
+        came = await near.fetch(*near.offered(), limit_bytes=4 * size_bytes + 3)
+        assert len(came) == 4
+        assert near.exchange.bytes_fetched == 4 * size_bytes
 
 
-def test_group_of_an_origin_that_is_gone_comes_from_others_who_pulled_it() -> None:
+async def test_group_of_an_origin_that_is_gone_comes_from_others_who_pulled_it() -> None:
     origin, holder, late = Node(1), Node(2), Node(3)
-
-    async def main() -> None:
-        async with running(origin, holder, late):
-            digest = await origin.announce(0, text_bytes=5000)
-            await until(lambda: digest in holder.offered() and digest in late.offered())
-            came = await holder.fetch(digest)
-            await until(lambda: holder.peer in late.exchange.book.holders(digest))
-            origin.scope.cancel()
-            await until(lambda: origin.peer not in late.host.connected())
-            assert await late.fetch(digest) == came
-            assert holder.exchange.bytes_served == len(came[digest])
-
-    run(main)
+    async with running(origin, holder, late):
+        digest = await origin.announce(0, text_bytes=5000)
+        await until(lambda: digest in holder.offered() and digest in late.offered())
+        came = await holder.fetch(digest)
+        await until(lambda: holder.peer in late.exchange.book.holders(digest))
+        origin.scope.cancel()
+        await until(lambda: origin.peer not in late.host.connected())
+        assert await late.fetch(digest) == came
+        assert holder.exchange.bytes_served == len(came[digest])
 
 
-def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
+async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
     liar, holder, reader = Node(1), Node(2), Node(3)
+    async with running(liar, holder, reader):
+        digests = [await liar.announce(index, text_bytes=3000) for index in range(2)]
+        await until(lambda: set(digests) <= holder.offered() and set(digests) <= reader.offered())
+        right = await holder.fetch(*digests)
+        await until(lambda: all(holder.peer in reader.exchange.book.holders(digest) for digest in digests))
 
-    async def main() -> None:
-        async with running(liar, holder, reader):
-            digests = [await liar.announce(index, text_bytes=3000) for index in range(2)]
-            await until(lambda: set(digests) <= holder.offered() and set(digests) <= reader.offered())
-            right = await holder.fetch(*digests)
-            await until(lambda: all(holder.peer in reader.exchange.book.holders(digest) for digest in digests))
+        async def lie(stream: MessageStream) -> None:
+            request = decode_request(await stream.receive(deadline_s=5))
+            data = right[request.digest][request.offset :]
+            await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=5)
 
-            async def lie(stream: MessageStream) -> None:
-                request = decode_request(await stream.receive(deadline_s=5))
-                data = right[request.digest][request.offset :]
-                await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=5)
-
-            liar.host.serve(PROTOCOL, lie)
-            assert await reader.fetch(digests[0]) == {digests[0]: right[digests[0]]}
-            assert reader.blamed == {(liar.peer, Reason.FORGED): 1}
-            assert reader.exchange.bytes_wasted == len(right[digests[0]])
-            assert await reader.fetch(digests[1]) == {digests[1]: right[digests[1]]}
-            assert reader.blamed == {(liar.peer, Reason.FORGED): 1}  # the liar was not asked again
-
-    run(main)
+        liar.host.serve(PROTOCOL, lie)
+        assert await reader.fetch(digests[0]) == {digests[0]: right[digests[0]]}
+        assert reader.blamed == {(liar.peer, Reason.FORGED): 1}
+        assert reader.exchange.bytes_wasted == len(right[digests[0]])
+        assert await reader.fetch(digests[1]) == {digests[1]: right[digests[1]]}
+        assert reader.blamed == {(liar.peer, Reason.FORGED): 1}  # the liar was not asked again
 
 
 @pytest.mark.parametrize(
@@ -292,69 +253,59 @@ def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
         (None, Reason.UNAVAILABLE),
     ],
 )
-def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
+async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
     server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
 
-    async def main() -> None:
-        async def handler(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
-            if answer is None:
-                await trio.sleep_forever()
-            else:
-                await stream.send(answer, deadline_s=5)
-
-        async with running(server, reader):
-            digest = await server.announce(0)
-            await until(lambda: digest in reader.offered())
-            server.host.serve(PROTOCOL, handler)
-            assert await reader.fetch(digest, deadline_s=20) == {}
-            assert reader.blamed[server.peer, reason] == 1
-            assert reader.store.get(digest) is None
-
-    run(main)
-
-
-def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
-    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
-
-    async def main() -> None:
-        async def handler(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
+    async def handler(stream: MessageStream) -> None:
+        await stream.receive(deadline_s=5)
+        if answer is None:
             await trio.sleep_forever()
+        else:
+            await stream.send(answer, deadline_s=5)
 
-        async with running(server, reader):
-            digests = [await server.announce(index) for index in range(2)]
-            await until(lambda: set(digests) <= reader.offered())
-            server.host.serve(PROTOCOL, handler)
-            for digest in digests:
-                assert await reader.fetch(digest, deadline_s=20) == {}
-            assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
-            assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
-
-    run(main)
+    async with running(server, reader):
+        digest = await server.announce(0)
+        await until(lambda: digest in reader.offered())
+        server.host.serve(PROTOCOL, handler)
+        assert await reader.fetch(digest, deadline_s=20) == {}
+        assert reader.blamed[server.peer, reason] == 1
+        assert reader.store.get(digest) is None
 
 
-def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:
+async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
+    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+
+    async def handler(stream: MessageStream) -> None:
+        await stream.receive(deadline_s=5)
+        await trio.sleep_forever()
+
+    async with running(server, reader):
+        digests = [await server.announce(index) for index in range(2)]
+        await until(lambda: set(digests) <= reader.offered())
+        server.host.serve(PROTOCOL, handler)
+        for digest in digests:
+            assert await reader.fetch(digest, deadline_s=20) == {}
+        assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
+        assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
+
+
+async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:
     limits = ExchangeLimits(served_bytes_per_second=20_000.0, served_bytes_burst=40_000.0)
     server, greedy, modest = Node(1, limits=limits), Node(2), Node(3)
-
-    async def main() -> None:
-        async with running(server, greedy, modest):
-            digests = [await server.announce(index, text_bytes=4000) for index in range(4)]
-            await until(lambda: set(digests) <= greedy.offered() and set(digests) <= modest.offered())
-            start = trio.current_time()
-            first = await greedy.fetch(*digests[:1])
-            assert list(first) == digests[:1]
-            with trio.move_on_after(1.0):
-                while True:  # asks for what it has, from the start, again and again
-                    request = canonical(GroupRequest(digest=digests[0], offset=0))
-                    await greedy.host.request(server.peer, PROTOCOL, request, deadline_s=1)
-            elapsed_s = trio.current_time() - start
-            served_bytes = server.exchange.bytes_served
-            assert 0 < served_bytes <= 40_000 + 20_000 * elapsed_s
-            assert list(await modest.fetch(digests[1])) == [digests[1]]
-
-    run(main)
+    async with running(server, greedy, modest):
+        digests = [await server.announce(index, text_bytes=4000) for index in range(4)]
+        await until(lambda: set(digests) <= greedy.offered() and set(digests) <= modest.offered())
+        start = trio.current_time()
+        first = await greedy.fetch(*digests[:1])
+        assert list(first) == digests[:1]
+        with trio.move_on_after(1.0):
+            while True:  # asks for what it has, from the start, again and again
+                request = canonical(GroupRequest(digest=digests[0], offset=0))
+                await greedy.host.request(server.peer, PROTOCOL, request, deadline_s=1)
+        elapsed_s = trio.current_time() - start
+        served_bytes = server.exchange.bytes_served
+        assert 0 < served_bytes <= 40_000 + 20_000 * elapsed_s
+        assert list(await modest.fetch(digests[1])) == [digests[1]]
 
 
 # --- hostile peers ---
@@ -433,18 +384,14 @@ def test_attacker_cannot_keep_honest_offers_away() -> None:
     run(main)
 
 
-def test_malformed_requests_end_their_stream_and_are_counted() -> None:
+async def test_malformed_requests_end_their_stream_and_are_counted() -> None:
     server, attacker = Node(1), Node(2)
-
-    async def main() -> None:
-        async with running(server, attacker):
-            for data in (b"", b"garbage", bytes(10_000), canonical({"digest": bytes(32), "offset": -1})):
-                with pytest.raises(Exception, match=r"ended|closed|reset|broke"):
-                    await attacker.host.request(server.peer, PROTOCOL, data, deadline_s=5)
-            assert server.blamed == {
-                (attacker.peer, Reason.MALFORMED): 3,
-                (attacker.peer, Reason.TOO_LARGE): 1,
-            }
-            assert server.host.handler_errors == 0
-
-    run(main)
+    async with running(server, attacker):
+        for data in (b"", b"garbage", bytes(10_000), canonical({"digest": bytes(32), "offset": -1})):
+            with pytest.raises(Exception, match=r"ended|closed|reset|broke"):
+                await attacker.host.request(server.peer, PROTOCOL, data, deadline_s=5)
+        assert server.blamed == {
+            (attacker.peer, Reason.MALFORMED): 3,
+            (attacker.peer, Reason.TOO_LARGE): 1,
+        }
+        assert server.host.handler_errors == 0

@@ -26,6 +26,7 @@ from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJ
 from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import DEMO, Fault, Scenario
 from shoal.testnet.swarm import run_testnet
+from tests.node.forks import FORKED
 
 FAKE_NODE = Path(__file__).parent / "fake_node.py"
 TEST_DEADLINE_S = 60.0
@@ -379,7 +380,7 @@ def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing
 
     async def limited() -> Report:
         with trio.fail_after(REAL_DEADLINE_S):
-            return await run_testnet(scenario, tmp_path)
+            return await run_testnet(scenario, tmp_path, runtime=FORKED)
 
     report = trio.run(limited)
     assert_none_left(tmp_path)

@@ -13,7 +13,8 @@ from shoal.protocol.peering import Ack, LinkMessage
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm.limits import Door, Reason
-from tests.swarm.test_members import MANIFEST, Node, running, until
+from tests.swarm.test_members import MANIFEST, Node, running
+from tests.waiting import until
 
 PLACES = 6
 LET_IN = 3.0

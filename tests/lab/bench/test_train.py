@@ -238,17 +238,13 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
+STREAMED = {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "codec", "keys"),
-    [
-        (
-            "streaming",
-            "int8",
-            {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}},
-        ),
-        pytest.param("sparse", None, {}, marks=pytest.mark.long),
-        pytest.param("ddp", "int8", {"sync": {"inner_steps": 1}}, marks=pytest.mark.long),
-    ],
+    [("streaming", "int8", STREAMED), ("sparse", None, {}), ("ddp", "int8", {"sync": {"inner_steps": 1}})],
 )
 def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(
     strategy: str, codec: str | None, keys: dict[str, dict[str, Any]], tmp_path: Path

@@ -55,8 +55,8 @@ from shoal.protocol.membership import detection_bound_s
 from shoal.testnet import fleet
 from shoal.testnet.nodes import Runtime
 
-SMALL = Campaign(seed=29, runs=8, peers=(3, 5), codecs=("fp32", "int4"), short=True, keep=True)
-"""Of a seed with which eight kinds of fault strike once each."""
+SMALL = Campaign(seed=1818, runs=5, peers=(4,), codecs=("int4",), short=True, keep=True)
+"""Of a seed with which a lead, one in a repair, one that hangs and one that hangs for good are struck, then lanes."""
 SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
 """Of a seed with which every kind of fault strikes, those that take two nodes included."""
 
@@ -104,7 +104,7 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(done: Done) -> None:
     for one, next_ in pairwise(records):
         assert one.run.group != next_.run.group or one.round + one.rounds_checked == next_.round
     assert set(report.by_fault) == {record.run.kind for record in records}
-    assert len(report.by_fault) == (len(KINDS) if campaign is SHORT else 8)
+    assert len(report.by_fault) == (len(KINDS) if campaign is SHORT else campaign.runs)
     assert all(record.struck_at > record.released_at > 0 for record in records)
     assert json.loads((out / "campaign.json").read_text()) == json.loads(to_json(report))
     assert [path.name for path in (out / "failures").iterdir()] == [".shoal-campaign"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.node.audits import audit_lanes
 from shoal.node.audits.audit_lanes import (
@@ -72,124 +71,103 @@ class Pair:
         return {one.chunk: data for one, data in (await self.fetch.payloads(wanted)).items()}
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+@pytest.mark.virtual_time
+async def test_payloads_come_whole_over_the_lanes() -> None:
+    pair = Pair()
+    async with pair.serving():
+        assert await pair.get(0, 3) == {0: PAYLOADS[0], 3: PAYLOADS[3]}
+    kinds = {(frame.header.kind, frame.header.flags) for frame in pair.net.frames}
+    assert kinds == {(kind, ChunkSpace.CONTRIBUTION) for kind in (FrameKind.REQUEST, FrameKind.STATE)}
 
 
-def test_payloads_come_whole_over_the_lanes() -> None:
-    async def main() -> None:
-        pair = Pair()
-        async with pair.serving():
-            assert await pair.get(0, 3) == {0: PAYLOADS[0], 3: PAYLOADS[3]}
-        kinds = {(frame.header.kind, frame.header.flags) for frame in pair.net.frames}
-        assert kinds == {(kind, ChunkSpace.CONTRIBUTION) for kind in (FrameKind.REQUEST, FrameKind.STATE)}
-
-    run(main)
-
-
-def test_what_may_not_be_shown_is_refused_at_once() -> None:
-    async def main() -> None:
-        pair = Pair()
-        del pair.shown[1]
-        async with pair.serving():
-            assert await pair.get(0, 1) == {0: PAYLOADS[0]}
-            assert await pair.get(0, root=domain_hash("another")) == {}
-            assert trio.current_time() == pytest.approx(0, abs=1e-3)
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_what_may_not_be_shown_is_refused_at_once() -> None:
+    pair = Pair()
+    del pair.shown[1]
+    async with pair.serving():
+        assert await pair.get(0, 1) == {0: PAYLOADS[0]}
+        assert await pair.get(0, root=domain_hash("another")) == {}
+        assert trio.current_time() == pytest.approx(0, abs=1e-3)
 
 
-def test_nothing_is_asked_or_shown_while_a_reduction_is_under_way() -> None:
-    async def main() -> None:
-        pair = Pair()
-        for who in (HERE, THERE):
-            pair.pauses[who].end()
-            async with pair.serving(), trio.open_nursery() as nursery:
-                got = trio.Event()
+@pytest.mark.virtual_time
+async def test_nothing_is_asked_or_shown_while_a_reduction_is_under_way() -> None:
+    pair = Pair()
+    for who in (HERE, THERE):
+        pair.pauses[who].end()
+        async with pair.serving(), trio.open_nursery() as nursery:
+            got = trio.Event()
 
-                async def ask(got: trio.Event = got) -> None:
-                    assert await pair.get(2) == {2: PAYLOADS[2]}
-                    got.set()
-
-                nursery.start_soon(ask)
-                await trio.sleep(PAUSE_TIMEOUT_S / 2)
-                assert not got.is_set()
-                assert not any(frame.header.kind is FrameKind.STATE for frame in pair.net.frames), who
-                pair.pauses[who].begin()
-                began = trio.current_time()
-                await got.wait()
-                assert trio.current_time() == pytest.approx(began, abs=1e-3)
-            pair.net.frames.clear()
-
-    run(main)
-
-
-def test_where_one_reduction_follows_upon_another_patience_ends() -> None:
-    async def main() -> None:
-        pair = Pair()
-        pair.pauses[THERE].end()
-        async with pair.serving():
-            assert await pair.get(2) == {2: PAYLOADS[2]}
-        assert trio.current_time() == pytest.approx(PAUSE_TIMEOUT_S, abs=0.01)
-
-    run(main)
-
-
-def test_contributor_gives_auditors_no_more_than_its_rate() -> None:
-    async def main() -> None:
-        pair = Pair(rate=SIZE / 2)  # a payload takes two seconds
-        async with pair.serving():
-            assert len(await pair.get(0, 1, 2, 3)) == 4
-            assert trio.current_time() == pytest.approx(6, abs=0.01)  # the fourth is sent when the third is paid for
-            assert len(await pair.get(4)) == 1
-            assert trio.current_time() == pytest.approx(8, abs=0.01)
-
-    run(main)
-
-
-def test_who_would_wait_too_long_or_asks_for_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_lanes, "QUEUE_PER_PEER_LIMIT", 3)
-
-    async def main() -> None:
-        pair = Pair()
-        pair.pauses[THERE].end()
-        async with pair.serving():
-            assert sorted(await pair.get(*range(6))) == [0, 1, 2]
-        pair = Pair(rate=SIZE / (2 * ALLOWANCE_TIMEOUT_S))
-        async with pair.serving():
-            began = trio.current_time()
-            assert len(await pair.get(0)) == 1
-            assert await pair.get(1) == {}
-            assert trio.current_time() == pytest.approx(began, abs=0.01)
-
-    run(main)
-
-
-def test_fetch_ends_where_nothing_comes() -> None:
-    async def main() -> None:
-        pair = Pair()
-        pair.net.on_frame = lambda frame: None
-        assert await pair.get(0) == {}
-        assert trio.current_time() == pytest.approx(FETCH_DEADLINE_S, abs=0.01)
-        pair.net.cut.add(THERE)
-        assert await pair.get(0) == {}
-        assert trio.current_time() == pytest.approx(FETCH_DEADLINE_S, abs=0.01)
-
-    run(main)
-
-
-def test_broken_lane_ends_the_wait_for_all_that_was_asked_of_that_peer() -> None:
-    async def main() -> None:
-        pair = Pair()
-        pair.net.on_frame = lambda frame: None
-        async with trio.open_nursery() as nursery:
-
-            async def ask() -> None:
-                assert await pair.get(0, 1) == {}
+            async def ask(got: trio.Event = got) -> None:
+                assert await pair.get(2) == {2: PAYLOADS[2]}
+                got.set()
 
             nursery.start_soon(ask)
-            await trio.sleep(1)
-            pair.net.exchanges[HERE].lane_failed(THERE)
-        assert trio.current_time() == pytest.approx(1, abs=0.01)
+            await trio.sleep(PAUSE_TIMEOUT_S / 2)
+            assert not got.is_set()
+            assert not any(frame.header.kind is FrameKind.STATE for frame in pair.net.frames), who
+            pair.pauses[who].begin()
+            began = trio.current_time()
+            await got.wait()
+            assert trio.current_time() == pytest.approx(began, abs=1e-3)
+        pair.net.frames.clear()
 
-    run(main)
+
+@pytest.mark.virtual_time
+async def test_where_one_reduction_follows_upon_another_patience_ends() -> None:
+    pair = Pair()
+    pair.pauses[THERE].end()
+    async with pair.serving():
+        assert await pair.get(2) == {2: PAYLOADS[2]}
+    assert trio.current_time() == pytest.approx(PAUSE_TIMEOUT_S, abs=0.01)
+
+
+@pytest.mark.virtual_time
+async def test_contributor_gives_auditors_no_more_than_its_rate() -> None:
+    pair = Pair(rate=SIZE / 2)  # a payload takes two seconds
+    async with pair.serving():
+        assert len(await pair.get(0, 1, 2, 3)) == 4
+        assert trio.current_time() == pytest.approx(6, abs=0.01)  # the fourth is sent when the third is paid for
+        assert len(await pair.get(4)) == 1
+        assert trio.current_time() == pytest.approx(8, abs=0.01)
+
+
+@pytest.mark.virtual_time
+async def test_who_would_wait_too_long_or_asks_for_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_lanes, "QUEUE_PER_PEER_LIMIT", 3)
+    pair = Pair()
+    pair.pauses[THERE].end()
+    async with pair.serving():
+        assert sorted(await pair.get(*range(6))) == [0, 1, 2]
+    pair = Pair(rate=SIZE / (2 * ALLOWANCE_TIMEOUT_S))
+    async with pair.serving():
+        began = trio.current_time()
+        assert len(await pair.get(0)) == 1
+        assert await pair.get(1) == {}
+        assert trio.current_time() == pytest.approx(began, abs=0.01)
+
+
+@pytest.mark.virtual_time
+async def test_fetch_ends_where_nothing_comes() -> None:
+    pair = Pair()
+    pair.net.on_frame = lambda frame: None
+    assert await pair.get(0) == {}
+    assert trio.current_time() == pytest.approx(FETCH_DEADLINE_S, abs=0.01)
+    pair.net.cut.add(THERE)
+    assert await pair.get(0) == {}
+    assert trio.current_time() == pytest.approx(FETCH_DEADLINE_S, abs=0.01)
+
+
+@pytest.mark.virtual_time
+async def test_broken_lane_ends_the_wait_for_all_that_was_asked_of_that_peer() -> None:
+    pair = Pair()
+    pair.net.on_frame = lambda frame: None
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            assert await pair.get(0, 1) == {}
+
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        pair.net.exchanges[HERE].lane_failed(THERE)
+    assert trio.current_time() == pytest.approx(1, abs=0.01)

@@ -145,33 +145,32 @@ def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, {}, {"reached": False}) as ((public, hidden), scopes):
-            assert (public.reaching.reachability, hidden.reaching.reachability) == ("unknown", "unknown")
-            assert hidden.reaching.control_addresses == hidden.host.addresses, "nothing is known: all is announced"
-            await until(lambda: public.reaching.reachability == "public")
-            assert public.reaching.capabilities == (RELAY,)
-            assert public.reaching.proven == public.reaching.control_addresses == public.host.addresses
-            assert public.reaching.proven_lanes == public.lanes.addresses
-            await until(lambda: hidden.reaching.reachability == "relayed")
-            through = format_circuit(public.host.addresses[0], hidden.host.peer_id)
-            assert hidden.reaching.control_addresses == (through,)
-            assert (hidden.reaching.proven, hidden.reaching.capabilities) == ((), ())
-            assert not hidden.reaching.is_reached()
-            with monkeypatch.context() as also_inside:
-                also_inside.setattr(hidden.reaching, "_lane_addresses", ("127.0.0.1:4002", "10.1.2.3:4002"))
-                assert hidden.reaching.lane_addresses == ("10.1.2.3:4002",), "nobody came through at the other"
-            assert hidden.reaching.addresses_of(public.host.peer_id) == public.lanes.addresses
-            assert list(hidden.reaching.relays(hidden.host.peer_id)) == [public.host.peer_id]
-            scopes[0].cancel()
-            await until(lambda: not hidden.host.connected())
-            hidden.reaching.heard(Change("lost", public.host.peer_id))
-            ports = [parse_address(hidden.host.addresses[0]).port, int(hidden.lanes.addresses[0].split(":")[1])]
-            await until(lambda: hidden.notices == [stranded_text(*ports)])
-            assert hidden.reaching.reachability == "unknown"
-
-    run(main)
+async def test_reached_node_relays_and_another_is_reached_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with swarm_of(tmp_path, {}, {"reached": False}) as ((public, hidden), scopes):
+        assert (public.reaching.reachability, hidden.reaching.reachability) == ("unknown", "unknown")
+        assert hidden.reaching.control_addresses == hidden.host.addresses, "nothing is known: all is announced"
+        await until(lambda: public.reaching.reachability == "public")
+        assert public.reaching.capabilities == (RELAY,)
+        assert public.reaching.proven == public.reaching.control_addresses == public.host.addresses
+        assert public.reaching.proven_lanes == public.lanes.addresses
+        await until(lambda: hidden.reaching.reachability == "relayed")
+        through = format_circuit(public.host.addresses[0], hidden.host.peer_id)
+        assert hidden.reaching.control_addresses == (through,)
+        assert (hidden.reaching.proven, hidden.reaching.capabilities) == ((), ())
+        assert not hidden.reaching.is_reached()
+        with monkeypatch.context() as also_inside:
+            also_inside.setattr(hidden.reaching, "_lane_addresses", ("127.0.0.1:4002", "10.1.2.3:4002"))
+            assert hidden.reaching.lane_addresses == ("10.1.2.3:4002",), "nobody came through at the other"
+        assert hidden.reaching.addresses_of(public.host.peer_id) == public.lanes.addresses
+        assert list(hidden.reaching.relays(hidden.host.peer_id)) == [public.host.peer_id]
+        scopes[0].cancel()
+        await until(lambda: not hidden.host.connected())
+        hidden.reaching.heard(Change("lost", public.host.peer_id))
+        ports = [parse_address(hidden.host.addresses[0]).port, int(hidden.lanes.addresses[0].split(":")[1])]
+        await until(lambda: hidden.notices == [stranded_text(*ports)])
+        assert hidden.reaching.reachability == "unknown"
 
 
 def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> None:
@@ -182,23 +181,20 @@ def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, {"relay": False}, {"reached": False}) as ((public, hidden), _):
-            await until(lambda: public.reaching.reachability == "public" and len(hidden.reaching._evidence) == 1)
-            assert public.reaching.capabilities == ()
-            admits = (
-                public.host.relay.admits,
-                public.reaching.relayed_lanes.admits,
-                public.reaching.observed_addresses.admits,
-            )
-            assert admits == (None, None, None)
-            with pytest.raises(NetworkError, match="passes no lanes on"):
-                await ask_relayed_lane(hidden.host, public.host.peer_id, public.host.peer_id)
-            await until(lambda: hidden.notices != [])
-            assert hidden.reaching.reachability == "unknown"
-
-    run(main)
+async def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, {"relay": False}, {"reached": False}) as ((public, hidden), _):
+        await until(lambda: public.reaching.reachability == "public" and len(hidden.reaching._evidence) == 1)
+        assert public.reaching.capabilities == ()
+        admits = (
+            public.host.relay.admits,
+            public.reaching.relayed_lanes.admits,
+            public.reaching.observed_addresses.admits,
+        )
+        assert admits == (None, None, None)
+        with pytest.raises(NetworkError, match="passes no lanes on"):
+            await ask_relayed_lane(hidden.host, public.host.peer_id, public.host.peer_id)
+        await until(lambda: hidden.notices != [])
+        assert hidden.reaching.reachability == "unknown"
 
 
 @pytest.mark.usefixtures("loopback_is_public")
@@ -216,18 +212,15 @@ def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pyte
         run(partial(main, device))
 
 
-def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, {}, {"reached": False}) as ((one, other), _):
-            await until(lambda: len(one.reaching._evidence) == len(other.reaching._evidence) == 1)
-            await until(lambda: one.reaching.proven == one.host.addresses)
-            assert [node.reaching.reachability for node in (one, other)] == ["unknown", "unknown"]
-            assert other.reaching.control_addresses == other.host.addresses
-            assert other.reaching.lane_addresses == other.lanes.addresses
-            assert other.reaching.is_reached()
-            assert other.notices == []
-
-    run(main)
+async def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, {}, {"reached": False}) as ((one, other), _):
+        await until(lambda: len(one.reaching._evidence) == len(other.reaching._evidence) == 1)
+        await until(lambda: one.reaching.proven == one.host.addresses)
+        assert [node.reaching.reachability for node in (one, other)] == ["unknown", "unknown"]
+        assert other.reaching.control_addresses == other.host.addresses
+        assert other.reaching.lane_addresses == other.lanes.addresses
+        assert other.reaching.is_reached()
+        assert other.notices == []
 
 
 def test_lanes_go_where_their_peer_is_seen_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

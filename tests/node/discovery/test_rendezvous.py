@@ -19,7 +19,8 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import open_point, sign_point
 from tests.swarm.rendezvous.test_kademlia import Node as Stranger
-from tests.swarm.test_members import MANIFEST, Node, identity, manifest, until
+from tests.swarm.test_members import MANIFEST, Node, identity, manifest
+from tests.waiting import until
 
 BEYOND = "/ip4/192.0.2.1/tcp/4001/p2p/" + identity(9).peer_id
 ON_LOOPBACK = "/ip4/127.0.0.1/tcp/4001/p2p/" + identity(9).peer_id

@@ -50,7 +50,6 @@ from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
-from tests.node.state_store_lab import run
 
 NAME = FILES[Wanted][0]
 FEWER = ["sync.inner_steps=60", "sync.codec=bf16"]
@@ -278,27 +277,23 @@ def amended_ledger() -> Ledger:
     return ledger
 
 
-def test_replay_over_an_amendment_makes_each_round_by_its_settings(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, amended_ledger())
-        world.donor(GOOD)
-        for begin in (2, 3, 4):
-            state = await world.catchup.replay(world.ledger.states[begin], world.ledger.chain, [GOOD])
-            assert state.round == 6
-            assert state.anchor.tobytes() == world.ledger.states[6].anchor.tobytes()
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_replay_over_an_amendment_makes_each_round_by_its_settings(tmp_path: Path) -> None:
+    world = World(tmp_path, amended_ledger())
+    world.donor(GOOD)
+    for begin in (2, 3, 4):
+        state = await world.catchup.replay(world.ledger.states[begin], world.ledger.chain, [GOOD])
+        assert state.round == 6
+        assert state.anchor.tobytes() == world.ledger.states[6].anchor.tobytes()
 
 
-def test_finals_in_the_codec_of_another_round_are_not_taken(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, amended_ledger())
-        world.donor(GOOD)
-        world.catchup.amended = lambda round: None
-        with pytest.raises(NetworkError):
-            await world.catchup.finals(world.ledger.chain.value(4).plan, [GOOD])
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_finals_in_the_codec_of_another_round_are_not_taken(tmp_path: Path) -> None:
+    world = World(tmp_path, amended_ledger())
+    world.donor(GOOD)
+    world.catchup.amended = lambda round: None
+    with pytest.raises(NetworkError):
+        await world.catchup.finals(world.ledger.chain.value(4).plan, [GOOD])
 
 
 def test_earlier_state_is_found_over_an_amendment(tmp_path: Path) -> None:

@@ -55,93 +55,76 @@ def two_plans(ledger: Ledger) -> tuple[Finals, Finals]:
     return first, Finals(plan=repaired, chunks=(*first.chunks[:-1], other.chunks[-1]))
 
 
-def test_candidate_is_the_state_that_the_finals_lead_to(cache: StateCache) -> None:
-    async def main() -> None:
-        ledger = Ledger()
-        ledger.certify()
-        candidates, value = candidates_of(cache), ledger.chain.value(1)
-        candidate = await candidates.candidate(ledger.states[0], ledger.finals[1], 0.5)
-        assert candidate.report(ledger.chain.value(0)).digest == value.digest
-        assert candidates.of(value) is candidate is candidates.get(value.plan)
-        assert candidates.of(msgspec.structs.replace(value, digest=bytes(32))) is None
-        state = await candidates.take(candidate)
-        assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
-        assert header_of(state, GRID) == candidate.header
-
-    run(main)
+async def test_candidate_is_the_state_that_the_finals_lead_to(cache: StateCache) -> None:
+    ledger = Ledger()
+    ledger.certify()
+    candidates, value = candidates_of(cache), ledger.chain.value(1)
+    candidate = await candidates.candidate(ledger.states[0], ledger.finals[1], 0.5)
+    assert candidate.report(ledger.chain.value(0)).digest == value.digest
+    assert candidates.of(value) is candidate is candidates.get(value.plan)
+    assert candidates.of(msgspec.structs.replace(value, digest=bytes(32))) is None
+    state = await candidates.take(candidate)
+    assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
+    assert header_of(state, GRID) == candidate.header
 
 
 @pytest.mark.parametrize("certified", [0, 1])
-def test_any_plan_of_the_round_may_be_the_certified_one(cache: StateCache, certified: int) -> None:
-    async def main() -> None:
-        ledger = Ledger()
-        plans = two_plans(ledger)
-        candidates = candidates_of(cache)
-        made = [await candidates.candidate(ledger.state, finals, 0.5) for finals in plans]
-        assert made[0].digest != made[1].digest
-        state = await candidates.take(made[certified])
-        want, header = advance(ledger.state, plans[certified], OUTER)
-        assert state.anchor.tobytes() == want.anchor.tobytes()
-        assert made[certified].header == header
-
-    run(main)
+async def test_any_plan_of_the_round_may_be_the_certified_one(cache: StateCache, certified: int) -> None:
+    ledger = Ledger()
+    plans = two_plans(ledger)
+    candidates = candidates_of(cache)
+    made = [await candidates.candidate(ledger.state, finals, 0.5) for finals in plans]
+    assert made[0].digest != made[1].digest
+    state = await candidates.take(made[certified])
+    want, header = advance(ledger.state, plans[certified], OUTER)
+    assert state.anchor.tobytes() == want.anchor.tobytes()
+    assert made[certified].header == header
 
 
-def test_finals_are_on_disk_when_the_candidate_is_there(cache: StateCache, tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = Ledger()
-        plan = plan_of(ledger.founders, ledger.chain.head)
-        candidates = candidates_of(cache)
-        for attempt in (0, 1):
-            finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
-            await candidates.candidate(ledger.state, finals, 0.5)
-            after = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
-            assert after is not None
-            assert after.concatenated() == finals.concatenated()
-            assert cache.held_finals(finals.plan.hash) is finals
-
-    run(main)
+async def test_finals_are_on_disk_when_the_candidate_is_there(cache: StateCache, tmp_path: Path) -> None:
+    ledger = Ledger()
+    plan = plan_of(ledger.founders, ledger.chain.head)
+    candidates = candidates_of(cache)
+    for attempt in (0, 1):
+        finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
+        await candidates.candidate(ledger.state, finals, 0.5)
+        after = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+        assert after is not None
+        assert after.concatenated() == finals.concatenated()
+        assert cache.held_finals(finals.plan.hash) is finals
 
 
-def test_finals_that_cannot_be_kept_make_no_candidate(cache: StateCache, tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = Ledger()
-        finals, _ = two_plans(ledger)
-        (tmp_path / "finals").rmdir()
-        candidates = candidates_of(cache)
-        with pytest.raises(StorageError):
-            await candidates.candidate(ledger.state, finals, 0.5)
-        assert candidates.get(finals.plan.hash) is None
-
-    run(main)
+async def test_finals_that_cannot_be_kept_make_no_candidate(cache: StateCache, tmp_path: Path) -> None:
+    ledger = Ledger()
+    finals, _ = two_plans(ledger)
+    (tmp_path / "finals").rmdir()
+    candidates = candidates_of(cache)
+    with pytest.raises(StorageError):
+        await candidates.candidate(ledger.state, finals, 0.5)
+    assert candidates.get(finals.plan.hash) is None
 
 
-def test_finals_are_applied_over_the_state_that_is_given(cache: StateCache) -> None:
+async def test_finals_are_applied_over_the_state_that_is_given(cache: StateCache) -> None:
     """S(0) is replaced in the middle of round 1 where the first founder's is another."""
-
-    async def main() -> None:
-        finals, _ = two_plans(Ledger())
-        candidates = candidates_of(cache)
-        for state in (state_of(0), state_of(0, seed=5)):
-            candidate = await candidates.candidate(state, finals, 0.5)
-            assert candidate.header == advance(state, finals, OUTER)[1]
-
-    run(main)
+    finals, _ = two_plans(Ledger())
+    candidates = candidates_of(cache)
+    for state in (state_of(0), state_of(0, seed=5)):
+        candidate = await candidates.candidate(state, finals, 0.5)
+        assert candidate.header == advance(state, finals, OUTER)[1]
 
 
-def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(cache: StateCache, tmp_path: Path) -> None:
-    async def main() -> None:
-        finals, _ = two_plans(Ledger())
-        candidates, before = candidates_of(cache), set(threading.enumerate())
-        with pytest.raises(LocalError, match="do not follow"):
-            await candidates.candidate(state_of(3), finals, 0.5)
-        for thread in set(threading.enumerate()) - before:
-            if not thread.daemon:  # the writer's, which ends by itself; trio keeps its own
-                thread.join(10)
-        assert list((tmp_path / "finals").iterdir()) == []
-        assert candidates.get(finals.plan.hash) is None
-
-    run(main)
+async def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(
+    cache: StateCache, tmp_path: Path
+) -> None:
+    finals, _ = two_plans(Ledger())
+    candidates, before = candidates_of(cache), set(threading.enumerate())
+    with pytest.raises(LocalError, match="do not follow"):
+        await candidates.candidate(state_of(3), finals, 0.5)
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:  # the writer's, which ends by itself; trio keeps its own
+            thread.join(10)
+    assert list((tmp_path / "finals").iterdir()) == []
+    assert candidates.get(finals.plan.hash) is None
 
 
 NUMEL = 1 << 20
@@ -233,78 +216,68 @@ def settled(folder: Path, before: set[threading.Thread]) -> list[str]:
     return sorted(path.name for path in (folder / "finals").iterdir())
 
 
-def test_work_that_was_begun_before_the_check_is_taken_up(
+async def test_work_that_was_begun_before_the_check_is_taken_up(
     cache: StateCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        (finals, _), writers = two_plans(Ledger()), Writers(cache, monkeypatch)
-        candidates, state = candidates_of(cache), state_of(0)
-        apply = candidates.begin(state, finals)
-        assert apply is not None
-        for chunk in finals.chunks[:-1]:
-            apply(chunk)
-        candidate = await candidates.candidate(state, finals, 0.5)
-        assert writers.begun == [finals]
-        assert writers.made == list(range(GRID.chunks))
-        assert candidate.header == advance(state, finals, OUTER)[1]
-        on_disk = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
-        assert on_disk is not None
-        assert on_disk.concatenated() == finals.concatenated()
-        assert candidates.begin(state, finals) is None
-
-    run(main)
+    (finals, _), writers = two_plans(Ledger()), Writers(cache, monkeypatch)
+    candidates, state = candidates_of(cache), state_of(0)
+    apply = candidates.begin(state, finals)
+    assert apply is not None
+    for chunk in finals.chunks[:-1]:
+        apply(chunk)
+    candidate = await candidates.candidate(state, finals, 0.5)
+    assert writers.begun == [finals]
+    assert writers.made == list(range(GRID.chunks))
+    assert candidate.header == advance(state, finals, OUTER)[1]
+    on_disk = StateCache(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+    assert on_disk is not None
+    assert on_disk.concatenated() == finals.concatenated()
+    assert candidates.begin(state, finals) is None
 
 
-def test_work_that_was_begun_for_other_finals_leaves_nothing(
+async def test_work_that_was_begun_for_other_finals_leaves_nothing(
     cache: StateCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A final was unsound and came again; another round began; a repaired plan came after all."""
-
-    async def main() -> None:
-        (finals, repaired), writers, before = (
-            two_plans(Ledger()),
-            Writers(cache, monkeypatch),
-            set(threading.enumerate()),
-        )
-        candidates, state = candidates_of(cache), state_of(0)
-        again = Finals.open(finals.plan, [chunk.payload.tobytes() for chunk in finals.chunks])
-        apply = candidates.begin(state, finals)
-        assert apply is not None
-        apply(finals.chunks[0])
-        assert (await candidates.candidate(state, again, 0.5)).header == advance(state, again, OUTER)[1]
-        assert writers.begun == [finals, again]
-        candidates.begin(state, repaired)
-        candidates.drop()
-        candidates.begin(state, repaired)
-        candidates.begin(state, finals)
-        candidates.drop()
-        assert settled(tmp_path, before) == [f"1-{finals.plan.hash.hex()}"]
-
-    run(main)
+    (finals, repaired), writers, before = (
+        two_plans(Ledger()),
+        Writers(cache, monkeypatch),
+        set(threading.enumerate()),
+    )
+    candidates, state = candidates_of(cache), state_of(0)
+    again = Finals.open(finals.plan, [chunk.payload.tobytes() for chunk in finals.chunks])
+    apply = candidates.begin(state, finals)
+    assert apply is not None
+    apply(finals.chunks[0])
+    assert (await candidates.candidate(state, again, 0.5)).header == advance(state, again, OUTER)[1]
+    assert writers.begun == [finals, again]
+    candidates.begin(state, repaired)
+    candidates.drop()
+    candidates.begin(state, repaired)
+    candidates.begin(state, finals)
+    candidates.drop()
+    assert settled(tmp_path, before) == [f"1-{finals.plan.hash.hex()}"]
 
 
-def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
+async def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
     cache: StateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        finals, repaired = two_plans(Ledger())
-        candidates, state = candidates_of(cache), state_of(0)
-        candidate = await candidates.candidate(state, finals, 0.5)
-        complete = NextState.complete
+    finals, repaired = two_plans(Ledger())
+    candidates, state = candidates_of(cache), state_of(0)
+    candidate = await candidates.candidate(state, finals, 0.5)
+    complete = NextState.complete
 
-        def complete_and_begin(after: NextState, *arguments: Any) -> StateHeader:
-            header = complete(after, *arguments)
-            apply = candidates.begin(state, repaired)  # nobody has its memory yet
-            assert apply is not None
-            for chunk in repaired.chunks:
-                apply(chunk)
-            return header
+    def complete_and_begin(after: NextState, *arguments: Any) -> StateHeader:
+        header = complete(after, *arguments)
+        apply = candidates.begin(state, repaired)  # nobody has its memory yet
+        assert apply is not None
+        for chunk in repaired.chunks:
+            apply(chunk)
+        return header
 
-        monkeypatch.setattr(NextState, "complete", complete_and_begin)
-        taken = await candidates.take(candidate)
-        candidates.drop()
-        monkeypatch.undo()
-        assert taken.anchor.tobytes() == advance(state, finals, OUTER)[0].anchor.tobytes()
-        assert header_of(taken, GRID) == candidate.header
-
-    run(main)
+    monkeypatch.setattr(NextState, "complete", complete_and_begin)
+    taken = await candidates.take(candidate)
+    candidates.drop()
+    monkeypatch.undo()
+    assert taken.anchor.tobytes() == advance(state, finals, OUTER)[0].anchor.tobytes()
+    assert header_of(taken, GRID) == candidate.header

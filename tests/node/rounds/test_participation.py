@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,11 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.resumption import Found, ResumeFiles
+from shoal.node.training.trainer_messages import Contribution
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
+from shoal.protocol.planning import OBSERVER
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
 
@@ -28,6 +31,7 @@ class Part:
         self.ledger = Ledger(codec="fp32")
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
+        self.values = vector(5)
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
@@ -43,7 +47,9 @@ class Part:
             config=SimpleNamespace(manifest=manifest),
             identity=me,
             state_store=self.state_store,
-            training_client=SimpleNamespace(stand_on=self._stand_on),
+            training_client=SimpleNamespace(
+                stand_on=self._stand_on, is_current=lambda event: True, pseudo_gradient=lambda numel: self.values
+            ),
             reduce=SimpleNamespace(prepare=lambda: None),
             resumption=SimpleNamespace(restore_trainer=self._restore),
         )
@@ -105,6 +111,25 @@ def test_work_that_was_not_counted_comes_again_as_far_as_the_manifest_says() -> 
     here.make()
     assert here.part.made is not None
     assert np.array_equal(here.part.made.values, vector(5) + np.float32(0.5) * vector(5))
+
+
+def test_values_that_are_not_finite_are_announced_by_nobody_and_spoil_no_later_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here = Part(3)
+    here.values = vector(5) * np.float32(np.nan)
+    event = Contribution(
+        number=1, round=4, tokens=100, steps=1, loss=1.0, seconds=1.0, tokens_per_s=100.0, blocked_s=0.0
+    )
+    ready = trio.run(partial(here.part.contribute, event, alone=False))
+    assert ready is not None
+    assert (ready.round, ready.role, ready.root, ready.tokens) == (4, OBSERVER, NO_HASH, 0)
+    assert "round 4: this node contributes nothing: NaN or infinity among the values to encode" in caplog.text
+    here.ledger.certify()
+    here.settle()
+    here.make()
+    assert here.part.made is not None
+    assert np.array_equal(here.part.made.values, vector(5))
 
 
 @pytest.mark.parametrize("later", [0, 1])

@@ -16,8 +16,9 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.sums import score, sum_task
 
-transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra shoal[hf] is not installed")
+pytestmark = pytest.mark.skipif(
+    None in (find_spec("transformers"), find_spec("peft")), reason="the extra shoal[hf] is not installed"
+)
 """Not imported to find out, which takes seconds: every process that runs tests imports this module."""
 
 LETTERS = "01234+="
@@ -26,8 +27,14 @@ VOCABULARY = len(LETTERS) + 2
 PROMPTS = ("1+2=", "2+2+1=", "0=", "=")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    pytest.importorskip("transformers")  # which warns
+
+
 def new_tokenizer(*, chat: bool = False) -> Any:
     """A token for each of `LETTERS`."""
+    import transformers
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -45,6 +52,8 @@ def new_tokenizer(*, chat: bool = False) -> Any:
 
 def new_model(kind: str = "llama") -> torch.nn.Module:
     """Weights large enough that what is drawn depends on every token before."""
+    import transformers
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         if kind == "llama":
@@ -172,6 +181,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_an_exported_policy_is_a_model_of_hugging_face(tmp_path: Path, lora_rank: int) -> None:
+    import transformers
+
     policy = new_policy(lora_rank=lora_rank)
     with torch.no_grad():
         for parameter in policy.parameters():

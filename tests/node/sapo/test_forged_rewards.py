@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import LocalError
 from tests.node.sapo.hostile_family import Executes, ExecutesUnsaid
 
-pytest.importorskip("reasoning_gym")
-pytestmark = pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}")
+pytestmark = [
+    pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed"),
+    pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}"),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 WORTHLESS = 0.1

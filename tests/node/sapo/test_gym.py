@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from shoal.node.sapo.scorers import SCORERS
 from shoal.node.sapo.tasks import Config, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError
 
-factory = pytest.importorskip("reasoning_gym.factory")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed")
+"""Not imported to find out, which takes seconds: every process that runs tests imports this module."""
 
 PAPER = (
     "arc_1d",
@@ -64,7 +66,7 @@ def places(name: str) -> list[tuple[int, int]]:
 
 def test_families_are_each_offered_or_refused_with_a_reason() -> None:
     assert sorted(OFFERED) == list(OFFERED)
-    assert set(OFFERED) | set(REFUSED) == set(factory.DATASETS)
+    assert set(OFFERED) | set(REFUSED) == set(pytest.importorskip("reasoning_gym.factory").DATASETS)
     assert not set(OFFERED) & set(REFUSED)
     assert set(PAPER + EXECUTING) == set(SCORERS) <= set(OFFERED)
     assert set(EASY) | set(LIMITS) <= set(OFFERED)
@@ -103,7 +105,9 @@ def test_tasks_of_other_seeds_and_indices_are_others() -> None:
 def test_task_is_the_librarys_own() -> None:
     """The first item of the library's generator with a seed that the task's seed and index give."""
     seed = int.from_bytes(hash_of(7, 3), "big") >> 1
-    made = factory.create_dataset("base_conversion", max_base=4, seed=seed, size=1)[0]
+    made = pytest.importorskip("reasoning_gym.factory").create_dataset(
+        "base_conversion", max_base=4, seed=seed, size=1
+    )[0]
     assert GymFamily("base_conversion").question({"max_base": 4}, 7, 3) == made["question"]
 
 

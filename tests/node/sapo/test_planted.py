@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
 from tests.node.sapo.planted import plant, trap
 
-pytest.importorskip("reasoning_gym")
-pytestmark = pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}")
+pytestmark = [
+    pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed"),
+    pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}"),
+]
 
 EVALUATING = ("countdown", "n_queens", "simple_integration", "spiral_matrix", "string_insertion")
 OTHERS = ("binary_matrix", "boxnet", "number_sorting", "propositional_logic", "simple_equations")

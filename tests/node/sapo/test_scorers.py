@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.scorers import SCORERS
 from shoal.node.sapo.scorers_logic import FormulaError, truth_table
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed")
 
 SEEDS = 200
 SLOW_SEEDS = {"countdown": 50, "simple_integration": 30}

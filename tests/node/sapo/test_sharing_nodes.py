@@ -28,7 +28,8 @@ from shoal.protocol.rollouts import (
 )
 from shoal.swarm.rollouts import ExchangeLimits
 from tests.node.sapo.offering import group_of, new_intake, new_judge
-from tests.swarm.rollout_lab import TOPIC, Node, running, until
+from tests.swarm.rollout_lab import TOPIC, Node, running
+from tests.waiting import until
 
 LOCAL, EXTERNAL = 6, 4
 

@@ -24,7 +24,7 @@ from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
 from tests.node.donors import Donor, World
 from tests.node.ledger import forged, identity, state_of
-from tests.node.state_store_lab import GOOD, GRACE_S, NOWHERE_ELSE, Home, home, ledger_of, liar, run
+from tests.node.state_store_lab import GOOD, GRACE_S, NOWHERE_ELSE, Home, home, ledger_of, liar
 
 NEWCOMER = identity(50)
 
@@ -150,79 +150,70 @@ async def here(folder: Path, *, me: Identity = NEWCOMER, rounds: int = 4) -> Asy
         nursery.cancel_scope.cancel()
 
 
-def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            assert node.said == []  # nobody waits for a first state, which may take long
-            node.world.certify()
-            head = node.world.ledger.chain.head
-            node.overtake(3)
-            await node.catch_up()
-            assert node.said == [coming(head)]
-            node.assert_at_head()
-            assert node.begins()  # at once: more may have been certified meanwhile
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        assert node.said == []  # nobody waits for a first state, which may take long
+        node.world.certify()
+        head = node.world.ledger.chain.head
+        node.overtake(3)
+        await node.catch_up()
+        assert node.said == [coming(head)]
+        node.assert_at_head()
+        assert node.begins()  # at once: more may have been certified meanwhile
 
 
-def test_state_that_is_gone_by_the_time_that_it_is_asked_for_is_no_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            node.world.certify()
-            node.overtake(2, refuse=True)
-            await node.catch_up()
-            node.assert_at_head()
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_state_that_is_gone_by_the_time_that_it_is_asked_for_is_no_end(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        node.world.certify()
+        node.overtake(2, refuse=True)
+        await node.catch_up()
+        node.assert_at_head()
 
 
-def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            node.world.certify()
-            honest, asked = node._honest, len(node.donor.asked)
-            node.donor.answer = lambda request: (
-                honest(request) if isinstance(request, GetChain) else Refusal(reason="not held here")
-            )
-            await node.catch_up()
-            assert len(node.donor.asked) - asked <= 6
-            assert not node.state_store.current
-            assert not node.begins()
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        node.world.certify()
+        honest, asked = node._honest, len(node.donor.asked)
+        node.donor.answer = lambda request: (
+            honest(request) if isinstance(request, GetChain) else Refusal(reason="not held here")
+        )
+        await node.catch_up()
+        assert len(node.donor.asked) - asked <= 6
+        assert not node.state_store.current
+        assert not node.begins()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("why", ["a member", "slow"])
-def test_who_is_waited_for_anyway_or_would_be_too_slow_does_not_say_that_it_comes(tmp_path: Path, why: str) -> None:
-    async def main() -> None:
-        async with here(tmp_path, me=identity(1) if why == "a member" else NEWCOMER) as node:
-            node.overtake(0, after_s=0.0 if why == "a member" else GRACE_S)
-            await node.obtain()
-            for _ in range(2 if why == "a member" else 1):
-                node.world.certify()
-                await node.catch_up()
-                node.assert_at_head()
-            assert node.said == []
+async def test_who_is_waited_for_anyway_or_would_be_too_slow_does_not_say_that_it_comes(
+    tmp_path: Path, why: str
+) -> None:
+    async with here(tmp_path, me=identity(1) if why == "a member" else NEWCOMER) as node:
+        node.overtake(0, after_s=0.0 if why == "a member" else GRACE_S)
+        await node.obtain()
+        for _ in range(2 if why == "a member" else 1):
+            node.world.certify()
+            await node.catch_up()
+            node.assert_at_head()
+        assert node.said == []
 
-    run(main)
 
-
-def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
+@pytest.mark.virtual_time
+async def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
     """The first state took long; the finals since then do not."""
-
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            node.overtake(0, after_s=GRACE_S)
-            await node.obtain()
-            for said in (0, 1):
-                node.world.certify()
-                await node.catch_up()
-                assert len(node.said) == said
-
-    run(main)
+    async with here(tmp_path) as node:
+        node.overtake(0, after_s=GRACE_S)
+        await node.obtain()
+        for said in (0, 1):
+            node.world.certify()
+            await node.catch_up()
+            assert len(node.said) == said
 
 
 # -- claims, beside a round ----------------------------------------------------------------------------------
@@ -235,87 +226,79 @@ async def look(node: Here) -> None:
         await trio.sleep(0.1)
 
 
-def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            node.ended, asked = 0, len(node.donor.asked)
-            node.catching_up.claimed(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
-            await look(node)
-            assert node.donor.asked[asked:] == [GetChain(after=4)]
-            assert node.ended == 0
-            node.world.certify()
-            node.catching_up.claimed(GOOD, (Term(), 6))
-            await look(node)
-            assert node.ended == 1
-            assert node.state_store.head == node.world.ledger.chain.head
-            assert not node.state_store.current  # the state is fetched once no round is under way
-            assert all(isinstance(request, GetChain) for request in node.donor.asked[asked:])
-            await node.catch_up()
-            node.assert_at_head()
-            assert node.looked_up[-1] == [GOOD]
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        node.ended, asked = 0, len(node.donor.asked)
+        node.catching_up.claimed(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
+        await look(node)
+        assert node.donor.asked[asked:] == [GetChain(after=4)]
+        assert node.ended == 0
+        node.world.certify()
+        node.catching_up.claimed(GOOD, (Term(), 6))
+        await look(node)
+        assert node.ended == 1
+        assert node.state_store.head == node.world.ledger.chain.head
+        assert not node.state_store.current  # the state is fetched once no round is under way
+        assert all(isinstance(request, GetChain) for request in node.donor.asked[asked:])
+        await node.catch_up()
+        node.assert_at_head()
+        assert node.looked_up[-1] == [GOOD]
 
 
-def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            node.ended = 0
-            node.world.certify()
-            liar(
-                node.donor,
-                lambda part: ChainPart(
-                    certificates=tuple(forged(one) for one in part.certificates[:1]),  # type: ignore[arg-type]
-                    head=part.head,
-                ),
-            )
-            node.catching_up.claimed(GOOD, (Term(), 6))
-            await look(node)
-            assert node.ended == 0
-            assert node.state_store.head.round == 4
-            assert node.state_store.scores.resting(GOOD, trio.current_time() - 1.5)
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        node.ended = 0
+        node.world.certify()
+        liar(
+            node.donor,
+            lambda part: ChainPart(
+                certificates=tuple(forged(one) for one in part.certificates[:1]),  # type: ignore[arg-type]
+                head=part.head,
+            ),
+        )
+        node.catching_up.claimed(GOOD, (Term(), 6))
+        await look(node)
+        assert node.ended == 0
+        assert node.state_store.head.round == 4
+        assert node.state_store.scores.resting(GOOD, trio.current_time() - 1.5)
 
 
-def test_peer_that_hangs_costs_a_node_that_is_behind_no_ten_seconds(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path) as node:
-            await node.obtain()
-            node.world.certify()
-            hanging = PeerId("a hanging peer")
-            node.world.share(replace(node.donor, peer=hanging))
-            ask = node.world.catchup._ask
+@pytest.mark.virtual_time
+async def test_peer_that_hangs_costs_a_node_that_is_behind_no_ten_seconds(tmp_path: Path) -> None:
+    async with here(tmp_path) as node:
+        await node.obtain()
+        node.world.certify()
+        hanging = PeerId("a hanging peer")
+        node.world.share(replace(node.donor, peer=hanging))
+        ask = node.world.catchup._ask
 
-            async def hang(peer: PeerId, request: bytes) -> bytes:
-                await trio.sleep(10.0 if peer == hanging else 0.0)
-                return await ask(peer, request)
+        async def hang(peer: PeerId, request: bytes) -> bytes:
+            await trio.sleep(10.0 if peer == hanging else 0.0)
+            return await ask(peer, request)
 
-            node.world.catchup._ask = hang
-            began = trio.current_time()
-            await node.catch_up()
-            node.assert_at_head()
-            assert trio.current_time() - began < 5.0
-
-    run(main)
+        node.world.catchup._ask = hang
+        began = trio.current_time()
+        await node.catch_up()
+        node.assert_at_head()
+        assert trio.current_time() - began < 5.0
 
 
 # -- another S(0) --------------------------------------------------------------------------------------------
 
 
-def test_first_founders_state_is_fetched_once_at_a_time_and_held(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with here(tmp_path, me=identity(2), rounds=0) as node:
-            ledger = node.world.ledger
-            founder = ledger.peers[0]
-            await node.hold(state_of(0, seed=77))
-            theirs = node.world.donor(founder)
-            node.fetch_genesis(founder)
-            node.fetch_genesis(founder)
-            await trio.sleep(1.0)
-            assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
-            assert node.state_store.digest == ledger.header(0).digest
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_first_founders_state_is_fetched_once_at_a_time_and_held(tmp_path: Path) -> None:
+    async with here(tmp_path, me=identity(2), rounds=0) as node:
+        ledger = node.world.ledger
+        founder = ledger.peers[0]
+        await node.hold(state_of(0, seed=77))
+        theirs = node.world.donor(founder)
+        node.fetch_genesis(founder)
+        node.fetch_genesis(founder)
+        await trio.sleep(1.0)
+        assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
+        assert node.state_store.digest == ledger.header(0).digest

@@ -68,7 +68,8 @@ def test_donor_whose_lane_breaks_is_introduced_again_unless_it_sent_wrong_bytes(
     assert trio.run(breaks, wrong) == 1
 
 
-def test_fetch_ends_when_the_lane_of_its_only_donor_goes_before_it_is_asked() -> None:
+@pytest.mark.virtual_time
+async def test_fetch_ends_when_the_lane_of_its_only_donor_goes_before_it_is_asked() -> None:
     """A lane that still stood when the donor was introduced: it owes nothing yet, so of its end nobody tells."""
 
     def post(*_: Any, **__: Any) -> None:
@@ -78,18 +79,15 @@ def test_fetch_ends_when_the_lane_of_its_only_donor_goes_before_it_is_asked() ->
 
     async def introduce(peer: PeerId) -> None: ...
 
-    async def main() -> None:
-        chunks = ChunkExchange(post=post, lookup=lambda ref: None)
-        fetcher = Fetcher(lanes=Lanes(), chunks=chunks, scores=DonorScores())  # type: ignore[arg-type]
-        job = Job(
-            what="a state",
-            wanted=[(REF, 1)],
-            here=(),
-            introduce=introduce,
-            accept=lambda ref, data, digest: None,
-            on_progress=on_progress,
-        )
-        with trio.fail_after(600), pytest.raises(NetworkError, match="no lane that takes a frame"):
-            await fetcher.fetch(job, [DONOR])
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    chunks = ChunkExchange(post=post, lookup=lambda ref: None)
+    fetcher = Fetcher(lanes=Lanes(), chunks=chunks, scores=DonorScores())  # type: ignore[arg-type]
+    job = Job(
+        what="a state",
+        wanted=[(REF, 1)],
+        here=(),
+        introduce=introduce,
+        accept=lambda ref, data, digest: None,
+        on_progress=on_progress,
+    )
+    with trio.fail_after(600), pytest.raises(NetworkError, match="no lane that takes a frame"):
+        await fetcher.fetch(job, [DONOR])

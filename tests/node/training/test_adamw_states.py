@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings
@@ -49,10 +48,6 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
-
-
 def ledger_of(rounds: int, *, codec: str = "int8", grid: Grid = GRID) -> Ledger:
     ledger = Ledger(codec=codec, grid=grid, outer=OUTER)
     if rounds:
@@ -84,71 +79,60 @@ def test_the_ledger_moves_all_three_vectors() -> None:
 # -- fetching ------------------------------------------------------------------------------------------------
 
 
-def test_joiner_fetches_all_three_vectors(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        world.donor(GOOD)
-        assert_same(await advance(world, None, GOOD), world.ledger, 3)
-        assert world.chunks_from(GOOD) == 3 * GRID.chunks
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_joiner_fetches_all_three_vectors(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(3))
+    world.donor(GOOD)
+    assert_same(await advance(world, None, GOOD), world.ledger, 3)
+    assert world.chunks_from(GOOD) == 3 * GRID.chunks
 
 
-def test_changed_second_moment_is_fetched_from_another(tmp_path: Path) -> None:
-    async def main() -> None:
-        def spoil(header: FrameHeader, data: bytes) -> bytes:
-            return flipped(data, 7) if header.flags == ChunkSpace.SECOND_MOMENT else data
+@pytest.mark.virtual_time
+async def test_changed_second_moment_is_fetched_from_another(tmp_path: Path) -> None:
+    def spoil(header: FrameHeader, data: bytes) -> bytes:
+        return flipped(data, 7) if header.flags == ChunkSpace.SECOND_MOMENT else data
 
-        world = World(tmp_path, ledger_of(3))
-        world.donor(BAD).spoil = spoil
-        world.donor(GOOD)
-        assert_same(await advance(world, None, BAD, GOOD), world.ledger, 3)
-
-    run(main)
+    world = World(tmp_path, ledger_of(3))
+    world.donor(BAD).spoil = spoil
+    world.donor(GOOD)
+    assert_same(await advance(world, None, BAD, GOOD), world.ledger, 3)
 
 
-def test_initial_state_without_a_second_moment_is_no_state_of_this_swarm(tmp_path: Path) -> None:
+@pytest.mark.virtual_time
+async def test_initial_state_without_a_second_moment_is_no_state_of_this_swarm(tmp_path: Path) -> None:
     """Nobody certified S(0), so that the founder's word would be enough for any other header."""
-
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(0))
-        founder = world.ledger.peers[0]
-        two = header_of(state_of(0), GRID)
-        world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(two))
-        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
-            await advance(world, None, founder)
-        assert world.frames == []
-        world.donor(GOOD)
-
-    run(main)
+    world = World(tmp_path, ledger_of(0))
+    founder = world.ledger.peers[0]
+    two = header_of(state_of(0), GRID)
+    world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(two))
+    with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+        await advance(world, None, founder)
+    assert world.frames == []
+    world.donor(GOOD)
 
 
-def test_restarted_joiner_asks_only_for_what_is_missing(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2, grid=FINE))
-        header, state = world.ledger.header(2), world.ledger.states[2]
-        folder = TransferFolder(world.folder / "me")
-        file, kept = folder.begin(header), [(kind, chunk) for kind in ADAMW_KINDS for chunk in range(10, 50)]
-        for kind, chunk in kept:
-            start, stop = FINE.span(chunk)
-            file.write(kind, chunk, state.vector(kind)[start:stop].data.cast("B"))
-        file.close()
-        assert (world.folder / "me" / "transfer").is_dir()
-        world.donor(GOOD)
-        assert_same(await advance(world, None, GOOD), world.ledger, 2)
-        assert world.chunks_from(GOOD) == 3 * FINE.chunks - len(kept)
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_restarted_joiner_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(2, grid=FINE))
+    header, state = world.ledger.header(2), world.ledger.states[2]
+    folder = TransferFolder(world.folder / "me")
+    file, kept = folder.begin(header), [(kind, chunk) for kind in ADAMW_KINDS for chunk in range(10, 50)]
+    for kind, chunk in kept:
+        start, stop = FINE.span(chunk)
+        file.write(kind, chunk, state.vector(kind)[start:stop].data.cast("B"))
+    file.close()
+    assert (world.folder / "me" / "transfer").is_dir()
+    world.donor(GOOD)
+    assert_same(await advance(world, None, GOOD), world.ledger, 2)
+    assert world.chunks_from(GOOD) == 3 * FINE.chunks - len(kept)
 
 
-def test_member_that_missed_a_round_replays_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        world.donor(GOOD)
-        assert_same(await advance(world, world.ledger.states[1], GOOD), world.ledger, 3)
-        assert world.chunks_from(GOOD) == 2 * GRID.chunks  # the finals of two rounds
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_member_that_missed_a_round_replays_it(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(3))
+    world.donor(GOOD)
+    assert_same(await advance(world, world.ledger.states[1], GOOD), world.ledger, 3)
+    assert world.chunks_from(GOOD) == 2 * GRID.chunks  # the finals of two rounds
 
 
 def test_a_state_of_three_vectors_pays_for_more_rounds() -> None:
@@ -197,18 +181,16 @@ def test_file_names_its_vectors(tmp_path: Path) -> None:
         assert read_state(path).vector(kinds[-1]).tobytes() == state.vector(kinds[-1]).tobytes()
 
 
-def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        cache, ledger = cache_in(tmp_path), ledger_of(3)
-        candidates, state = transition_of(cache, OUTER), ledger.states[0]
-        for round in (1, 2, 3):
-            candidate = await candidates.candidate(state, ledger.finals[round], 0.0)
-            assert candidate.digest == ledger.chain.value(round).digest
-            state = await candidates.take(candidate)
-            assert_same(state, ledger, round)
-            candidates.drop()
-
-    run(main)
+@pytest.mark.virtual_time
+async def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
+    cache, ledger = cache_in(tmp_path), ledger_of(3)
+    candidates, state = transition_of(cache, OUTER), ledger.states[0]
+    for round in (1, 2, 3):
+        candidate = await candidates.candidate(state, ledger.finals[round], 0.0)
+        assert candidate.digest == ledger.chain.value(round).digest
+        state = await candidates.take(candidate)
+        assert_same(state, ledger, round)
+        candidates.drop()
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -32,7 +29,6 @@ from shoal.node.training.trainer_messages import (
     Evaluated,
     Initial,
     InnerSettings,
-    Progress,
     Restore,
     Restored,
     Snapshot,
@@ -43,7 +39,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import Swarm, assert_exact
-from tests.node.told_trainer import ToldTrainer
+from tests.node.told_trainer import ToldTrainer, expect, running
 from tests.node.uneven import Uneven
 
 DEADLINE_S = 300.0
@@ -53,8 +49,6 @@ STEPS = 5
 INNER = InnerSettings(lr=1e-2, clip_norm=0.5)
 """A norm that is reached, so that clipping plays its part."""
 CLOSE = {"rtol": 0, "atol": 1e-5}
-
-Event = TypeVar("Event")
 
 
 def share(round: int) -> Assignment:
@@ -78,24 +72,6 @@ def spec(
         processes=processes,
         accumulate=accumulate,
     )
-
-
-@asynccontextmanager
-async def running(wanted: TrainerSpec) -> AsyncIterator[ToldTrainer]:
-    trainer = ToldTrainer(wanted)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trainer.run)
-        yield trainer
-        nursery.cancel_scope.cancel()
-
-
-async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
-    """Return the next event, `Progress` apart, which must be of `kind`."""
-    async for event in trainer.events:
-        if not isinstance(event, Progress):
-            assert isinstance(event, kind), event
-            return event
-    raise AssertionError("the events ended")
 
 
 def others(trainer: Trainer) -> list[psutil.Process]:
@@ -261,6 +237,7 @@ async def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_pat
     np.testing.assert_allclose(out, third, **CLOSE)
 
 
+@pytest.mark.long
 async def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     """The strategy ddp, with each part of a batch in parts again: six of five rows."""
     sync = SyncSettings(gradients=True)

@@ -11,11 +11,10 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -39,7 +38,6 @@ from shoal.node.training.trainer_messages import (
     Evaluated,
     Initial,
     InnerSettings,
-    Progress,
     Report,
     Restored,
     Retune,
@@ -55,7 +53,8 @@ from shoal.node.training.trainer_messages import (
 from shoal.node.workload import WorkloadError
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import LocalError
-from tests.node.told_trainer import ToldTrainer
+from tests.node.forks import copied_trainer
+from tests.node.told_trainer import ToldTrainer, expect, running
 
 DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
@@ -133,8 +132,6 @@ async def main():
 trio.run(main)
 """
 
-Event = TypeVar("Event")
-
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
@@ -142,24 +139,6 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
             await test()
 
     trio.run(bounded)
-
-
-@asynccontextmanager
-async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
-    trainer = ToldTrainer(spec)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trainer.run)
-        yield trainer
-        nursery.cancel_scope.cancel()
-
-
-async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
-    """Return the next event, `Progress` apart, which must be of `kind`."""
-    async for event in trainer.events:
-        if not isinstance(event, Progress):
-            assert isinstance(event, kind), event
-            return event
-    raise AssertionError("the events ended")
 
 
 def kill(trainer: Trainer, number: int = signal.SIGKILL) -> int:
@@ -176,6 +155,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerSpec:
     monkeypatch.setattr(trainer_module, "PROGRAM", (str(path),))
     monkeypatch.setattr(child_process, "RESTART_PAUSE_S", 0.0)
     return TrainerSpec(workload="fake")
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainers of this test need not import torch."""
+    monkeypatch.setattr(trainer_module, "PROGRAM", copied_trainer())
 
 
 def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -195,6 +180,7 @@ def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
     return anchor, out, value
 
 
+@pytest.mark.usefixtures("copied")
 async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
     """Genesis, training, evaluation, kill -9 in mid-stretch, and the same contribution to the bit after it."""
     anchor, contribution, value = expected_contribution(steps=5)
@@ -237,6 +223,7 @@ async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
         assert (await expect(trainer, Contribution)).tokens == 4 * 32
 
 
+@pytest.mark.usefixtures("copied")
 async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
     """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
     expected = second_contributions(steps=5)
@@ -298,10 +285,11 @@ def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
+@pytest.mark.usefixtures("copied")
 async def test_raising_workload_ends_training_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side, since each waits for an import of torch: raising in build(), in loss(), and a batch too small."""
+    """Side by side: raising in build(), in loss(), and a batch too small."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty.py").write_text(FAULTY)
 

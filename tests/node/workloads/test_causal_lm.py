@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workload import load_workload
+from shoal.node.workloads.causal_lm import CausalLMWorkload
 from shoal.node.workloads.causal_lm_data import (
     SHUFFLE_BUFFER,
     Documents,
@@ -32,10 +34,10 @@ from shoal.node.workloads.causal_lm_data import (
 )
 from shoal.protocol.errors import ConfigError
 
-pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
-datasets = pytest.importorskip("datasets", reason="the extra shoal[hf] is not installed")
-
-from shoal.node.workloads.causal_lm import CausalLMWorkload  # noqa: E402
+pytestmark = pytest.mark.skipif(
+    None in (find_spec("transformers"), find_spec("datasets")), reason="the extra shoal[hf] is not installed"
+)
+"""Not imported to find out, which takes seconds: every process that runs tests imports this module."""
 
 compiling = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of its own modules
 WORDS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
@@ -49,9 +51,16 @@ def sentence(number: int) -> str:
     return " ".join(WORDS[(number + step * (number % 3 + 1)) % 8] for step in range(12)) + f" {number}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    for name in ("transformers", "datasets"):
+        pytest.importorskip(name)  # which warn
+
+
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No network, caches in a folder of the test, one thread; small tensors gain nothing by more."""
+    import datasets
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -124,6 +133,7 @@ def table(data: Path, **options: Any) -> Documents:
 
 def stream(tmp_path: Path, *, files: int, row_group: int = 10) -> Documents:
     """The sentences as a stream of Parquet files, as the Hub gives them."""
+    import datasets
     import pyarrow
     import pyarrow.parquet
 

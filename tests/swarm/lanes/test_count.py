@@ -14,7 +14,7 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.socket import Moved
-from tests.swarm.lane_net import ALICE, BOB, DEAD_ADDRESS, WAIT_S, alice_and_bob, lanes_of, open_net, run, until
+from tests.swarm.lane_net import ALICE, BOB, DEAD_ADDRESS, WAIT_S, alice_and_bob, lanes_of, open_net, until
 
 MB = 1_000_000
 STEP_S = 0.25
@@ -211,114 +211,95 @@ async def received_in(pool: LanePool, seconds: float) -> int:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_pool_dials_more_lanes_where_each_is_held_back() -> None:
+async def test_pool_dials_more_lanes_where_each_is_held_back() -> None:
     rate, payload = MB, 64 * MB
-
-    async def main() -> None:
-        async with open_net() as net, trio.open_nursery() as nursery:
-            alice = await net.add(ALICE, limits=LaneLimits(lanes_per_peer_limit=4))
-            bob = await net.add(BOB)
-            serve = partial(serve_throttled, to=bob.addresses[0], bytes_per_s=rate)
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            listener.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 64 * 1024)
-            nursery.start_soon(trio.serve_listeners, serve, [listener])
-            bob.addresses = (f"127.0.0.1:{listener.socket.getsockname()[1]}",)
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            assert len(lanes_of(alice, BOB)) == 1
-            post(alice, BOB, payload)
-            with_one = await received_in(bob, 0.5)
-            await until(lambda: alice._table.pair(BOB).count._kept == 4, deadline_s=LONG_S, look_s=LOOK_S)
-            assert len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 4
-            assert await received_in(bob, 0.5) > 2 * with_one
-            assert alice.queued_bytes(BOB) > 0  # it was busy all the time
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    async with open_net() as net, trio.open_nursery() as nursery:
+        alice = await net.add(ALICE, limits=LaneLimits(lanes_per_peer_limit=4))
+        bob = await net.add(BOB)
+        serve = partial(serve_throttled, to=bob.addresses[0], bytes_per_s=rate)
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        listener.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 64 * 1024)
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        bob.addresses = (f"127.0.0.1:{listener.socket.getsockname()[1]}",)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        assert len(lanes_of(alice, BOB)) == 1
+        post(alice, BOB, payload)
+        with_one = await received_in(bob, 0.5)
+        await until(lambda: alice._table.pair(BOB).count._kept == 4, deadline_s=LONG_S, look_s=LOOK_S)
+        assert len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 4
+        assert await received_in(bob, 0.5) > 2 * with_one
+        assert alice.queued_bytes(BOB) > 0  # it was busy all the time
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("sender", [ALICE, BOB])
-def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> None:
+async def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> None:
     peer = BOB if sender == ALICE else ALICE
     frames = 8 * MB // HEADER.length
-
-    async def main() -> None:
-        async with open_net() as net:
-            pool = await net.add(sender, limits=LaneLimits(upload=RateLimit(2 * MB)))
-            await net.add(peer)
-            await pool.ensure(peer, deadline_s=WAIT_S)
-            post(pool, peer, frames * HEADER.length)
-            closed = net.sinks[peer].closed
-            await until(lambda: not closed.empty() and len(lanes_of(pool, peer)) == 1, deadline_s=LONG_S, look_s=LOOK_S)
-            count = pool._table.pair(peer).count
-            assert (count.wanted, count._hold_off.pause_s) == (1, 2 * HOLD_OFF_MIN_S)
-            # Nothing was lost with the lane that went.
-            await until(lambda: net.sinks[peer].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
-            assert closed.get_nowait() == (sender, None)
-
-    run(main)
+    async with open_net() as net:
+        pool = await net.add(sender, limits=LaneLimits(upload=RateLimit(2 * MB)))
+        await net.add(peer)
+        await pool.ensure(peer, deadline_s=WAIT_S)
+        post(pool, peer, frames * HEADER.length)
+        closed = net.sinks[peer].closed
+        await until(lambda: not closed.empty() and len(lanes_of(pool, peer)) == 1, deadline_s=LONG_S, look_s=LOOK_S)
+        count = pool._table.pair(peer).count
+        assert (count.wanted, count._hold_off.pause_s) == (1, 2 * HOLD_OFF_MIN_S)
+        # Nothing was lost with the lane that went.
+        await until(lambda: net.sinks[peer].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
+        assert closed.get_nowait() == (sender, None)
 
 
 @pytest.mark.usefixtures("hurried")
-def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
+async def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
     """Each would retire what it has dialled: one decides, so that none is retired that the other counts on."""
     pairs = ((ALICE, BOB), (BOB, ALICE))
     posted = dict.fromkeys((ALICE, BOB), 0)
+    async with open_net() as net:
+        pools = {me: await net.add(me, limits=LaneLimits(upload=RateLimit(2 * MB))) for me in (ALICE, BOB)}
+        await pools[ALICE].ensure(BOB, deadline_s=WAIT_S)
+        await until(lambda: len(lanes_of(pools[BOB], ALICE)) == 1)
+        first = {me: lanes_of(pools[me], peer) for me, peer in pairs}
 
-    async def main() -> None:
-        async with open_net() as net:
-            pools = {me: await net.add(me, limits=LaneLimits(upload=RateLimit(2 * MB))) for me in (ALICE, BOB)}
-            await pools[ALICE].ensure(BOB, deadline_s=WAIT_S)
-            await until(lambda: len(lanes_of(pools[BOB], ALICE)) == 1)
-            first = {me: lanes_of(pools[me], peer) for me, peer in pairs}
+        def went_back() -> bool:
+            """Keeps both busy: a trial that nothing waits for any more is never judged."""
+            for me, peer in pairs:
+                if pools[me].queued_bytes(peer) < MB:
+                    post(pools[me], peer, MB)
+                    posted[peer] += MB // HEADER.length
+            return all(
+                pools[me]._table.pair(peer).count._hold_off.pause_s == 2 * HOLD_OFF_MIN_S
+                and lanes_of(pools[me], peer) == first[me]
+                for me, peer in pairs
+            )
 
-            def went_back() -> bool:
-                """Keeps both busy: a trial that nothing waits for any more is never judged."""
-                for me, peer in pairs:
-                    if pools[me].queued_bytes(peer) < MB:
-                        post(pools[me], peer, MB)
-                        posted[peer] += MB // HEADER.length
-                return all(
-                    pools[me]._table.pair(peer).count._hold_off.pause_s == 2 * HOLD_OFF_MIN_S
-                    and lanes_of(pools[me], peer) == first[me]
-                    for me, peer in pairs
-                )
-
-            await until(went_back, deadline_s=LONG_S, look_s=LOOK_S)
-            for me in posted:
-                await until(lambda m=me: net.sinks[m].frames.qsize() == posted[m], deadline_s=LONG_S, look_s=LOOK_S)
-
-    run(main)
+        await until(went_back, deadline_s=LONG_S, look_s=LOOK_S)
+        for me in posted:
+            await until(lambda m=me: net.sinks[m].frames.qsize() == posted[m], deadline_s=LONG_S, look_s=LOOK_S)
 
 
-def test_pool_that_cannot_have_more_lanes_takes_back_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_that_cannot_have_more_lanes_takes_back_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the peer, which decides, would keep as many for its sake, whoever dials them."""
     monkeypatch.setattr("shoal.swarm.lanes.pool.WIDEN_DEADLINE_S", 1.0)
-
-    async def main() -> None:
-        async with alice_and_bob() as (_, alice, bob):
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            alice.addresses = bob.addresses = (DEAD_ADDRESS,)
-            await until(lambda: len(lanes_of(bob, ALICE)) == 1)
-            bob._table.pair(ALICE).count.wanted = 2
-            bob._follow_count(ALICE)
-            await until(lambda: alice._table.pair(BOB).asked_for == 2)
-            await until(lambda: alice._table.pair(BOB).asked_for == 1)
-            assert bob._table.pair(ALICE).count.wanted == 1
-            assert len(lanes_of(alice, BOB)) == 1
-
-    run(main)
+    async with alice_and_bob() as (_, alice, bob):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.addresses = bob.addresses = (DEAD_ADDRESS,)
+        await until(lambda: len(lanes_of(bob, ALICE)) == 1)
+        bob._table.pair(ALICE).count.wanted = 2
+        bob._follow_count(ALICE)
+        await until(lambda: alice._table.pair(BOB).asked_for == 2)
+        await until(lambda: alice._table.pair(BOB).asked_for == 1)
+        assert bob._table.pair(ALICE).count.wanted == 1
+        assert len(lanes_of(alice, BOB)) == 1
 
 
-def test_pool_of_a_fast_link_stays_with_one_lane() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, _):
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            for _ in range(5):
-                post(alice, BOB, 8 * MB)
-                await until(lambda: alice.queued_bytes(BOB) == 0)
-            assert alice._table.pair(BOB).count.wanted == 1
-            assert len(lanes_of(alice, BOB)) == 1
-            assert net.requests == 1
-
-    run(main)
+async def test_pool_of_a_fast_link_stays_with_one_lane() -> None:
+    async with alice_and_bob() as (net, alice, _):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        for _ in range(5):
+            post(alice, BOB, 8 * MB)
+            await until(lambda: alice.queued_bytes(BOB) == 0)
+        assert alice._table.pair(BOB).count.wanted == 1
+        assert len(lanes_of(alice, BOB)) == 1
+        assert net.requests == 1

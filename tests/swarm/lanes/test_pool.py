@@ -37,246 +37,204 @@ from tests.swarm.lane_net import (
 )
 
 
-def test_pool_carries_frames_both_ways_over_one_lane() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
-            with pytest.raises(NetworkError, match="no lane"):
-                alice.post(BOB, NOTE, b"early")
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            await bob.ensure(ALICE, deadline_s=WAIT_S)
-            assert net.requests == 1  # the second found a lane
-            assert alice.connected() == {BOB}
-            assert bob.connected() == {ALICE}
-            alice.post(BOB, NOTE, b"hello")
-            bob.post(ALICE, NOTE, b"howdy")
-            assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
-            assert await net.sinks[ALICE].next_frame() == (BOB, NOTE, b"howdy")
-            # The kernel may deliver before the sending thread has counted.
-            await until(lambda: alice.bytes_sent == bob.bytes_received == 5 + SEAL_OVERHEAD_BYTES)
-            assert alice.queued_bytes(BOB) == 0
-
-    run(main)
+async def test_pool_carries_frames_both_ways_over_one_lane() -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        with pytest.raises(NetworkError, match="no lane"):
+            alice.post(BOB, NOTE, b"early")
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        await bob.ensure(ALICE, deadline_s=WAIT_S)
+        assert net.requests == 1  # the second found a lane
+        assert alice.connected() == {BOB}
+        assert bob.connected() == {ALICE}
+        alice.post(BOB, NOTE, b"hello")
+        bob.post(ALICE, NOTE, b"howdy")
+        assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
+        assert await net.sinks[ALICE].next_frame() == (BOB, NOTE, b"howdy")
+        # The kernel may deliver before the sending thread has counted.
+        await until(lambda: alice.bytes_sent == bob.bytes_received == 5 + SEAL_OVERHEAD_BYTES)
+        assert alice.queued_bytes(BOB) == 0
 
 
-def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, _):
-            assert alice.sent_bytes(BOB) == 0
-            for sent in (5, 10, 15):
-                await alice.ensure(BOB, deadline_s=WAIT_S)
-                alice.post(BOB, NOTE, b"hello")
-                await net.sinks[BOB].next_frame()
-                await until(lambda sent=sent: alice.sent_bytes(BOB) == sent and alice.queued_bytes(BOB) == 0)
-                alice.drop(BOB)
-                await net.sinks[ALICE].next_closed()
-                assert alice.sent_bytes(BOB) == sent  # remembered
-            assert alice.sent_bytes(CAROL) == alice.queued_bytes(CAROL) == 0
-
-    run(main)
-
-
-def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_table, "IDLE_PAIRS_LIMIT", 2)
-
-    async def main() -> None:
-        async with open_net() as net:
-            alice = await net.add(ALICE)
-            for peer in (BOB, CAROL, DAVE):
-                await net.add(peer)
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            for peer in (CAROL, DAVE, CAROL):
-                await alice.ensure(peer, deadline_s=WAIT_S)
-                alice.post(peer, NOTE, b"hello")
-                await net.sinks[peer].next_frame()
-                await until(lambda peer=peer: alice.queued_bytes(peer) == 0)
-                alice.drop(peer)
-                await net.sinks[ALICE].next_closed()
-            assert (alice.sent_bytes(CAROL), alice.sent_bytes(DAVE)) == (10, 5)
-            for stranger in range(2):
-                with pytest.raises(KeyError):  # what this net answers for nobody
-                    await alice.ensure(PeerId(f"12D3KooWnobody{stranger}"), deadline_s=WAIT_S)
-            assert alice.sent_bytes(CAROL) == alice.sent_bytes(DAVE) == 0  # both gave way to those tried since
-            alice.post(BOB, NOTE, b"hello")  # a peer with a lane does not
-            assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
-            await until(lambda: alice.sent_bytes(BOB) == 5)
-            assert len(alice._table._pairs) == 3
-
-    run(main)
-
-
-def test_pool_counts_payload_as_it_goes_not_in_whole_frames() -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            slow = RateLimit(RATE_LIMIT_MIN_BYTES_PER_S)
-            alice = await net.add(ALICE, limits=LaneLimits(upload=slow))
-            await net.add(BOB)
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            size = FRAME_LIMIT_BYTES  # takes eight seconds
-            alice.post(BOB, FrameHeader(kind=FrameKind.STATE, length=size, total=size), bytes(size))
-            await until(lambda: 0 < alice.sent_bytes(BOB) < size)
-            assert alice.queued_bytes(BOB) == size
-
-    run(main)
-
-
-def test_pool_stopping_ends_all_lanes_and_joins_threads() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
+async def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
+    async with alice_and_bob() as (net, alice, _):
+        assert alice.sent_bytes(BOB) == 0
+        for sent in (5, 10, 15):
             await alice.ensure(BOB, deadline_s=WAIT_S)
             alice.post(BOB, NOTE, b"hello")
             await net.sinks[BOB].next_frame()
-            threads = lanes_of(alice, BOB)[0]._threads
-            net.scopes[ALICE].cancel()
-            peer, error = await net.sinks[BOB].next_closed()
-            assert peer == ALICE
-            assert isinstance(error, NetworkError)
-            await until(lambda: not any(thread.is_alive() for thread in threads))
-            assert net.sinks[ALICE].closed.qsize() == 1
-            assert alice.connected() == bob.connected() == frozenset()
-            assert alice.bytes_sent == 5 + SEAL_OVERHEAD_BYTES  # remembered
-            for _ in range(2):
-                with pytest.raises(NetworkError):
-                    await alice.ensure(BOB, deadline_s=WAIT_S)
-
-    run(main)
-
-
-def test_pool_drop_aborts_and_ensure_makes_a_new_lane() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, _):
-            await alice.ensure(BOB, deadline_s=WAIT_S)
+            await until(lambda sent=sent: alice.sent_bytes(BOB) == sent and alice.queued_bytes(BOB) == 0)
             alice.drop(BOB)
-            assert alice.connected() == frozenset()
-            assert isinstance((await net.sinks[ALICE].next_closed())[1], NetworkError)
-            assert isinstance((await net.sinks[BOB].next_closed())[1], NetworkError)
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            alice.post(BOB, NOTE, b"again")
-            assert (await net.sinks[BOB].next_frame())[2] == b"again"
+            await net.sinks[ALICE].next_closed()
+            assert alice.sent_bytes(BOB) == sent  # remembered
+        assert alice.sent_bytes(CAROL) == alice.queued_bytes(CAROL) == 0
 
-    run(main)
+
+async def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_table, "IDLE_PAIRS_LIMIT", 2)
+    async with open_net() as net:
+        alice = await net.add(ALICE)
+        for peer in (BOB, CAROL, DAVE):
+            await net.add(peer)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        for peer in (CAROL, DAVE, CAROL):
+            await alice.ensure(peer, deadline_s=WAIT_S)
+            alice.post(peer, NOTE, b"hello")
+            await net.sinks[peer].next_frame()
+            await until(lambda peer=peer: alice.queued_bytes(peer) == 0)
+            alice.drop(peer)
+            await net.sinks[ALICE].next_closed()
+        assert (alice.sent_bytes(CAROL), alice.sent_bytes(DAVE)) == (10, 5)
+        for stranger in range(2):
+            with pytest.raises(KeyError):  # what this net answers for nobody
+                await alice.ensure(PeerId(f"12D3KooWnobody{stranger}"), deadline_s=WAIT_S)
+        assert alice.sent_bytes(CAROL) == alice.sent_bytes(DAVE) == 0  # both gave way to those tried since
+        alice.post(BOB, NOTE, b"hello")  # a peer with a lane does not
+        assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
+        await until(lambda: alice.sent_bytes(BOB) == 5)
+        assert len(alice._table._pairs) == 3
+
+
+async def test_pool_counts_payload_as_it_goes_not_in_whole_frames() -> None:
+    async with open_net() as net:
+        slow = RateLimit(RATE_LIMIT_MIN_BYTES_PER_S)
+        alice = await net.add(ALICE, limits=LaneLimits(upload=slow))
+        await net.add(BOB)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        size = FRAME_LIMIT_BYTES  # takes eight seconds
+        alice.post(BOB, FrameHeader(kind=FrameKind.STATE, length=size, total=size), bytes(size))
+        await until(lambda: 0 < alice.sent_bytes(BOB) < size)
+        assert alice.queued_bytes(BOB) == size
+
+
+async def test_pool_stopping_ends_all_lanes_and_joins_threads() -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.post(BOB, NOTE, b"hello")
+        await net.sinks[BOB].next_frame()
+        threads = lanes_of(alice, BOB)[0]._threads
+        net.scopes[ALICE].cancel()
+        peer, error = await net.sinks[BOB].next_closed()
+        assert peer == ALICE
+        assert isinstance(error, NetworkError)
+        await until(lambda: not any(thread.is_alive() for thread in threads))
+        assert net.sinks[ALICE].closed.qsize() == 1
+        assert alice.connected() == bob.connected() == frozenset()
+        assert alice.bytes_sent == 5 + SEAL_OVERHEAD_BYTES  # remembered
+        for _ in range(2):
+            with pytest.raises(NetworkError):
+                await alice.ensure(BOB, deadline_s=WAIT_S)
+
+
+async def test_pool_drop_aborts_and_ensure_makes_a_new_lane() -> None:
+    async with alice_and_bob() as (net, alice, _):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.drop(BOB)
+        assert alice.connected() == frozenset()
+        assert isinstance((await net.sinks[ALICE].next_closed())[1], NetworkError)
+        assert isinstance((await net.sinks[BOB].next_closed())[1], NetworkError)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.post(BOB, NOTE, b"again")
+        assert (await net.sinks[BOB].next_frame())[2] == b"again"
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_pool_simultaneous_dials_leave_one_lane(attempt: int) -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
-                nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
-                nursery.start_soon(partial(bob.ensure, ALICE, deadline_s=WAIT_S))
-            for number in range(10):
-                alice.post(BOB, replace(NOTE, chunk=number), b"hello")
-                bob.post(ALICE, replace(NOTE, chunk=number), b"howdy")
-            for sink in (net.sinks[ALICE], net.sinks[BOB]):
-                chunks = [(await sink.next_frame())[1].chunk for _ in range(10)]
-                assert sorted(chunks) == list(range(10))  # none lost with the lane that went
-            await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
-            assert all(error is None for _, error in net.sinks[ALICE].closed.queue)
-            assert all(error is None for _, error in net.sinks[BOB].closed.queue)
-
-    run(main)
+async def test_pool_simultaneous_dials_leave_one_lane(attempt: int) -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
+            nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
+            nursery.start_soon(partial(bob.ensure, ALICE, deadline_s=WAIT_S))
+        for number in range(10):
+            alice.post(BOB, replace(NOTE, chunk=number), b"hello")
+            bob.post(ALICE, replace(NOTE, chunk=number), b"howdy")
+        for sink in (net.sinks[ALICE], net.sinks[BOB]):
+            chunks = [(await sink.next_frame())[1].chunk for _ in range(10)]
+            assert sorted(chunks) == list(range(10))  # none lost with the lane that went
+        await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
+        assert all(error is None for _, error in net.sinks[ALICE].closed.queue)
+        assert all(error is None for _, error in net.sinks[BOB].closed.queue)
 
 
-def test_pool_settles_on_the_lower_side_only() -> None:
+async def test_pool_settles_on_the_lower_side_only() -> None:
     """Two lanes, one dialled by each: Alice keeps her own, whichever side looks first."""
-
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
-            await bob.ensure(ALICE, deadline_s=WAIT_S)
-            await alice._dialler.dial(BOB, 1)  # as if both had begun at once
-            await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
-            assert lanes_of(alice, BOB)[0].dialled
-            assert not lanes_of(bob, ALICE)[0].dialled
-            assert (await net.sinks[BOB].next_closed()) == (ALICE, None)
-
-    run(main)
+    async with alice_and_bob() as (net, alice, bob):
+        await bob.ensure(ALICE, deadline_s=WAIT_S)
+        await alice._dialler.dial(BOB, 1)  # as if both had begun at once
+        await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
+        assert lanes_of(alice, BOB)[0].dialled
+        assert not lanes_of(bob, ALICE)[0].dialled
+        assert (await net.sinks[BOB].next_closed()) == (ALICE, None)
 
 
-def test_pool_keeps_as_many_lanes_as_either_side_wants() -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            alice = await net.add(ALICE)
-            bob = await net.add(BOB, limits=LaneLimits(lanes_per_peer=3))
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            await bob.ensure(ALICE, deadline_s=WAIT_S)
-            assert len([lane for lane in lanes_of(alice, BOB) if lane.usable]) == 3
-            for number in range(30):
-                bob.post(ALICE, replace(NOTE, chunk=number), b"hello")
-            chunks = [(await net.sinks[ALICE].next_frame())[1].chunk for _ in range(30)]
-            assert sorted(chunks) == list(range(30))
-
-    run(main)
+async def test_pool_keeps_as_many_lanes_as_either_side_wants() -> None:
+    async with open_net() as net:
+        alice = await net.add(ALICE)
+        bob = await net.add(BOB, limits=LaneLimits(lanes_per_peer=3))
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        await bob.ensure(ALICE, deadline_s=WAIT_S)
+        assert len([lane for lane in lanes_of(alice, BOB) if lane.usable]) == 3
+        for number in range(30):
+            bob.post(ALICE, replace(NOTE, chunk=number), b"hello")
+        chunks = [(await net.sinks[ALICE].next_frame())[1].chunk for _ in range(30)]
+        assert sorted(chunks) == list(range(30))
 
 
-def test_pool_replaces_a_worn_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            (old,) = lanes_of(alice, BOB)
-            monkeypatch.setattr("shoal.swarm.lanes.lane.LANE_WORN_BYTES", 300)
-            for _ in range(3):
-                alice.post(BOB, NOTE, b"hello")
-                await net.sinks[BOB].next_frame()
-            assert old.worn
-            await bob.ensure(ALICE, deadline_s=WAIT_S)
-            await until(lambda: len(lanes_of(alice, BOB)) == 1)
-            assert lanes_of(alice, BOB) != [old]
-            assert await net.sinks[BOB].next_closed() == (ALICE, None)
-            alice.post(BOB, NOTE, b"fresh")
-            assert (await net.sinks[BOB].next_frame())[2] == b"fresh"
-
-    run(main)
-
-
-def test_pool_dials_past_addresses_that_fail() -> None:
-    """A dead address, then one where something else listens, then the right one."""
-
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob), trio.open_nursery() as nursery:
-
-            async def other_service(stream: trio.SocketStream) -> None:
-                async with stream:
-                    await stream.receive_some()
-                    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
-
-            listeners = await nursery.start(trio.serve_tcp, other_service, 0)
-            port = listeners[0].socket.getsockname()[1]
-            bob.addresses = (DEAD_ADDRESS, f"127.0.0.1:{port}", *bob.addresses)
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            assert net.requests == 2  # other keys for the other connection
+async def test_pool_replaces_a_worn_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        (old,) = lanes_of(alice, BOB)
+        monkeypatch.setattr("shoal.swarm.lanes.lane.LANE_WORN_BYTES", 300)
+        for _ in range(3):
             alice.post(BOB, NOTE, b"hello")
-            assert (await net.sinks[BOB].next_frame())[2] == b"hello"
-            nursery.cancel_scope.cancel()
+            await net.sinks[BOB].next_frame()
+        assert old.worn
+        await bob.ensure(ALICE, deadline_s=WAIT_S)
+        await until(lambda: len(lanes_of(alice, BOB)) == 1)
+        assert lanes_of(alice, BOB) != [old]
+        assert await net.sinks[BOB].next_closed() == (ALICE, None)
+        alice.post(BOB, NOTE, b"fresh")
+        assert (await net.sinks[BOB].next_frame())[2] == b"fresh"
 
-    run(main)
+
+async def test_pool_dials_past_addresses_that_fail() -> None:
+    """A dead address, then one where something else listens, then the right one."""
+    async with alice_and_bob() as (net, alice, bob), trio.open_nursery() as nursery:
+
+        async def other_service(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some()
+                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
+
+        listeners = await nursery.start(trio.serve_tcp, other_service, 0)
+        port = listeners[0].socket.getsockname()[1]
+        bob.addresses = (DEAD_ADDRESS, f"127.0.0.1:{port}", *bob.addresses)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        assert net.requests == 2  # other keys for the other connection
+        alice.post(BOB, NOTE, b"hello")
+        assert (await net.sinks[BOB].next_frame())[2] == b"hello"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("reachable", [ALICE, BOB])
-def test_pool_summons_a_peer_that_it_cannot_reach(reachable: PeerId) -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            for peer in (ALICE, BOB):
-                await net.add(peer, advertise=() if peer == reachable else (DEAD_ADDRESS,))
-            dialler, other = (BOB, ALICE) if reachable == BOB else (ALICE, BOB)
-            assert dialler == reachable
-            await net.pools[dialler].ensure(other, deadline_s=WAIT_S)
-            assert not lanes_of(net.pools[dialler], other)[0].dialled
-            net.pools[dialler].post(other, NOTE, b"hello")
-            assert (await net.sinks[other].next_frame())[2] == b"hello"
-
-    run(main)
+async def test_pool_summons_a_peer_that_it_cannot_reach(reachable: PeerId) -> None:
+    async with open_net() as net:
+        for peer in (ALICE, BOB):
+            await net.add(peer, advertise=() if peer == reachable else (DEAD_ADDRESS,))
+        dialler, other = (BOB, ALICE) if reachable == BOB else (ALICE, BOB)
+        assert dialler == reachable
+        await net.pools[dialler].ensure(other, deadline_s=WAIT_S)
+        assert not lanes_of(net.pools[dialler], other)[0].dialled
+        net.pools[dialler].post(other, NOTE, b"hello")
+        assert (await net.sinks[other].next_frame())[2] == b"hello"
 
 
-def test_pool_summons_as_many_lanes_as_it_wants() -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            alice = await net.add(ALICE, advertise=(DEAD_ADDRESS,))
-            bob = await net.add(BOB, limits=LaneLimits(lanes_per_peer=3))
-            await bob.ensure(ALICE, deadline_s=WAIT_S)
-            await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 3)
-            assert all(lane.dialled for lane in lanes_of(alice, BOB))
-
-    run(main)
+async def test_pool_summons_as_many_lanes_as_it_wants() -> None:
+    async with open_net() as net:
+        alice = await net.add(ALICE, advertise=(DEAD_ADDRESS,))
+        bob = await net.add(BOB, limits=LaneLimits(lanes_per_peer=3))
+        await bob.ensure(ALICE, deadline_s=WAIT_S)
+        await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 3)
+        assert all(lane.dialled for lane in lanes_of(alice, BOB))
 
 
 def test_pool_where_neither_is_reachable_gives_up_in_time() -> None:
@@ -292,107 +250,89 @@ def test_pool_where_neither_is_reachable_gives_up_in_time() -> None:
     run(main, trio.testing.MockClock(autojump_threshold=0.05))
 
 
-def test_pool_ensure_tells_a_bad_answer_from_a_bad_network() -> None:
-    async def main() -> None:
-        replies: list[bytes | Exception] = [b"junk", NetworkError("the libp2p stream broke")]
+async def test_pool_ensure_tells_a_bad_answer_from_a_bad_network() -> None:
+    replies: list[bytes | Exception] = [b"junk", NetworkError("the libp2p stream broke")]
 
-        async def request(peer: PeerId, data: bytes) -> bytes:
-            reply = replies.pop(0) if len(replies) > 1 else replies[0]
-            if isinstance(reply, Exception):
-                raise reply
-            return reply
+    async def request(peer: PeerId, data: bytes) -> bytes:
+        reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
-        pool = LanePool(me=ALICE, swarm_id=b"s", sink=RecordingSink(), listen=LOOPBACK, request=request)
+    pool = LanePool(me=ALICE, swarm_id=b"s", sink=RecordingSink(), listen=LOOPBACK, request=request)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        with pytest.raises(RemoteError) as caught:
+            await pool.ensure(BOB, deadline_s=WAIT_S)
+        assert caught.value.peer == BOB
+        with pytest.raises(NetworkError, match="stream broke"):
+            await pool.ensure(BOB, deadline_s=WAIT_S)
+        nursery.cancel_scope.cancel()
+
+
+async def test_pool_ensure_cancelled_leaves_it_usable() -> None:
+    async with alice_and_bob() as (net, alice, _):
+        for turns in range(12):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
+                    for _ in range(turns):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.post(BOB, NOTE, b"hello")
+        assert (await net.sinks[BOB].next_frame())[2] == b"hello"
+
+
+async def test_pool_answers_no_junk() -> None:
+    async with alice_and_bob() as (_, _, bob):
+        with pytest.raises(RemoteError):
+            await bob.answer(ALICE, b"junk")
+        with pytest.raises(RemoteError):
+            await bob.answer(ALICE, bytes(100_000))
+        assert not bob._listener._pending
+
+
+async def test_pool_summons_are_not_multiplied() -> None:
+    async with open_net() as net:
+        await net.add(ALICE, advertise=(DEAD_ADDRESS,))
+        bob = await net.add(BOB)
+        for _ in range(50):
+            assert await bob.answer(ALICE, encode_handshake(LaneSummons())) == b""
+        await until(lambda: not bob._summoned and not bob._dialling)  # none waits for its turn either
+        assert net.requests == 1  # one dial, in vain
+
+
+async def test_pool_addresses_are_what_others_can_dial() -> None:
+    async with open_net() as net:
+        bob = await net.add(BOB)
+        wildcard = LanePool(
+            me=ALICE,
+            swarm_id=b"s",
+            sink=RecordingSink(),
+            listen=("0.0.0.0", 0),
+            request=lambda p, d: bob.answer(p, d),
+        )
         async with trio.open_nursery() as nursery:
-            await nursery.start(pool.run)
-            with pytest.raises(RemoteError) as caught:
-                await pool.ensure(BOB, deadline_s=WAIT_S)
-            assert caught.value.peer == BOB
-            with pytest.raises(NetworkError, match="stream broke"):
-                await pool.ensure(BOB, deadline_s=WAIT_S)
+            await nursery.start(wildcard.run)
+            assert 1 <= len(wildcard.addresses) <= 8
+            for text in wildcard.addresses:
+                host, port = parse_address(text)
+                assert host != "0.0.0.0"
+                assert port > 0
             nursery.cancel_scope.cancel()
 
-    run(main)
 
-
-def test_pool_ensure_cancelled_leaves_it_usable() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, _):
-            for turns in range(12):
-                with trio.CancelScope() as scope:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(partial(alice.ensure, BOB, deadline_s=WAIT_S))
-                        for _ in range(turns):
-                            await trio.lowlevel.checkpoint()
-                        scope.cancel()
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            alice.post(BOB, NOTE, b"hello")
-            assert (await net.sinks[BOB].next_frame())[2] == b"hello"
-
-    run(main)
-
-
-def test_pool_answers_no_junk() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            with pytest.raises(RemoteError):
-                await bob.answer(ALICE, b"junk")
-            with pytest.raises(RemoteError):
-                await bob.answer(ALICE, bytes(100_000))
-            assert not bob._listener._pending
-
-    run(main)
-
-
-def test_pool_summons_are_not_multiplied() -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            await net.add(ALICE, advertise=(DEAD_ADDRESS,))
-            bob = await net.add(BOB)
-            for _ in range(50):
-                assert await bob.answer(ALICE, encode_handshake(LaneSummons())) == b""
-            await until(lambda: not bob._summoned and not bob._dialling)  # none waits for its turn either
-            assert net.requests == 1  # one dial, in vain
-
-    run(main)
-
-
-def test_pool_addresses_are_what_others_can_dial() -> None:
-    async def main() -> None:
-        async with open_net() as net:
-            bob = await net.add(BOB)
-            wildcard = LanePool(
-                me=ALICE,
-                swarm_id=b"s",
-                sink=RecordingSink(),
-                listen=("0.0.0.0", 0),
-                request=lambda p, d: bob.answer(p, d),
-            )
-            async with trio.open_nursery() as nursery:
-                await nursery.start(wildcard.run)
-                assert 1 <= len(wildcard.addresses) <= 8
-                for text in wildcard.addresses:
-                    host, port = parse_address(text)
-                    assert host != "0.0.0.0"
-                    assert port > 0
-                nursery.cancel_scope.cancel()
-
-    run(main)
-
-
-def test_pool_that_cannot_listen_tells_the_user() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, alice, bob):
-            port = int(bob.addresses[0].rpartition(":")[2])
-            taken = LanePool(
-                me=CAROL,
-                swarm_id=b"s",
-                sink=RecordingSink(),
-                listen=("127.0.0.1", port),
-                request=lambda p, d: bob.answer(p, d),
-            )
-            with pytest.raises(ConfigError, match="give another"):
-                await taken.run()
-            assert alice.addresses
-
-    run(main)
+async def test_pool_that_cannot_listen_tells_the_user() -> None:
+    async with alice_and_bob() as (_, alice, bob):
+        port = int(bob.addresses[0].rpartition(":")[2])
+        taken = LanePool(
+            me=CAROL,
+            swarm_id=b"s",
+            sink=RecordingSink(),
+            listen=("127.0.0.1", port),
+            request=lambda p, d: bob.answer(p, d),
+        )
+        with pytest.raises(ConfigError, match="give another"):
+            await taken.run()
+        assert alice.addresses

@@ -76,362 +76,300 @@ async def until(true: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def test_two_speak_through_a_relay_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            seen: list[bytes] = []
-            passing = type(relay.relay)._pass
+async def test_two_speak_through_a_relay_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(3) as (relay, alice, bob):
+        seen: list[bytes] = []
+        passing = type(relay.relay)._pass
 
-            async def listening(self: object, source: object, sink: object, left: list[int], scope: object) -> None:
-                read = source.read  # type: ignore[attr-defined]
+        async def listening(self: object, source: object, sink: object, left: list[int], scope: object) -> None:
+            read = source.read  # type: ignore[attr-defined]
 
-                async def spy(limit: int) -> bytes:
-                    data: bytes = await read(limit)
-                    seen.append(data)
-                    return data
+            async def spy(limit: int) -> bytes:
+                data: bytes = await read(limit)
+                seen.append(data)
+                return data
 
-                source.read = spy  # type: ignore[attr-defined]
-                await passing(self, source, sink, left, scope)  # type: ignore[arg-type]
+            source.read = spy  # type: ignore[attr-defined]
+            await passing(self, source, sink, left, scope)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(type(relay.relay), "_pass", listening)
-            await bob.circuits.reserve(relay.peer_id)
+        monkeypatch.setattr(type(relay.relay), "_pass", listening)
+        await bob.circuits.reserve(relay.peer_id)
+        await alice.dial_peer(bob.peer_id, [through(relay, bob.peer_id)], deadline_s=WAIT_S)
+        assert bob.peer_id in alice.connected()
+        assert not alice.is_direct(bob.peer_id)
+        assert alice.host_of(bob.peer_id) is None, "nobody's address may stand for the far end's"
+        assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
+        assert await bob.request(alice.peer_id, ECHO, b"back", deadline_s=WAIT_S) == b"back"
+        passed = b"".join(seen)
+        assert len(passed) > 2 * len(SECRET)
+        assert SECRET[:42] not in passed
+        assert relay.relay.circuits == 1
+        await alice.disconnect(bob.peer_id)
+        await until(lambda: relay.relay.circuits == 0 and alice.peer_id not in bob.connected())
+        assert relay.relay.reservations == {bob.peer_id}
+
+
+async def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_other_way() -> None:
+    async with hosts(3) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        await alice.circuits.reserve(relay.peer_id)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        parsed = parse_any(alice.addresses[0])
+        # Whoever has a connection does not dial again: the one that dials is the adapter below.
+        await bob._network._dial(parsed, next(iter(p for p in bob._network.connections if str(p) == alice.peer_id)))
+        await until(lambda: bob.is_direct(alice.peer_id) and alice.is_direct(bob.peer_id))
+        assert await alice.request(bob.peer_id, ECHO, b"direct", deadline_s=WAIT_S) == b"direct"
+        circuit = parse_any(through(relay, bob.peer_id))
+        assert isinstance(circuit, CircuitAddress)
+        far = next(p for p in alice._network.connections if str(p) == bob.peer_id)
+        await alice._network._dial_through(circuit, far, WAIT_S)
+        assert alice.is_direct(bob.peer_id)
+
+
+async def test_who_has_no_reservation_is_not_called_and_proves_nothing_by_it() -> None:
+    async with hosts(3) as (relay, alice, bob):
+        with pytest.raises(NotReached) as caught:
             await alice.dial_peer(bob.peer_id, [through(relay, bob.peer_id)], deadline_s=WAIT_S)
-            assert bob.peer_id in alice.connected()
-            assert not alice.is_direct(bob.peer_id)
-            assert alice.host_of(bob.peer_id) is None, "nobody's address may stand for the far end's"
-            assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
-            assert await bob.request(alice.peer_id, ECHO, b"back", deadline_s=WAIT_S) == b"back"
-            passed = b"".join(seen)
-            assert len(passed) > 2 * len(SECRET)
-            assert SECRET[:42] not in passed
-            assert relay.relay.circuits == 1
-            await alice.disconnect(bob.peer_id)
-            await until(lambda: relay.relay.circuits == 0 and alice.peer_id not in bob.connected())
-            assert relay.relay.reservations == {bob.peer_id}
-
-    run(main)
+        assert "204" in str(caught.value)
+        assert not caught.value.proves_end(None)
+        assert not caught.value.proves_end("127.0.0.1")
 
 
-def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_other_way() -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            await bob.circuits.reserve(relay.peer_id)
+async def test_reservations_are_their_connections_own_and_bounded() -> None:
+    async with hosts(4, CircuitLimits(reservations=1)) as (relay, alice, bob, carol):
+        await bob.circuits.reserve(relay.peer_id)
+        await bob.circuits.reserve(relay.peer_id)  # again, in place of the first
+        with pytest.raises(NetworkError, match="201"):
             await alice.circuits.reserve(relay.peer_id)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            parsed = parse_any(alice.addresses[0])
-            # Whoever has a connection does not dial again: the one that dials is the adapter below.
-            await bob._network._dial(parsed, next(iter(p for p in bob._network.connections if str(p) == alice.peer_id)))
-            await until(lambda: bob.is_direct(alice.peer_id) and alice.is_direct(bob.peer_id))
-            assert await alice.request(bob.peer_id, ECHO, b"direct", deadline_s=WAIT_S) == b"direct"
-            circuit = parse_any(through(relay, bob.peer_id))
-            assert isinstance(circuit, CircuitAddress)
-            far = next(p for p in alice._network.connections if str(p) == bob.peer_id)
-            await alice._network._dial_through(circuit, far, WAIT_S)
-            assert alice.is_direct(bob.peer_id)
-
-    run(main)
+        assert relay.relay.reservations == {bob.peer_id}
+        await bob.disconnect(relay.peer_id)
+        await until(lambda: bob.peer_id not in relay.connected())
+        await carol.circuits.reserve(relay.peer_id)
+        assert relay.relay.reservations == {carol.peer_id}
+        assert bob.circuits.reserved == frozenset()
 
 
-def test_who_has_no_reservation_is_not_called_and_proves_nothing_by_it() -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            with pytest.raises(NotReached) as caught:
-                await alice.dial_peer(bob.peer_id, [through(relay, bob.peer_id)], deadline_s=WAIT_S)
-            assert "204" in str(caught.value)
-            assert not caught.value.proves_end(None)
-            assert not caught.value.proves_end("127.0.0.1")
-
-    run(main)
-
-
-def test_reservations_are_their_connections_own_and_bounded() -> None:
-    async def main() -> None:
-        async with hosts(4, CircuitLimits(reservations=1)) as (relay, alice, bob, carol):
+async def test_relay_serves_whom_it_admits_while_it_offers() -> None:
+    async with hosts(3) as (relay, alice, bob):
+        relay.relay.admits = lambda peer: peer == alice.peer_id
+        with pytest.raises(NetworkError, match="202"):
             await bob.circuits.reserve(relay.peer_id)
-            await bob.circuits.reserve(relay.peer_id)  # again, in place of the first
-            with pytest.raises(NetworkError, match="201"):
-                await alice.circuits.reserve(relay.peer_id)
-            assert relay.relay.reservations == {bob.peer_id}
-            await bob.disconnect(relay.peer_id)
-            await until(lambda: bob.peer_id not in relay.connected())
-            await carol.circuits.reserve(relay.peer_id)
-            assert relay.relay.reservations == {carol.peer_id}
-            assert bob.circuits.reserved == frozenset()
-
-    run(main)
-
-
-def test_relay_serves_whom_it_admits_while_it_offers() -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            relay.relay.admits = lambda peer: peer == alice.peer_id
-            with pytest.raises(NetworkError, match="202"):
-                await bob.circuits.reserve(relay.peer_id)
-            await alice.circuits.reserve(relay.peer_id)
-            relay.relay.admits = None
-            with pytest.raises(NotReached, match="202"):
-                await bob.dial_peer(alice.peer_id, [through(relay, alice.peer_id)], deadline_s=WAIT_S)
-
-    run(main)
+        await alice.circuits.reserve(relay.peer_id)
+        relay.relay.admits = None
+        with pytest.raises(NotReached, match="202"):
+            await bob.dial_peer(alice.peer_id, [through(relay, alice.peer_id)], deadline_s=WAIT_S)
 
 
 @pytest.mark.parametrize(
     "limits", [CircuitLimits(circuit_bytes=600_000), CircuitLimits(circuit_s=1.0)], ids=["bytes", "time"]
 )
-def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> None:
-    async def main() -> None:
-        async with hosts(3, limits) as (relay, alice, bob):
-            await bob.circuits.reserve(relay.peer_id)
-            with contextlib.suppress(NetworkError):  # where time is short, the handshake may be cut already
-                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-                for _ in range(1000):
-                    await alice.request(bob.peer_id, ECHO, bytes(40_000), deadline_s=WAIT_S)
-            await until(lambda: bob.peer_id not in alice.connected() and alice.peer_id not in bob.connected())
-            await until(lambda: relay.relay.circuits == 0)
-            assert 0 < relay.relay.bytes_passed <= limits.circuit_bytes + 2 * (64 << 10)
-
-    run(main)
-
-
-def test_reservation_ends_unless_it_is_asked_for_again() -> None:
-    async def main() -> None:
-        async with hosts(3, CircuitLimits(reservation_s=0.3)) as (relay, alice, bob):
-            await bob.circuits.reserve(relay.peer_id)
-            assert relay.relay.reservations == {bob.peer_id}
-            await until(lambda: relay.relay.reservations == frozenset())
-            with pytest.raises(NetworkError, match="204"):
-                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            assert relay.relay.circuits == 0
-
-    run(main)
-
-
-def test_circuits_of_one_peer_are_bounded() -> None:
-    async def main() -> None:
-        async with hosts(4, CircuitLimits(per_peer=1)) as (relay, alice, bob, carol):
-            await bob.circuits.reserve(relay.peer_id)
+async def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> None:
+    async with hosts(3, limits) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        with contextlib.suppress(NetworkError):  # where time is short, the handshake may be cut already
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            with pytest.raises(NetworkError, match="201"):
-                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            await carol.circuits.reserve(relay.peer_id)
-            with pytest.raises(NetworkError, match="201"):  # nor does one call more than one
-                await alice.dial(through(relay, carol.peer_id), deadline_s=WAIT_S)
-            assert relay.relay.circuits == 1
-
-    run(main)
+            for _ in range(1000):
+                await alice.request(bob.peer_id, ECHO, bytes(40_000), deadline_s=WAIT_S)
+        await until(lambda: bob.peer_id not in alice.connected() and alice.peer_id not in bob.connected())
+        await until(lambda: relay.relay.circuits == 0)
+        assert 0 < relay.relay.bytes_passed <= limits.circuit_bytes + 2 * (64 << 10)
 
 
-def test_circuits_of_all_together_are_bounded() -> None:
-    async def main() -> None:
-        async with hosts(5, CircuitLimits(circuits=1)) as (relay, alice, bob, carol, dave):
-            await bob.circuits.reserve(relay.peer_id)
-            await dave.circuits.reserve(relay.peer_id)
+async def test_reservation_ends_unless_it_is_asked_for_again() -> None:
+    async with hosts(3, CircuitLimits(reservation_s=0.3)) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        assert relay.relay.reservations == {bob.peer_id}
+        await until(lambda: relay.relay.reservations == frozenset())
+        with pytest.raises(NetworkError, match="204"):
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            with pytest.raises(NetworkError, match="201"):
-                await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
-            assert relay.relay.circuits == 1
-            await alice.disconnect(bob.peer_id)
-            await until(lambda: relay.relay.circuits == 0)
+        assert relay.relay.circuits == 0
+
+
+async def test_circuits_of_one_peer_are_bounded() -> None:
+    async with hosts(4, CircuitLimits(per_peer=1)) as (relay, alice, bob, carol):
+        await bob.circuits.reserve(relay.peer_id)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        with pytest.raises(NetworkError, match="201"):
+            await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        await carol.circuits.reserve(relay.peer_id)
+        with pytest.raises(NetworkError, match="201"):  # nor does one call more than one
+            await alice.dial(through(relay, carol.peer_id), deadline_s=WAIT_S)
+        assert relay.relay.circuits == 1
+
+
+async def test_circuits_of_all_together_are_bounded() -> None:
+    async with hosts(5, CircuitLimits(circuits=1)) as (relay, alice, bob, carol, dave):
+        await bob.circuits.reserve(relay.peer_id)
+        await dave.circuits.reserve(relay.peer_id)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        with pytest.raises(NetworkError, match="201"):
             await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
-
-    run(main)
-
-
-def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first() -> None:
-    async def main() -> None:
-        async with hosts(5, CircuitLimits(circuits=2)) as (relay, alice, bob, carol, dave):
-            relay.relay.comes_first = lambda peer: peer == dave.peer_id
-            await bob.circuits.reserve(relay.peer_id)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            with pytest.raises(NetworkError, match="201"):
-                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            await dave.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            assert relay.relay.circuits == 2
-
-    run(main)
+        assert relay.relay.circuits == 1
+        await alice.disconnect(bob.peer_id)
+        await until(lambda: relay.relay.circuits == 0)
+        await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
 
 
-def test_reservation_of_who_comes_first_takes_the_place_of_a_strangers_oldest() -> None:
-    async def main() -> None:
-        async with hosts(5, CircuitLimits(reservations=2)) as (relay, alice, bob, carol, dave):
-            relay.relay.comes_first = lambda peer: peer in (carol.peer_id, bob.peer_id)
+async def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first() -> None:
+    async with hosts(5, CircuitLimits(circuits=2)) as (relay, alice, bob, carol, dave):
+        relay.relay.comes_first = lambda peer: peer == dave.peer_id
+        await bob.circuits.reserve(relay.peer_id)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        with pytest.raises(NetworkError, match="201"):
+            await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        await dave.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        assert relay.relay.circuits == 2
+
+
+async def test_reservation_of_who_comes_first_takes_the_place_of_a_strangers_oldest() -> None:
+    async with hosts(5, CircuitLimits(reservations=2)) as (relay, alice, bob, carol, dave):
+        relay.relay.comes_first = lambda peer: peer in (carol.peer_id, bob.peer_id)
+        await alice.circuits.reserve(relay.peer_id)
+        await dave.circuits.reserve(relay.peer_id)
+        await carol.circuits.reserve(relay.peer_id)
+        assert relay.relay.reservations == {carol.peer_id, dave.peer_id}
+        await bob.circuits.reserve(relay.peer_id)
+        with pytest.raises(NetworkError, match="201"):
             await alice.circuits.reserve(relay.peer_id)
-            await dave.circuits.reserve(relay.peer_id)
-            await carol.circuits.reserve(relay.peer_id)
-            assert relay.relay.reservations == {carol.peer_id, dave.peer_id}
-            await bob.circuits.reserve(relay.peer_id)
-            with pytest.raises(NetworkError, match="201"):
-                await alice.circuits.reserve(relay.peer_id)
-            assert relay.relay.reservations == {carol.peer_id, bob.peer_id}
-
-    run(main)
+        assert relay.relay.reservations == {carol.peer_id, bob.peer_id}
 
 
-def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
+async def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
     """Whoever calls through a relay has no address here: all of one relay's share an allowance."""
+    async with hosts(4) as (relay, alice, bob, carol):
+        bob._door = Door(bob.refusals, per_s=(1e-3, 1), address_per_s=(1e-3, 1), newcomers_per_s=(1e-3, 1))
+        await bob.circuits.reserve(relay.peer_id)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        with pytest.raises(NetworkError, match="203"):
+            await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 1}
 
-    async def main() -> None:
-        async with hosts(4) as (relay, alice, bob, carol):
-            bob._door = Door(bob.refusals, per_s=(1e-3, 1), address_per_s=(1e-3, 1), newcomers_per_s=(1e-3, 1))
-            await bob.circuits.reserve(relay.peer_id)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+async def test_strangers_that_call_through_a_relay_take_nothing_from_members() -> None:
+    async with hosts(4) as (relay, alice, bob, carol):
+        none = (1e-9, 0.0)
+        bob._door = Door(
+            bob.refusals,
+            per_s=none,
+            address_per_s=none,
+            newcomers_per_s=none,
+            is_member=lambda peer: peer == alice.peer_id,
+        )
+        await bob.circuits.reserve(relay.peer_id)
+        for _ in range(3):
             with pytest.raises(NetworkError, match="203"):
                 await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 1}
-
-    run(main)
-
-
-def test_strangers_that_call_through_a_relay_take_nothing_from_members() -> None:
-    async def main() -> None:
-        async with hosts(4) as (relay, alice, bob, carol):
-            none = (1e-9, 0.0)
-            bob._door = Door(
-                bob.refusals,
-                per_s=none,
-                address_per_s=none,
-                newcomers_per_s=none,
-                is_member=lambda peer: peer == alice.peer_id,
-            )
-            await bob.circuits.reserve(relay.peer_id)
-            for _ in range(3):
-                with pytest.raises(NetworkError, match="203"):
-                    await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            assert alice.peer_id in bob.connected()
-            assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
-
-    run(main)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        assert alice.peer_id in bob.connected()
+        assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
 
 
-def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
-
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            await bob.circuits.reserve(relay.peer_id)
-            circuit = parse_any(through(relay, bob.peer_id))
-            assert isinstance(circuit, CircuitAddress)
-            wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
-            with pytest.raises(NetworkError, match="203"):
-                await alice.circuits.dial(circuit, deadline_s=WAIT_S)
-            assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
-            await wire.close()
-            await until(lambda: bob.circuits._pending == 0)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-
-    run(main)
+    async with hosts(3) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        circuit = parse_any(through(relay, bob.peer_id))
+        assert isinstance(circuit, CircuitAddress)
+        wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
+        with pytest.raises(NetworkError, match="203"):
+            await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+        assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
+        await wire.close()
+        await until(lambda: bob.circuits._pending == 0)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
-def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in (circuits, transport):
         monkeypatch.setattr(module, "HANDSHAKE_DEADLINE_S", 3600.0)
-
-    async def main() -> None:
-        async with hosts(4) as (relay, alice, bob, carol):
-            bob.is_admitted = lambda peer: peer == relay.peer_id
-            bob.is_expected = lambda peer: peer == alice.peer_id
-            await bob.circuits.reserve(relay.peer_id)
-            circuit = parse_any(through(relay, bob.peer_id))
-            assert isinstance(circuit, CircuitAddress)
-            wires = [
-                await carol.circuits.dial(circuit, deadline_s=WAIT_S) for _ in range(circuits.STRANGERS_PENDING_LIMIT)
-            ]
-            with pytest.raises(NetworkError, match="203"):
-                await carol.circuits.dial(circuit, deadline_s=WAIT_S)
-            assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            for wire in wires:
-                await wire.close()
-            await until(lambda: bob.circuits._strangers_pending == 0)
-            await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-
-    run(main)
+    async with hosts(4) as (relay, alice, bob, carol):
+        bob.is_admitted = lambda peer: peer == relay.peer_id
+        bob.is_expected = lambda peer: peer == alice.peer_id
+        await bob.circuits.reserve(relay.peer_id)
+        circuit = parse_any(through(relay, bob.peer_id))
+        assert isinstance(circuit, CircuitAddress)
+        wires = [await carol.circuits.dial(circuit, deadline_s=WAIT_S) for _ in range(circuits.STRANGERS_PENDING_LIMIT)]
+        with pytest.raises(NetworkError, match="203"):
+            await carol.circuits.dial(circuit, deadline_s=WAIT_S)
+        assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        for wire in wires:
+            await wire.close()
+        await until(lambda: bob.circuits._strangers_pending == 0)
+        await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
-def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
     monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", 1.0)
-
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            bob.is_admitted = lambda peer: peer == relay.peer_id
-            await bob.circuits.reserve(relay.peer_id)
-            circuit = parse_any(through(relay, bob.peer_id))
-            assert isinstance(circuit, CircuitAddress)
-            wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
-            began = trio.current_time()
-            with pytest.raises(ConnectionClosedError):
-                await wire.read(1 << 20)  # more than bob says first
-            assert trio.current_time() - began < transport.HANDSHAKE_DEADLINE_S - 1.0
-            monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", WAIT_S)
-            await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-
-    run(main)
+    async with hosts(3) as (relay, alice, bob):
+        bob.is_admitted = lambda peer: peer == relay.peer_id
+        await bob.circuits.reserve(relay.peer_id)
+        circuit = parse_any(through(relay, bob.peer_id))
+        assert isinstance(circuit, CircuitAddress)
+        wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+        began = trio.current_time()
+        with pytest.raises(ConnectionClosedError):
+            await wire.read(1 << 20)  # more than bob says first
+        assert trio.current_time() - began < transport.HANDSHAKE_DEADLINE_S - 1.0
+        monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", WAIT_S)
+        await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
-def test_call_gives_its_place_back_when_its_relay_is_gone() -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            bob.is_admitted = lambda peer: peer == relay.peer_id
-            await bob.circuits.reserve(relay.peer_id)
-            circuit = parse_any(through(relay, bob.peer_id))
-            assert isinstance(circuit, CircuitAddress)
-            await alice.circuits.dial(circuit, deadline_s=WAIT_S)
-            assert (bob.circuits._pending, bob.circuits._strangers_pending) == (1, 1)
-            began = trio.current_time()
-            await bob.disconnect(relay.peer_id)
-            await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
-            assert trio.current_time() - began < circuits.HANDSHAKE_DEADLINE_S, "not only when its time is over"
-
-    run(main)
+async def test_call_gives_its_place_back_when_its_relay_is_gone() -> None:
+    async with hosts(3) as (relay, alice, bob):
+        bob.is_admitted = lambda peer: peer == relay.peer_id
+        await bob.circuits.reserve(relay.peer_id)
+        circuit = parse_any(through(relay, bob.peer_id))
+        assert isinstance(circuit, CircuitAddress)
+        await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+        assert (bob.circuits._pending, bob.circuits._strangers_pending) == (1, 1)
+        began = trio.current_time()
+        await bob.disconnect(relay.peer_id)
+        await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+        assert trio.current_time() - began < circuits.HANDSHAKE_DEADLINE_S, "not only when its time is over"
 
 
 @pytest.mark.parametrize("belongs", ["is admitted", "is expected", "comes first", "is a stranger"])
-def test_who_is_admitted_or_expected_or_comes_first_calls_as_a_member(belongs: str) -> None:
+async def test_who_is_admitted_or_expected_or_comes_first_calls_as_a_member(belongs: str) -> None:
     """And spends its relay's account, whoever calls through others."""
-
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
-            bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
-            bob.comes_first = lambda peer: belongs == "comes first" and peer == alice.peer_id
-            none = (0.0, 0.0)  # is left for strangers
-            bob._door = Door(
-                bob.refusals, per_s=none, newcomers_per_s=none, address_per_s=none, is_member=bob._door._is_member
-            )
-            await bob.circuits.reserve(relay.peer_id)
-            if belongs == "is a stranger":
-                with pytest.raises(NetworkError, match="203"):
-                    await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-                return
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            assert list(bob._door._calls._buckets) == [relay.peer_id]
-
-    run(main)
+    async with hosts(3) as (relay, alice, bob):
+        bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
+        bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
+        bob.comes_first = lambda peer: belongs == "comes first" and peer == alice.peer_id
+        none = (0.0, 0.0)  # is left for strangers
+        bob._door = Door(
+            bob.refusals, per_s=none, newcomers_per_s=none, address_per_s=none, is_member=bob._door._is_member
+        )
+        await bob.circuits.reserve(relay.peer_id)
+        if belongs == "is a stranger":
+            with pytest.raises(NetworkError, match="203"):
+                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            return
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        assert list(bob._door._calls._buckets) == [relay.peer_id]
 
 
-def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was_not_asked() -> None:
-    async def main() -> None:
-        async with hosts(3) as (relay, alice, bob):
-            await bob.circuits.reserve(relay.peer_id)
-            bob.relay.admits = lambda peer: True
-            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            with pytest.raises(NetworkError, match="without a relay"):
-                await alice.circuits.reserve(bob.peer_id)
-            stream = (await alice._network.open_stream(bob.peer_id, HOP_PROTOCOL)).raw
-            await stream.write(b"\x02\x08\x00")  # RESERVE
-            assert b"\xca\x01" in await stream.read(64), "202: permission denied"
-            bob.circuits._reserved.clear()
-            carol = Host(identity=Identity.generate(), listen=LOOPBACK)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(carol.run)
-                with pytest.raises(NetworkError, match="203"):
-                    await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-                nursery.cancel_scope.cancel()
-
-    run(main)
+async def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was_not_asked() -> None:
+    async with hosts(3) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        bob.relay.admits = lambda peer: True
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        with pytest.raises(NetworkError, match="without a relay"):
+            await alice.circuits.reserve(bob.peer_id)
+        stream = (await alice._network.open_stream(bob.peer_id, HOP_PROTOCOL)).raw
+        await stream.write(b"\x02\x08\x00")  # RESERVE
+        assert b"\xca\x01" in await stream.read(64), "202: permission denied"
+        bob.circuits._reserved.clear()
+        carol = Host(identity=Identity.generate(), listen=LOOPBACK)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(carol.run)
+            with pytest.raises(NetworkError, match="203"):
+                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            nursery.cancel_scope.cancel()
 
 
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
@@ -476,18 +414,15 @@ async def relay_of_libp2p() -> AsyncIterator[tuple[str, PeerId]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_another_implementation_relays_as_well() -> None:
-    async def main() -> None:
-        alice, bob = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
-        async with relay_of_libp2p() as (address, relay), trio.open_nursery() as nursery:
-            for host in (alice, bob):
-                host.serve(ECHO, echo)
-                await nursery.start(host.run)
-                await host.dial(address, deadline_s=WAIT_S)
-            await bob.circuits.reserve(relay)
-            await alice.dial(format_circuit(address, bob.peer_id), deadline_s=WAIT_S)
-            assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
-            assert not alice.is_direct(bob.peer_id)
-            nursery.cancel_scope.cancel()
-
-    run(main)
+async def test_another_implementation_relays_as_well() -> None:
+    alice, bob = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
+    async with relay_of_libp2p() as (address, relay), trio.open_nursery() as nursery:
+        for host in (alice, bob):
+            host.serve(ECHO, echo)
+            await nursery.start(host.run)
+            await host.dial(address, deadline_s=WAIT_S)
+        await bob.circuits.reserve(relay)
+        await alice.dial(format_circuit(address, bob.peer_id), deadline_s=WAIT_S)
+        assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
+        assert not alice.is_direct(bob.peer_id)
+        nursery.cancel_scope.cancel()

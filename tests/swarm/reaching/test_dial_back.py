@@ -86,57 +86,47 @@ async def bystander() -> AsyncIterator[tuple[int, list[bytes]]]:
         nursery.cancel_scope.cancel()
 
 
-def test_port_at_which_this_node_listens_is_reached_and_another_is_not() -> None:
-    async def main() -> None:
-        async with asker_and_checker() as (asker, checker), bystander() as (stranger, heard):
-            mine, nobodys = port_of(asker), await closed_port()
-            finding = await ask_dial_back(asker, checker.peer_id, (mine, nobodys, stranger))
-            assert finding == Finding(
-                checker=checker.peer_id, host="127.0.0.1", asked=(mine, nobodys, stranger), reached=frozenset({mine})
-            )
-            assert [len(data) for data in heard] == [16], "a stranger is sent a knock and nothing else"
-            assert checker.peer_id in asker.connected(), "a knock is no connection"
-            assert await probe("127.0.0.1", mine, bytes(32)) is False, "a knock that nobody expects has no answer"
-
-    run(main)
+async def test_port_at_which_this_node_listens_is_reached_and_another_is_not() -> None:
+    async with asker_and_checker() as (asker, checker), bystander() as (stranger, heard):
+        mine, nobodys = port_of(asker), await closed_port()
+        finding = await ask_dial_back(asker, checker.peer_id, (mine, nobodys, stranger))
+        assert finding == Finding(
+            checker=checker.peer_id, host="127.0.0.1", asked=(mine, nobodys, stranger), reached=frozenset({mine})
+        )
+        assert [len(data) for data in heard] == [16], "a stranger is sent a knock and nothing else"
+        assert checker.peer_id in asker.connected(), "a knock is no connection"
+        assert await probe("127.0.0.1", mine, bytes(32)) is False, "a knock that nobody expects has no answer"
 
 
-def test_nobody_is_sent_against_a_third_party() -> None:
+async def test_nobody_is_sent_against_a_third_party() -> None:
     """The message has no place for a host, and a relayed connection no address: the relay would be what is hit."""
-
-    async def main() -> None:
-        async with asker_and_checker(more=1) as (asker, checker, relay), bystander() as (stranger, heard):
-            relay.relay.admits = lambda peer: True
-            await checker.dial(relay.addresses[0], deadline_s=WAIT_S)
-            await checker.circuits.reserve(relay.peer_id)
-            await asker.disconnect(checker.peer_id)
-            await asker.dial(format_circuit(relay.addresses[0], checker.peer_id), deadline_s=WAIT_S)
-            assert not asker.is_direct(checker.peer_id)
-            with pytest.raises(NetworkError, match="no address to knock at"):
-                await ask_dial_back(asker, checker.peer_id, (stranger,))
-            assert heard == []
-            request = canonical(AskDialBack(secret=bytes(32), ports=(stranger,)))
-            named = request.replace(b"\xa5ports", b"\xa4host\xa9127.0.0.9\xa5ports").replace(b"\x83", b"\x84", 1)
-            with pytest.raises(NetworkError):
-                await asker.request(checker.peer_id, DIAL_BACK_PROTOCOL, named, deadline_s=2.0)
-            assert heard == []
-
-    run(main)
+    async with asker_and_checker(more=1) as (asker, checker, relay), bystander() as (stranger, heard):
+        relay.relay.admits = lambda peer: True
+        await checker.dial(relay.addresses[0], deadline_s=WAIT_S)
+        await checker.circuits.reserve(relay.peer_id)
+        await asker.disconnect(checker.peer_id)
+        await asker.dial(format_circuit(relay.addresses[0], checker.peer_id), deadline_s=WAIT_S)
+        assert not asker.is_direct(checker.peer_id)
+        with pytest.raises(NetworkError, match="no address to knock at"):
+            await ask_dial_back(asker, checker.peer_id, (stranger,))
+        assert heard == []
+        request = canonical(AskDialBack(secret=bytes(32), ports=(stranger,)))
+        named = request.replace(b"\xa5ports", b"\xa4host\xa9127.0.0.9\xa5ports").replace(b"\x83", b"\x84", 1)
+        with pytest.raises(NetworkError):
+            await asker.request(checker.peer_id, DIAL_BACK_PROTOCOL, named, deadline_s=2.0)
+        assert heard == []
 
 
-def test_forged_answer_counts_for_nothing() -> None:
-    async def main() -> None:
-        async with asker_and_checker(more=1) as (asker, _, liar):
+async def test_forged_answer_counts_for_nothing() -> None:
+    async with asker_and_checker(more=1) as (asker, _, liar):
 
-            async def lie(stream: MessageStream) -> None:
-                await stream.receive(deadline_s=WAIT_S)
-                await stream.send(canonical(DialedBack(host="192.0.2.7", reached=(port_of(asker),))), deadline_s=WAIT_S)
+        async def lie(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=WAIT_S)
+            await stream.send(canonical(DialedBack(host="192.0.2.7", reached=(port_of(asker),))), deadline_s=WAIT_S)
 
-            liar.serve(DIAL_BACK_PROTOCOL, lie)
-            with pytest.raises(RemoteError, match="did not"):
-                await ask_dial_back(asker, liar.peer_id, (port_of(asker),))
-
-    run(main)
+        liar.serve(DIAL_BACK_PROTOCOL, lie)
+        with pytest.raises(RemoteError, match="did not"):
+            await ask_dial_back(asker, liar.peer_id, (port_of(asker),))
 
 
 def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
@@ -161,20 +151,17 @@ def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
     assert dial_back._from_outside("192.0.2.8", "192.0.2.7")
 
 
-def test_strangers_and_the_impatient_are_refused() -> None:
-    async def main() -> None:
-        async with asker_and_checker(admits=lambda peer: False) as (asker, checker):
-            with pytest.raises(NetworkError, match="members only"):
-                await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
-        async with asker_and_checker() as (asker, checker), bystander() as (stranger, heard):
-            ports = (stranger, port_of(asker))
-            for _ in range(PEER_BURST_PROBES // 2):
-                await ask_dial_back(asker, checker.peer_id, ports)
-            with pytest.raises(NetworkError, match="too many knocks"):
-                await ask_dial_back(asker, checker.peer_id, (stranger, *range(1, 4)))
-            assert len(heard) == PEER_BURST_PROBES // 2
-
-    run(main)
+async def test_strangers_and_the_impatient_are_refused() -> None:
+    async with asker_and_checker(admits=lambda peer: False) as (asker, checker):
+        with pytest.raises(NetworkError, match="members only"):
+            await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
+    async with asker_and_checker() as (asker, checker), bystander() as (stranger, heard):
+        ports = (stranger, port_of(asker))
+        for _ in range(PEER_BURST_PROBES // 2):
+            await ask_dial_back(asker, checker.peer_id, ports)
+        with pytest.raises(NetworkError, match="too many knocks"):
+            await ask_dial_back(asker, checker.peer_id, (stranger, *range(1, 4)))
+        assert len(heard) == PEER_BURST_PROBES // 2
 
 
 def test_knocks_end_with_the_question() -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import pytest
@@ -40,20 +39,11 @@ from shoal.swarm.streams import MessageStream
 from tests.swarm.rendezvous.test_kademlia import Node, peers
 
 SWARM = SwarmId(b"h" * 32)
-TEST_DEADLINE_S = 240
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 needs_hivemind = pytest.mark.skipif(
     importlib.util.find_spec("hivemind") is None, reason="hivemind is not installed; the extra shoal[hivemind] has it"
 )
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 class Process(Hivemind):
@@ -84,84 +74,72 @@ def alive(pid: int) -> bool:
 
 @needs_hivemind
 @pytest.mark.long
-def test_point_announced_in_a_hivemind_dht_is_found_by_another_process_whatever_else_lies_there() -> None:
+async def test_point_announced_in_a_hivemind_dht_is_found_by_another_process_whatever_else_lies_there() -> None:
     who, liar = Identity.from_seed(b"1" * 32), Identity.from_seed(b"2" * 32)
     signed = sign_point(who, SWARM, addresses=[f"/ip4/192.0.2.1/tcp/1/p2p/{who.peer_id}"], sequence=1)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            server = Process(Start(serves=True, listen=LOOPBACK))
-            nursery.start_soon(server.run_once)
-            await server.told.wait()
-            member, newcomer = (Process(Start(initial=server.addresses)) for _ in range(2))
-            nursery.start_soon(member.run_once)
-            nursery.start_soon(newcomer.run_once)
-            assert await newcomer.look_up() == []
-            assert await member.announce(signed) == 2
-            keys = tuple(key.decode() for key in keys_of(open_point(signed)))
-            await member._order(Put(id=99, keys=keys, name=liar.peer_id, value=b"\xc1" * 1000, valid_s=60))
-            found = await newcomer.look_up()
-            assert signed in found
-            assert set(found) <= {signed, b"\xc1" * 1000}
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        server = Process(Start(serves=True, listen=LOOPBACK))
+        nursery.start_soon(server.run_once)
+        await server.told.wait()
+        member, newcomer = (Process(Start(initial=server.addresses)) for _ in range(2))
+        nursery.start_soon(member.run_once)
+        nursery.start_soon(newcomer.run_once)
+        assert await newcomer.look_up() == []
+        assert await member.announce(signed) == 2
+        keys = tuple(key.decode() for key in keys_of(open_point(signed)))
+        await member._order(Put(id=99, keys=keys, name=liar.peer_id, value=b"\xc1" * 1000, valid_s=60))
+        found = await newcomer.look_up()
+        assert signed in found
+        assert set(found) <= {signed, b"\xc1" * 1000}
+        nursery.cancel_scope.cancel()
 
 
 @needs_hivemind
 @pytest.mark.long
-def test_go_daemon_relays_between_two_nodes_introduces_them_and_ends_with_its_process() -> None:
+async def test_go_daemon_relays_between_two_nodes_introduces_them_and_ends_with_its_process() -> None:
     async def echo(stream: MessageStream) -> None:
         await stream.send(await stream.receive(deadline_s=10), deadline_s=10)
 
-    async def main() -> None:
-        behind, dialler = Node(1), Node(2)
-        behind.host.serve("/echo/1", echo)
-        async with trio.open_nursery() as nursery:
-            daemon = Process(Start(serves=True, listen=LOOPBACK))
-            await nursery.start(behind.run)
-            await nursery.start(dialler.run)
-            nursery.start_soon(daemon.run_once)
-            await daemon.told.wait()
-            for node in (behind, dialler):
-                node.table.know(daemon.addresses)
-            relay = await behind.host.dial(daemon.addresses[0], deadline_s=10)
-            behind.kept.add(relay)
-            await behind.host.circuits.reserve(relay)
-            await dialler.host.dial(format_circuit(daemon.addresses[0], behind.host.peer_id), deadline_s=10)
-            assert await dialler.host.request(behind.host.peer_id, "/echo/1", b"far", deadline_s=10) == b"far"
-            await dialler.host.disconnect(behind.host.peer_id)
-            while await dialler.finds() != peers(behind):  # the daemon takes up a contact a while after it connects
-                await behind.table.announce(behind.point())
-            assert daemon._process is not None
-            process = daemon._process.pid
-            (go,) = children_of(process)
-            nursery.cancel_scope.cancel()
-        assert not alive(process)
-        while alive(go):  # noqa: ASYNC110
-            await trio.sleep(0.05)
-
-    run(main)
+    behind, dialler = Node(1), Node(2)
+    behind.host.serve("/echo/1", echo)
+    async with trio.open_nursery() as nursery:
+        daemon = Process(Start(serves=True, listen=LOOPBACK))
+        await nursery.start(behind.run)
+        await nursery.start(dialler.run)
+        nursery.start_soon(daemon.run_once)
+        await daemon.told.wait()
+        for node in (behind, dialler):
+            node.table.know(daemon.addresses)
+        relay = await behind.host.dial(daemon.addresses[0], deadline_s=10)
+        behind.kept.add(relay)
+        await behind.host.circuits.reserve(relay)
+        await dialler.host.dial(format_circuit(daemon.addresses[0], behind.host.peer_id), deadline_s=10)
+        assert await dialler.host.request(behind.host.peer_id, "/echo/1", b"far", deadline_s=10) == b"far"
+        await dialler.host.disconnect(behind.host.peer_id)
+        while await dialler.finds() != peers(behind):  # the daemon takes up a contact a while after it connects
+            await behind.table.announce(behind.point())
+        assert daemon._process is not None
+        process = daemon._process.pid
+        (go,) = children_of(process)
+        nursery.cancel_scope.cancel()
+    assert not alive(process)
+    while alive(go):  # noqa: ASYNC110
+        await trio.sleep(0.05)
 
 
 @needs_hivemind
 @pytest.mark.long
-def test_process_that_reaches_no_peer_says_so_and_is_gone() -> None:
-    async def main() -> None:
-        nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(b'9' * 32).peer_id}"
-        with pytest.raises(HivemindFailed, match="Error: "):
-            await Process(Start(initial=(nobody,))).run_once()
-
-    run(main)
+async def test_process_that_reaches_no_peer_says_so_and_is_gone() -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(b'9' * 32).peer_id}"
+    with pytest.raises(HivemindFailed, match="Error: "):
+        await Process(Start(initial=(nobody,))).run_once()
 
 
-def test_order_for_which_no_process_gets_ready_fails_at_its_deadline() -> None:
-    async def main() -> None:
-        with pytest.raises(HivemindFailed, match="not carried out within 60 s"):
-            await Process(Start()).look_up()
-        assert trio.current_time() == pytest.approx(ORDER_DEADLINE_S, abs=0.01)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.mark.virtual_time
+async def test_order_for_which_no_process_gets_ready_fails_at_its_deadline() -> None:
+    with pytest.raises(HivemindFailed, match="not carried out within 60 s"):
+        await Process(Start()).look_up()
+    assert trio.current_time() == pytest.approx(ORDER_DEADLINE_S, abs=0.01)
 
 
 def test_user_is_told_what_to_install_where_hivemind_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,15 +23,6 @@ from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 OURS, THEIRS = SwarmId(b"o" * 32), SwarmId(b"t" * 32)
-TEST_DEADLINE_S = 60
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 @dataclass
@@ -103,81 +94,67 @@ def put(key: bytes, value: bytes) -> Message:
     return question
 
 
-def test_member_is_found_by_swarm_id_through_strangers_of_another_swarm() -> None:
-    async def main() -> None:
-        strangers = [Node(n, THEIRS) for n in range(10, 13)]
-        member, newcomer = Node(1), Node(2)
-        async with running(*strangers, member, newcomer):
-            for one, next_one in zip(strangers, [*strangers[1:], strangers[0]], strict=True):
-                one.knows(next_one)
-                await one.table.announce(one.point())
-            member.knows(strangers[0])
-            assert await member.table.announce(member.point()) >= 2 * len(strangers)
-            newcomer.knows(strangers[2])
-            assert await newcomer.finds() == peers(member)
-            assert await strangers[0].finds() == peers(*strangers)
-
-    run(main)
+async def test_member_is_found_by_swarm_id_through_strangers_of_another_swarm() -> None:
+    strangers = [Node(n, THEIRS) for n in range(10, 13)]
+    member, newcomer = Node(1), Node(2)
+    async with running(*strangers, member, newcomer):
+        for one, next_one in zip(strangers, [*strangers[1:], strangers[0]], strict=True):
+            one.knows(next_one)
+            await one.table.announce(one.point())
+        member.knows(strangers[0])
+        assert await member.table.announce(member.point()) >= 2 * len(strangers)
+        newcomer.knows(strangers[2])
+        assert await newcomer.finds() == peers(member)
+        assert await strangers[0].finds() == peers(*strangers)
 
 
-def test_point_outlives_the_stranger_through_whom_it_was_announced() -> None:
-    async def main() -> None:
-        bootstrap, others = Node(10, THEIRS), [Node(n, THEIRS) for n in (11, 12)]
-        member, newcomer = Node(1), Node(2)
-        async with running(bootstrap, *others, member, newcomer):
-            for one in others:
-                one.knows(bootstrap)
-                await one.table.announce(one.point())
-            member.knows(bootstrap)
-            await member.table.announce(member.point())
-            bootstrap.scope.cancel()
-            newcomer.knows(bootstrap, others[1])
-            assert await newcomer.finds() == peers(member)
-
-    run(main)
+async def test_point_outlives_the_stranger_through_whom_it_was_announced() -> None:
+    bootstrap, others = Node(10, THEIRS), [Node(n, THEIRS) for n in (11, 12)]
+    member, newcomer = Node(1), Node(2)
+    async with running(bootstrap, *others, member, newcomer):
+        for one in others:
+            one.knows(bootstrap)
+            await one.table.announce(one.point())
+        member.knows(bootstrap)
+        await member.table.announce(member.point())
+        bootstrap.scope.cancel()
+        newcomer.knows(bootstrap, others[1])
+        assert await newcomer.finds() == peers(member)
 
 
-def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_else() -> None:
-    async def main() -> None:
-        strangers = [Node(n, THEIRS) for n in (10, 11, 12)]
-        member = Node(1)
-        async with running(*strangers, member):
-            member.knows(*strangers)
-            await member.host.dial(strangers[0].host.addresses[0], deadline_s=5)
-            member.kept.add(strangers[1].host.peer_id)
-            assert await member.table.announce(member.point()) == 6
-            assert member.host.connected() == peers(*strangers[:2])
-
-    run(main)
+async def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_else() -> None:
+    strangers = [Node(n, THEIRS) for n in (10, 11, 12)]
+    member = Node(1)
+    async with running(*strangers, member):
+        member.knows(*strangers)
+        await member.host.dial(strangers[0].host.addresses[0], deadline_s=5)
+        member.kept.add(strangers[1].host.peer_id)
+        assert await member.table.announce(member.point()) == 6
+        assert member.host.connected() == peers(*strangers[:2])
 
 
-def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", 1.0)
     asked = 0
+    good, member, newcomer = Node(10, THEIRS), Node(1), Node(2)
+    hanging = [Node(n) for n in range(20, 22)]
 
-    async def main() -> None:
+    async def never(stream: MessageStream) -> None:
         nonlocal asked
-        good, member, newcomer = Node(10, THEIRS), Node(1), Node(2)
-        hanging = [Node(n) for n in range(20, 22)]
+        asked += 1
+        await trio.sleep_forever()
 
-        async def never(stream: MessageStream) -> None:
-            nonlocal asked
-            asked += 1
-            await trio.sleep_forever()
-
-        for one in hanging:
-            one.host.serve(KADEMLIA_PROTOCOL, never, limit_bytes=MESSAGE_LIMIT_BYTES, framing=VarintFrames)
-        async with running(good, member, newcomer, *hanging):
-            member.knows(good)
-            await member.table.announce(member.point())
-            good.knows(*hanging)  # and names them in each of its answers
-            newcomer.knows(*hanging, good)
-            asked = 0
-            assert await newcomer.finds() == peers(member)
-            assert {contact.peer for contact in newcomer.table.contacts.nearest(b"", 9)} == peers(good, member)
-            assert asked <= WALKS_AT_ONCE * len(hanging), "who was silent is asked again"
-
-    run(main)
+    for one in hanging:
+        one.host.serve(KADEMLIA_PROTOCOL, never, limit_bytes=MESSAGE_LIMIT_BYTES, framing=VarintFrames)
+    async with running(good, member, newcomer, *hanging):
+        member.knows(good)
+        await member.table.announce(member.point())
+        good.knows(*hanging)  # and names them in each of its answers
+        newcomer.knows(*hanging, good)
+        asked = 0
+        assert await newcomer.finds() == peers(member)
+        assert {contact.peer for contact in newcomer.table.contacts.nearest(b"", 9)} == peers(good, member)
+        assert asked <= WALKS_AT_ONCE * len(hanging), "who was silent is asked again"
 
 
 @pytest.mark.parametrize(
@@ -192,108 +169,94 @@ def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pyte
         "garbage",
     ],
 )
-def test_stranger_keeps_no_point_that_does_not_hold(forged: str) -> None:
-    async def main() -> None:
-        keeper, liar, victim = Node(10, THEIRS), Node(1), Node(2)
-        async with running(keeper, liar):
-            good = liar.point()
-            key = keys_of(open_point(good))[0]
-            values = {
-                "not signed": pack_points([good[:-64] + bytes(64)]),
-                "signed by another": pack_points([good[:-1] + bytes([good[-1] ^ 1])]),
-                "another's address": pack_points(
-                    [
-                        sign_point(
-                            liar.identity,
-                            OURS,
-                            addresses=[f"/ip4/127.0.0.1/tcp/9/p2p/{victim.host.peer_id}"],
-                            sequence=1,
-                        )
-                    ]
-                ),
-                "under another key": pack_points([good]),
-                "of a swarm without a point there": pack_points(
-                    [sign_point(liar.identity, THEIRS, addresses=liar.host.addresses, sequence=1)]
-                ),
-                "too many": b"\x99" + pack_points([good])[1:] * 9,
-                "garbage": b"\xff" * 100,
-            }
-            if forged == "under another key":
-                key = next(k for n in range(SLOTS) if (k := slot_key(OURS, n)) not in keys_of(open_point(good)))
-            with pytest.raises(NetworkError):
-                await ask(liar, keeper, put(key, values[forged]))
-            assert len(keeper.table.store) == 0
-            assert keeper.host.remote_errors == 1
-            answer = await ask(liar, keeper, put(keys_of(open_point(good))[0], pack_points([good])))
-            assert answer.key == keys_of(open_point(good))[0]
-            assert len(keeper.table.store) == 1
-
-    run(main)
+async def test_stranger_keeps_no_point_that_does_not_hold(forged: str) -> None:
+    keeper, liar, victim = Node(10, THEIRS), Node(1), Node(2)
+    async with running(keeper, liar):
+        good = liar.point()
+        key = keys_of(open_point(good))[0]
+        values = {
+            "not signed": pack_points([good[:-64] + bytes(64)]),
+            "signed by another": pack_points([good[:-1] + bytes([good[-1] ^ 1])]),
+            "another's address": pack_points(
+                [
+                    sign_point(
+                        liar.identity,
+                        OURS,
+                        addresses=[f"/ip4/127.0.0.1/tcp/9/p2p/{victim.host.peer_id}"],
+                        sequence=1,
+                    )
+                ]
+            ),
+            "under another key": pack_points([good]),
+            "of a swarm without a point there": pack_points(
+                [sign_point(liar.identity, THEIRS, addresses=liar.host.addresses, sequence=1)]
+            ),
+            "too many": b"\x99" + pack_points([good])[1:] * 9,
+            "garbage": b"\xff" * 100,
+        }
+        if forged == "under another key":
+            key = next(k for n in range(SLOTS) if (k := slot_key(OURS, n)) not in keys_of(open_point(good)))
+        with pytest.raises(NetworkError):
+            await ask(liar, keeper, put(key, values[forged]))
+        assert len(keeper.table.store) == 0
+        assert keeper.host.remote_errors == 1
+        answer = await ask(liar, keeper, put(keys_of(open_point(good))[0], pack_points([good])))
+        assert answer.key == keys_of(open_point(good))[0]
+        assert len(keeper.table.store) == 1
 
 
-def test_liar_that_answers_a_look_up_with_what_it_likes_is_not_believed() -> None:
+async def test_liar_that_answers_a_look_up_with_what_it_likes_is_not_believed() -> None:
     """The look-up gives back what was found; it is `open_point` that believes nothing of it."""
+    member, liar, newcomer = Node(1), Node(20), Node(2)
 
-    async def main() -> None:
-        member, liar, newcomer = Node(1), Node(20), Node(2)
+    async def lie(stream: MessageStream) -> None:
+        question = Message.FromString(await stream.receive(deadline_s=5))
+        answer = Message(type=question.type, key=question.key)
+        answer.record.key, answer.record.value = question.key, b"\xff" * 1000
+        for _ in range(5000):
+            answer.closerPeers.add(id=b"\x00\x24" + bytes(36), addrs=[b"\xff\xff"])
+        await stream.send(answer.SerializeToString(), deadline_s=5)
 
-        async def lie(stream: MessageStream) -> None:
-            question = Message.FromString(await stream.receive(deadline_s=5))
-            answer = Message(type=question.type, key=question.key)
-            answer.record.key, answer.record.value = question.key, b"\xff" * 1000
-            for _ in range(5000):
-                answer.closerPeers.add(id=b"\x00\x24" + bytes(36), addrs=[b"\xff\xff"])
-            await stream.send(answer.SerializeToString(), deadline_s=5)
-
-        liar.host.serve(KADEMLIA_PROTOCOL, lie, limit_bytes=1 << 20, framing=VarintFrames)
-        async with running(member, liar, newcomer):
-            newcomer.knows(liar)
-            assert await newcomer.table.look_up() == []
-            newcomer.knows(member)
-            await member.table.announce(member.point())
-            assert await newcomer.finds() == peers(member)
-
-    run(main)
+    liar.host.serve(KADEMLIA_PROTOCOL, lie, limit_bytes=1 << 20, framing=VarintFrames)
+    async with running(member, liar, newcomer):
+        newcomer.knows(liar)
+        assert await newcomer.table.look_up() == []
+        newcomer.knows(member)
+        await member.table.announce(member.point())
+        assert await newcomer.finds() == peers(member)
 
 
-def test_answerer_names_contacts_and_refuses_what_it_does_not_do() -> None:
-    async def main() -> None:
-        server, other, asker = Node(1), Node(2), Node(3)
-        async with running(server, other, asker):
-            server.knows(other)
-            named = await ask(asker, server, Message(type=Message.FIND_NODE, key=b"any"))
-            assert [bytes(one.id) for one in named.closerPeers] == [other.table.contacts.own]
-            assert (await ask(asker, server, Message(type=Message.PING))).type == Message.PING
-            under_two_keys = put(b"one", pack_points([]))
-            under_two_keys.key = b"other"
-            for question in (
-                under_two_keys,
-                Message(type=Message.ADD_PROVIDER, key=b"any"),
-                Message(type=Message.GET_VALUE, key=b""),
-                Message(type=Message.GET_VALUE, key=b"k" * 129),
-                Message(type=Message.PUT_VALUE, key=b"any"),
-            ):
-                with pytest.raises(NetworkError):
-                    await ask(asker, server, question)
-            assert server.host.remote_errors == 5
-            assert server.host.handler_errors == 0
-
-    run(main)
+async def test_answerer_names_contacts_and_refuses_what_it_does_not_do() -> None:
+    server, other, asker = Node(1), Node(2), Node(3)
+    async with running(server, other, asker):
+        server.knows(other)
+        named = await ask(asker, server, Message(type=Message.FIND_NODE, key=b"any"))
+        assert [bytes(one.id) for one in named.closerPeers] == [other.table.contacts.own]
+        assert (await ask(asker, server, Message(type=Message.PING))).type == Message.PING
+        under_two_keys = put(b"one", pack_points([]))
+        under_two_keys.key = b"other"
+        for question in (
+            under_two_keys,
+            Message(type=Message.ADD_PROVIDER, key=b"any"),
+            Message(type=Message.GET_VALUE, key=b""),
+            Message(type=Message.GET_VALUE, key=b"k" * 129),
+            Message(type=Message.PUT_VALUE, key=b"any"),
+        ):
+            with pytest.raises(NetworkError):
+                await ask(asker, server, question)
+        assert server.host.remote_errors == 5
+        assert server.host.handler_errors == 0
 
 
-def test_answerer_stops_at_its_limit_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answerer_stops_at_its_limit_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia_module, "HOST_BURST", 3)
     monkeypatch.setattr(kademlia_module, "HOST_PER_S", 0)
-
-    async def main() -> None:
-        server, askers = Node(1), [Node(2), Node(3)]
-        async with running(server, *askers):
-            for asker in (askers[0], askers[1], askers[0]):
-                await ask(asker, server, Message(type=Message.PING))
-            with pytest.raises(NetworkError):
-                await ask(askers[1], server, Message(type=Message.PING))
-
-    run(main)
+    server, askers = Node(1), [Node(2), Node(3)]
+    async with running(server, *askers):
+        for asker in (askers[0], askers[1], askers[0]):
+            await ask(asker, server, Message(type=Message.PING))
+        with pytest.raises(NetworkError):
+            await ask(askers[1], server, Message(type=Message.PING))
 
 
 def test_contact_without_a_place_or_that_is_this_node_is_not_taken() -> None:
