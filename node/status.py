@@ -60,6 +60,8 @@ def status(
         digest=standing.digest,
         abstains=standing.abstains,
         members=[_member(parts, peer, phase) for peer in standing.members],
+        voters=[str(peer) for peer in standing.voters],
+        faults=standing.faults.value,
         rollbacks=_rollbacks(standing.rollbacks),
         amendments=_amendments(standing.amendments),
         settings=amended_settings(parts.config.manifest, standing.amended),

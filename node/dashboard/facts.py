@@ -23,6 +23,7 @@ from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import Phase
 from shoal.protocol.rollouts import decode_group
+from shoal.protocol.voting import FaultModel
 
 QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
 PEER_LIMIT = 512
@@ -76,8 +77,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
     is held-out, `train_loss` its own; `cpu` in cores.
 
-    certifies: whether a majority certifies each round, by the strategy. alerts: what keeps it from signing, and what
-    helps.
+    certifies: whether voters certify each round, by the strategy. lying: whether some of them may lie. alerts: what
+    keeps it from signing, and what helps.
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
 
@@ -94,6 +95,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     paused: bool
     members: int
+    voters: int
+    lying: bool
     missing: Sequence[str]
     long_missing: Sequence[str]
     loss: float | None
@@ -174,9 +177,10 @@ class NodeSource:
     def look(self) -> Facts:
         """See `Source`."""
         standing, sharing = self._rounds.standing(), self._rounds.sharing
-        peers = self._peers(frozenset(standing.members))
+        voters = frozenset(standing.voters or standing.members)
+        peers = self._peers(voters.union(standing.members))
         return Facts(
-            node=self._node(standing, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
+            node=self._node(standing, [peer.peer for peer in peers if peer.peer in voters and peer.reach == "gone"]),
             peers=peers,
             groups=() if sharing is None else self._groups(sharing),
         )
@@ -231,6 +235,8 @@ class NodeSource:
             digest=standing.digest,
             paused=self._phase() == "paused",
             members=len(standing.members),
+            voters=len(standing.voters or standing.members),
+            lying=standing.faults is FaultModel.LYING,
             missing=missing,
             long_missing=parts.members.long_silent(missing),
             loss=training_client.metric,

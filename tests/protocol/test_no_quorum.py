@@ -74,7 +74,7 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
     assert wanted == [False, False, True, False]
     for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE), Round(agreement=Membership(member=False))):
         advise(alone, other, 100.0)
-        other.busy = other.busy and other.agreement.member
+        other.busy = other.busy and other.is_member
         assert not advise(alone, other, 100.0).contribute_after_all
     assert not advise(alone, round, 200.0, contributed=True).contribute_after_all
     assert not advise(alone, round, 200.0, may_train=False).contribute_after_all

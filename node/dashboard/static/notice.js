@@ -22,13 +22,14 @@ export function noticeOf(node) {
     };
   }
   if (node.phase === "no quorum") {
-    const here = node.members - node.missing.length;
+    const here = node.voters - node.missing.length;
+    const quorum = node.lying ? "more than two thirds" : "a majority";
     const whom = node.missing.length ? ` Start ${names(node.missing)} again, each with its \`--data-dir\`.` : "";
     const silent = node.long_missing ?? [];
     const gone = silent.length ? ` Nothing was heard for an hour of ${names(silent)}; for who of them is gone for good there is \`shoal rebase --forget\`, where the authority’s key is.` : "";
     return {
       soft: false,
-      first: `Rounds wait for a majority: ${here} of ${plural(node.members, "member")} here.`,
+      first: `Rounds wait for ${quorum}: ${here} of ${plural(node.voters, "voter")} here.`,
       rest: `This node trains on alone meanwhile.${whom}${gone}`,
     };
   }
