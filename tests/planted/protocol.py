@@ -990,7 +990,8 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "an earlier certificate is judged by who votes now",
-        "tests/protocol/test_voting.py::test_chain_is_checked_by_its_manifest_and_after_a_rebase_by_whom_that_names",
+        "tests/protocol/test_voting.py"
+        "::test_other_certificate_of_an_earlier_round_is_a_fork_by_the_voters_of_that_round_alone",
         "rebase = self.rebase_of(value.term.rebases)",
         "rebase = self.rebase_of(max(self._rebases, default=0))",
     ),
