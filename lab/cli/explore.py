@@ -278,10 +278,10 @@ def _told_scope(exploration: AnyExploration) -> str:
             who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
         told = f"quorums of `{scope.quorum}`, {who}, {told}"
         return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
-    if scope.liars:
-        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     if scope.strangers:
         told = f"{count(scope.strangers, 'stranger')} beside {told}"
+    if scope.liars:
+        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
     return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
 
