@@ -35,7 +35,22 @@ class InitOptions:
         str, Option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
     strategy: Strategy = DEFAULT_STRATEGY
-    admission: Annotated[Literal["open", "allowlist", "invite"], Option("--admission", help="Who may join.")] = "open"
+    admission: Annotated[
+        Literal["open", "allowlist", "invite"] | None,
+        Option("--admission", help="Who may join: left out, whoever has the manifest, for people who know each other."),
+    ] = None
+    founders: Annotated[
+        tuple[str, ...],
+        Option("--founder", help="Another founder, by its `shoal id`. Repeatable.", metavar="PEER"),
+    ] = ()
+    voters: Annotated[
+        Literal["contributors", "named"] | None,
+        Option("--voters", help="Who certifies rounds: who contributes, or the founders; these with --admission open."),
+    ] = None
+    faults: Annotated[
+        Literal["crash", "lying"] | None,
+        Option("--faults", help="What voters may do: stop, or, where four or more are named, lie."),
+    ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
     )
@@ -52,17 +67,19 @@ def init(options: InitOptions) -> None:
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
+    voting = _voting_told(options, manifest)
     write_atomically(options.output, render_manifest(manifest).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)
     typer.echo(
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
+        f"{voting}"
         f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
     )
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
-    """The manifest of a new swarm with `node` as its one founder. Raises ConfigError."""
+    """The manifest of a new swarm that `node` founds, alone or with those that are named. Raises ConfigError."""
     from shoal.node.sapo.policies import installed_policies
 
     try:
@@ -76,16 +93,36 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     tables = {
         "swarm": {
             "name": options.name,
-            "founders": [node.peer_id],
+            "founders": [node.peer_id, *options.founders],
             "authority": authority.peer_id,
-            "admission": options.admission,
+            "admission": options.admission or "open",
         },
         "workload": {"name": DEFAULT_POLICY if shares and options.workload == DEFAULT_WORKLOAD else options.workload},
         "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": inner_steps})},
     }
     if shares:
         tables["rollouts"] = DEFAULT_ROLLOUTS
+    voters = options.voters or ("named" if options.admission == "open" and strategy.certifies else None)
+    if voters is not None:
+        tables["membership"] = {"voters": voters}
+    if options.faults is not None:
+        tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")
+
+
+def _voting_told(options: InitOptions, manifest: Manifest) -> str:
+    """Return the line about who certifies rounds, where that is not whoever contributes; else nothing."""
+    named = len(manifest.voting.named)
+    if not named:
+        return ""
+    who = "this node alone certifies" if named == 1 else f"the {named} founders certify"
+    why = ""
+    if options.voters is None:
+        why = ", since anyone may join: where contributors vote, one machine with many keys is a majority"
+    return (
+        f"{who} rounds, whoever else contributes{why}; rounds wait while "
+        f"{'it is down' if named == 1 else 'too few of them are up'}; --founder PEER names more\n"
+    )
 
 
 def _refuse_to_overwrite(options: InitOptions) -> None:

@@ -28,6 +28,7 @@ from shoal.node.outcome import (
     TrainerTraceback,
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.protocol.voting import FaultModel, are_enough
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -307,20 +308,23 @@ def rollback_lines(status: Status) -> list[str]:
 
 
 def missing_lines(status: Status) -> list[str]:
-    """List the members that are missing, what that means and what helps; nothing if all are there."""
+    """List the voters that are missing, what that means and what helps; nothing if all are there."""
     if not status.missing:
         return []
-    electorate = {member.peer_id for member in status.members}.union(status.missing)
-    here, all_members = len(electorate) - len(status.missing), count(len(electorate), "member")
-    if 2 * here > len(electorate):
-        effect = f"rounds go on with {here} of {all_members}"
+    here, voters, lying = len(status.voters) - len(status.missing), len(status.voters), status.faults == "lying"
+    enough = are_enough(here, voters, FaultModel(status.faults))
+    if enough:
+        effect = f"rounds go on with {here} of {count(voters, 'voter')}"
     else:
-        wait = "may wait" if 2 * here == len(electorate) else "wait"  # of two halves, one has the casting vote
-        effect = f"rounds {wait} for a majority, {here} of {all_members} here; this node trains on alone meanwhile"
+        wait = "may wait" if 2 * here == voters and not lying else "wait"  # of two halves, one has the casting vote
+        quorum = "more than two thirds" if lying else "a majority"
+        effect = (
+            f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
+        )
     who = "this node" if len(status.missing) == 1 else "these nodes"
     lines = _few([f"missing    {in_one_line(peer)}" for peer in status.missing])
     remedy = f"start {who} again, `shoal run` with the same --data-dir"
-    if 2 * here <= len(electorate) and status.long_missing:
+    if not enough and status.long_missing:
         gone = " ".join(in_one_line(peer) for peer in status.long_missing)
         remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"
     return [*lines, f"help       {effect}; {remedy}"]

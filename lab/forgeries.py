@@ -7,7 +7,6 @@ import secrets
 import msgspec
 
 from shoal.lab.signed import certified, change_of, moves_of, prepare_of, propose_of, report_of, signed_report
-from shoal.protocol.certificate import lead
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     LEAVE_DOMAIN,
@@ -19,6 +18,7 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
 )
+from shoal.protocol.voting import lead
 from shoal.protocol.wire import HASH_BYTES
 
 FAR_VIEW = 100

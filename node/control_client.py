@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -111,8 +111,9 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a running node: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
+    """State of a running node: the reply to the op `status`. `missing` are PeerIds of voters not heard of.
 
+    voters: the PeerIds of all who vote on the round under way. faults: the fault model by which they do.
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
@@ -134,6 +135,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     abstains: str | None = None
     members: list[MemberStatus]
     peers: PeerSummary | None = None
+    voters: list[str] = []
+    faults: Literal["crash", "lying"] = "crash"
     missing: list[str]
     long_missing: list[str] = []
     rollbacks: list[RollbackStatus] = []

@@ -14,12 +14,14 @@ UNKNOWN_PHASE = "unknown"
 
 
 def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
-    """Members first, then by PeerId; this node among them. phase: that of this node's record.
+    """Members and voters first, then by PeerId; this node among them. phase: that of this node's record.
 
     As many as there are records and watched peers, which are bounded; for each a few look-ups.
     """
     members, machine, me = parts.members, parts.members.machine, parts.identity.peer_id
-    electorate = frozenset(rounds.standing().members)
+    standing = rounds.standing()
+    counted = frozenset(standing.members)
+    first = counted.union(standing.voters)
     alive, linked = members.alive(), members.links.linked()
     suspected, dead = members.suspected(), frozenset(machine.in_state(State.DEAD))
     records = {record.peer: record for record in members.book.records()}
@@ -40,7 +42,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
                 peer=peer,
                 phase=phase if mine else UNKNOWN_PHASE,
                 reach=reach_of(peer),
-                member=peer in electorate,
+                member=peer in counted,
                 round=rounds.position[1] if mine else 0,
                 tokens_per_s=parts.training_client.tokens_per_s if mine else 0.0,
                 sent=moved.taken,
@@ -52,7 +54,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
             peer=peer,
             phase=record.phase,
             reach=reach_of(peer),
-            member=peer in electorate,
+            member=peer in counted,
             round=record.round,
             tokens_per_s=record.tokens_per_s,
             sent=moved.taken,
@@ -61,5 +63,5 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
             address=next(iter(record.control_addresses), ""),
         )
 
-    everyone: set[PeerId] = {*records, *electorate, *alive, me}
-    return [row(peer) for peer in sorted(everyone, key=lambda peer: (peer not in electorate, peer))]
+    everyone: set[PeerId] = {*records, *first, *alive, me}
+    return [row(peer) for peer in sorted(everyone, key=lambda peer: (peer not in first, peer))]

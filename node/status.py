@@ -69,6 +69,8 @@ def status(
         abstains=standing.abstains,
         members=[_member(rows[peer]) for peer in standing.members],
         peers=summary_of(peers),
+        voters=[str(peer) for peer in standing.voters],
+        faults=standing.faults.value,
         rollbacks=_rollbacks(standing.rollbacks),
         amendments=_amendments(standing.amendments),
         settings=amended_settings(parts.config.manifest, standing.amended),

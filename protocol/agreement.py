@@ -42,12 +42,9 @@ from shoal.protocol.accusations import make_room
 from shoal.protocol.amending import InForce, check_amended, may_amend
 from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, named, unproven
 from shoal.protocol.certificate import (
-    FaultModel,
     check_certificate,
     follows,
     has_proofs,
-    is_quorum,
-    lead_order,
     newcomers,
     verify_leave,
     verify_report,
@@ -60,6 +57,7 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     LEAVE_DOMAIN,
+    MEMBER_LIMIT,
     PREPARE_DOMAIN,
     PROPOSE_DOMAIN,
     REPORT_DOMAIN,
@@ -83,6 +81,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.terms import is_consented
 from shoal.protocol.view_change import check_change, check_proposed, highest_of, make_moves, sign_move
+from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum, lead_order
 
 Signed = TypeVar("Signed", Prepare, Vote)
 
@@ -151,12 +150,12 @@ class Standing(enum.Enum):
 
 
 class Agreement:
-    """One member's part in deciding the round after `previous`. A non-member only listens for the certificate.
+    """One voter's part in deciding the round after `previous`. Who has no vote only listens for the certificate.
 
-    in_force: the settings of the round; without them no value may amend any. banned: who can be no member after it.
-    leads_back: whether a rollback goes back to what was certified; left out, of none it is known that it does not.
-    may_join: whether a peer is one whom the swarm lets in; left out, everybody is.
-    `reports` has by plan, for every peer, the Report of it that was heard and is signed.
+    voting: who has a vote, and how many votes decide. in_force: the settings of the round; without them no value may
+    amend any. banned: who can be no member after it. leads_back: whether a rollback goes back to what was certified;
+    left out, of none it is known that it does not. may_join: whether a peer is one whom the swarm lets in; left
+    out, everybody is. `reports` has by plan, for every peer, the Report of it that was heard and is signed.
     """
 
     def __init__(
@@ -168,20 +167,22 @@ class Agreement:
         banned: Collection[PeerId] = (),
         leads_back: Callable[[Value], bool] | None = None,
         may_join: Callable[[PeerId], bool] | None = None,
-        faults: FaultModel = FaultModel.CRASH,
+        voting: Voting = CONTRIBUTORS,
     ) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
-        self.faults = faults
+        self.voting = voting
+        self.electorate = frozenset(voting.electorate(previous))
+        self.everyone = voting.everyone(previous)
         self._in_force = in_force
         self._banned = frozenset(banned)
         self._leads_back = leads_back or _nothing_known
         self._may_join = may_join or _nothing_known
         self._proven: dict[bytes, PeerId] = {}
         self.round = previous.next_round
-        self.member = self._me in previous.members
-        self._order = lead_order(previous)
+        self.votes = self._me in self.electorate
+        self._order = lead_order(previous, voting=voting)
         self.standing = Standing.OPEN
         self.view = 0
         self.leaves: set[PeerId] = set()
@@ -269,7 +270,7 @@ class Agreement:
     @property
     def leading(self) -> bool:
         """True if this node is the lead of the view it is in."""
-        return self.member and self.standing is Standing.OPEN and self.lead(self.view) == self._me
+        return self.votes and self.standing is Standing.OPEN and self.lead(self.view) == self._me
 
     def lead(self, view: int) -> PeerId:
         """Lead(e, v)."""
@@ -315,7 +316,7 @@ class Agreement:
 
     def is_quorum(self, peers: Iterable[PeerId]) -> bool:
         """True if these peers could decide the round, as far as the leaves heard here go."""
-        return is_quorum(self.previous, peers, self.leaves, faults=self.faults)
+        return is_quorum(self.previous, peers, self.leaves, voting=self.voting)
 
     def current(self) -> list[Message]:
         """This node's standing messages, to be sent again to whoever may have missed them."""
@@ -345,7 +346,7 @@ class Agreement:
     def computed(self, report: Report, participants: Iterable[PeerId] = ()) -> list[AgreementEffect]:
         """This node holds the finals of a plan and computed the digest they lead to; it may now sign for it.
 
-        participants: of the plan; of others than these and the members, none can become a member by it.
+        participants: of the plan; of others than these, members and voters, none can become a member by it.
         """
         self._computed[report.plan] = report
         self._taking_part[report.plan] = frozenset(participants)
@@ -411,7 +412,7 @@ class Agreement:
 
     def move_to(self, view: int) -> list[AgreementEffect]:
         """Promise to sign nothing below `view`, and say so."""
-        if not self.member or self.standing is not Standing.OPEN or not self.view < view < VIEW_LIMIT:
+        if not self.votes or self.standing is not Standing.OPEN or not self.view < view < VIEW_LIMIT:
             return []
         change = self._view_change(view)
         self.view = view
@@ -429,7 +430,8 @@ class Agreement:
 
         Returns no effect when it is too late: the node then stays for this round and leaves in the next.
         """
-        if self.standing is not Standing.OPEN or self._signed:
+        may_leave = self._me in self.voting.may_leave(self.previous)
+        if self.standing is not Standing.OPEN or self._signed or not may_leave:
             return []
         self.standing = Standing.LEFT
         message = self._leave_message()
@@ -443,9 +445,7 @@ class Agreement:
 
         Raises RemoteError when the message breaks the protocol.
         """
-        if self.standing is Standing.DECIDED or (
-            sender not in self.previous.members and type(message) is not Certificate
-        ):
+        if self.standing is Standing.DECIDED or (sender not in self.electorate and type(message) is not Certificate):
             return []
         step = STEPS.get(type(message))
         if step is None:
@@ -471,7 +471,9 @@ class Agreement:
         known = self._proposals.get(view, message)
         if known.value.hash != value.hash:
             raise RemoteError(f"two values in view {view}", peer=sender)
-        is_compelled = check_proposed(sender, view, value, message.moves, message.prepared, self.previous, self.faults)
+        is_compelled = check_proposed(
+            sender, view, value, message.moves, message.prepared, self.previous, voting=self.voting
+        )
         if not is_compelled and value.planner != sender:
             raise RemoteError("proposed a result as that of another planner", peer=sender)
         self._proposals[view] = known
@@ -480,13 +482,13 @@ class Agreement:
         return [*effects, *self._try_vote(view, value.hash), *self._tally(view, value.hash)]
 
     def _check_proposed(self, sender: PeerId, value: Value) -> None:
-        if not follows(value, self.previous):
+        if not follows(value, self.previous, voting=self.voting):
             raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
-        if not has_proofs(value, self.previous, self.faults):
+        if not has_proofs(value, self.previous, voting=self.voting):
             raise RemoteError("proposed leaves or members without their proofs, or no quorum of members", peer=sender)
         if not self._may_go_back(value):
             raise RemoteError("proposed a rollback to nowhere, or without the consent of a quorum", peer=sender)
-        if not may_amend(value, self.previous, self._in_force):
+        if not may_amend(value, self.previous, self._in_force, voting=self.voting):
             raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
         if not may_ban(value, self._banned):
             raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
@@ -523,7 +525,7 @@ class Agreement:
         if not 0 < message.view <= self.view + VIEWS_AHEAD_LIMIT or sender in self.leaves:
             return []
         if sender not in self._changes.get(message.view, {}):
-            check_change(sender, message, self.previous, self.faults)
+            check_change(sender, message, self.previous, voting=self.voting)
             if message.prepared is not None:
                 self._check_proposed(sender, message.prepared.value)
                 self._values[message.prepared.value.hash] = message.prepared.value
@@ -535,8 +537,8 @@ class Agreement:
             return self._try_lead()
         if not verify_leave(sender, self.previous.hash, message.signature):
             raise RemoteError("a leave whose signature does not hold", peer=sender)
-        if sender in self.promised():
-            raise RemoteError("leaves a round in which it signed", peer=sender)
+        if sender in self.promised() or sender not in self.voting.may_leave(self.previous):
+            raise RemoteError("leaves a round in which it signed, or of which it stays a voter", peer=sender)
         self._take_leave(sender, message)
         return self._try_lead()
 
@@ -547,16 +549,18 @@ class Agreement:
     def _receive_certificate(self, _: PeerId, certificate: Certificate) -> list[AgreementEffect]:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
-        check_certificate(certificate, self.previous, faults=self.faults)
+        check_certificate(certificate, self.previous, voting=self.voting)
         if not self._may_go_back(certificate.value):
             raise RemoteError("a certificate of a rollback to nowhere, or without the consent of a quorum")
-        check_amended(certificate.value, self.previous, self._in_force)
+        check_amended(certificate.value, self.previous, self._in_force, voting=self.voting)
         check_bans(certificate.value, self._banned)
         return self._decide(certificate)
 
     def _may_go_back(self, value: Value) -> bool:
         """Check that a rollback is to what was certified, and a quorum consented. Other values need neither."""
-        return is_consented(value, self.previous) and (not value.rollback or self._leads_back(value))
+        return is_consented(value, self.previous, voting=self.voting) and (
+            not value.rollback or self._leads_back(value)
+        )
 
     def _may_be(self, value: Value) -> bool:
         """True if `value` can be decided in this round, as far as can be told from the value alone."""
@@ -573,7 +577,7 @@ class Agreement:
 
     def _try_prepare(self) -> list[AgreementEffect]:
         """Accept the newest proposal that this member has promised nothing against, once it computed the same."""
-        if not self.member or self.standing is not Standing.OPEN:
+        if not self.votes or self.standing is not Standing.OPEN:
             return []
         open_views = [v for v in self._proposals if v >= self.view and v not in self._my_prepares]
         if not open_views:
@@ -623,10 +627,11 @@ class Agreement:
             return False
         excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
         reported = (peer for peer, one in self.reports.get(value.plan, {}).items() if _matches(one, value))
-        left_out = sorted(peer for peer in reported if peer in self.previous.members and peer not in excused)
-        taking_part = self._taking_part.get(value.plan, frozenset())
-        strangers = [p for p in newcomers(value, self.previous) if p not in taking_part or not self._may_join(p)]
-        doubted = value.plan in self._doubted and view <= (len(self.previous.members) - 1) // 2
+        full = len(value.members) == MEMBER_LIMIT
+        left_out = sorted(peer for peer in reported if peer in self.everyone and peer not in excused and not full)
+        possible = self._taking_part.get(value.plan, frozenset()) | self.electorate
+        strangers = [p for p in newcomers(value, self.previous) if p not in possible or not self._may_join(p)]
+        doubted = value.plan in self._doubted and view <= (len(self.electorate) - 1) // 2
         if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused
@@ -654,7 +659,7 @@ class Agreement:
         """The Prepares, or the votes, of a view for a value, if they are a quorum."""
         row = steps.get((view, value.hash), {})
         signers = sorted(peer for peer in row if peer not in value.leaves)
-        if not is_quorum(self.previous, signers, value.leaves, faults=self.faults):
+        if not is_quorum(self.previous, signers, value.leaves, voting=self.voting):
             return None
         return Prepared(view, tuple(signers), tuple(row[peer] for peer in signers))
 
@@ -790,4 +795,4 @@ STEPS: Mapping[type[Message], Step] = {
     Leave: lambda agreement, sender, message: agreement._receive_leave(sender, message),
     Certificate: lambda agreement, sender, message: agreement._receive_certificate(sender, message),
 }
-"""Handler of each message while nothing is decided: a certificate from whomever, all else from members."""
+"""Handler of each message while nothing is decided: a certificate from whomever, all else from voters."""

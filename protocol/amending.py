@@ -29,7 +29,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest, validate_manifest
@@ -45,6 +44,7 @@ from shoal.protocol.messages import (
     Value,
 )
 from shoal.protocol.toml_text import parse_toml
+from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum
 from shoal.protocol.wire import canonical
 
 CONSENT_DOMAIN = b"shoal/amend-consent"
@@ -249,13 +249,13 @@ def with_amendment(value: Value, consents: Collection[tuple[PeerId, AmendConsent
     return msgspec.structs.replace(value, amended=amended)
 
 
-def may_amend(value: Value, previous: Value, in_force: InForce | None) -> bool:
+def may_amend(value: Value, previous: Value, in_force: InForce | None, *, voting: Voting = CONTRIBUTORS) -> bool:
     """Check that an amendment in `value` is a quorum's, to what is in force in its round. Other values need none."""
-    return not value.amended or _is_wanted(value, value.hash, previous, in_force)
+    return not value.amended or _is_wanted(value, value.hash, previous, in_force, voting)
 
 
 @lru_cache(maxsize=64)
-def _is_wanted(value: Value, hash: bytes, previous: Value, in_force: InForce | None) -> bool:
+def _is_wanted(value: Value, hash: bytes, previous: Value, in_force: InForce | None, voting: Voting) -> bool:
     """See `may_amend`. The hash tells apart what Python calls equal: 1, 1.0 and true."""
     amended = value.amended
     assert amended
@@ -264,13 +264,13 @@ def _is_wanted(value: Value, hash: bytes, previous: Value, in_force: InForce | N
         in_force is not None
         and not value.rollback
         and len(amended.consenting) == len(amended.signatures) == len(set(amended.consenting))
-        and is_quorum(previous, amended.consenting, value.leaves)
+        and is_quorum(previous, amended.consenting, value.leaves, voting=voting)
         and all(verify_amend_consent(peer, value.base, amended.amendment, signature) for peer, signature in signed)
         and stands_on(amended.amendment, in_force)
     )
 
 
-def check_amended(value: Value, previous: Value, in_force: InForce | None) -> None:
+def check_amended(value: Value, previous: Value, in_force: InForce | None, *, voting: Voting = CONTRIBUTORS) -> None:
     """Raises RemoteError if `value` has an amendment that its round cannot have decided."""
-    if not may_amend(value, previous, in_force):
+    if not may_amend(value, previous, in_force, voting=voting):
         raise RemoteError(f"the amendment of round {value.round} is none that a quorum can have wanted")

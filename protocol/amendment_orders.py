@@ -58,8 +58,8 @@ class Amending:
         Raises ConfigError where they cannot be, or this node has not the authority's key.
         """
         in_force = self._in_force
-        if in_force is None or self._me not in self._here.chain.head.members:
-            raise ConfigError("this node is no member of the next round; only members amend: wait until it has joined")
+        if in_force is None or self._me not in self._here.chain.voters:
+            raise ConfigError("this node has no vote in the next round: do it at one of the voters, see `shoal status`")
         amendment = make_amendment(in_force, parse_settings(settings))
         signature: bytes = (yield SignAmendment(amendment)) if by_authority else b""
         wanted = Wanted(amendment=amendment, authority=signature)
@@ -101,7 +101,7 @@ class Amending:
 
     def advise(self, machine: RoundMachine, now: float) -> Sequence[Effect]:
         """Consent to the amendment that this node's user or, if it follows it, the authority wants in this round."""
-        if not machine.agreement.member:
+        if not machine.agreement.votes:
             return ()
         wanted = self._asked
         if wanted is None and self._follows:

@@ -24,6 +24,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Target, Term, Value
 from shoal.protocol.terms import check_rebase, is_consented, is_signed
+from shoal.protocol.voting import CONTRIBUTORS, Voting
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def next_position(value: Value) -> Position:
 class Chain:
     """The entries from genesis to the newest. authority: whose word rebases; nobody's if left out.
 
-    manifest: what may be amended; without it nothing may.
+    manifest: who votes, and what may be amended; without it contributors vote, and nothing may be.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class Chain:
         """
         if isinstance(entry, Rebase):
             return self._rebase(entry)
-        check_certificate(entry, self.head, trusted=trusted)
+        check_certificate(entry, self.head, trusted=trusted, voting=self.voting)
         rollback = entry.value.rollback
         if rollback and not self.leads_back(entry.value):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
-        if not is_consented(entry.value, self.head):
+        if not is_consented(entry.value, self.head, voting=self.voting):
             raise RemoteError(f"the rollback of round {entry.value.round} has no consents of a quorum")
-        check_amended(entry.value, self.head, self.in_force)
+        check_amended(entry.value, self.head, self.in_force, voting=self.voting)
         check_bans(entry.value, self.banned)
         self._append(entry)
         return True
@@ -128,7 +129,8 @@ class Chain:
             return None
         if not same_position(mine.value, certificate.value):
             return None
-        check_certificate(certificate, self._at(self._heights[mine.value.base]))
+        previous = self._at(self._heights[mine.value.base])
+        check_certificate(certificate, previous, voting=self._voting_after(previous))
         return Fork.of(mine, certificate)
 
     def can_go_back_to(self, target: Target) -> bool:
@@ -187,6 +189,22 @@ class Chain:
         self.bans.follow(value, pardons=isinstance(entry, Rebase))
 
     # -- settings --------------------------------------------------------------------------------------------
+
+    @property
+    def voting(self) -> Voting:
+        """Voting in the round that comes after the head."""
+        return self._voting_after(self.head)
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Voters of the round that comes after the head."""
+        return self.voting.electorate(self.head)
+
+    def _voting_after(self, value: Value) -> Voting:
+        """Voting in the round after `value`: the manifest's, with the voters of the rebase that opened its terms."""
+        founded = CONTRIBUTORS if self._manifest is None else self._manifest.voting
+        rebase = self.rebase_of(value.term.rebases)
+        return founded if rebase is None else founded.rebased(rebase.value)
 
     @property
     def in_force(self) -> InForce | None:

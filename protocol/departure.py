@@ -100,7 +100,7 @@ class Departure:
         if self._asked_at is None or self.left:
             return LeaveStep.STAY
         overdue, alone = self.overdue(now), machine.holds_alone()
-        cost = machine.leave_cost(leaving) if machine.agreement.member else LeaveCost.FREE
+        cost = machine.leave_cost(leaving) if machine.agreement.votes else LeaveCost.FREE
         hearing = now < self._asked_at + TOGETHER_S and not machine.votes_alone()
         hands_over, votes_on = self._hands_over(machine), cost is LeaveCost.NEEDED and not hearing
         self.needed = not overdue and (alone or hands_over)
@@ -113,7 +113,7 @@ class Departure:
             elif hands_over or votes_on:
                 self._tell(last_voter_goes(machine.previous.state_round))
             return LeaveStep.GO
-        if hearing and machine.agreement.member:
+        if hearing and machine.agreement.votes:
             return LeaveStep.STAY
         if cost is LeaveCost.PROMISE:
             return LeaveStep.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else LeaveStep.STAY

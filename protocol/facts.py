@@ -40,7 +40,8 @@ READIES_LIMIT = 4 * MEMBER_LIMIT
 class Gathering:
     """The announcements of one round.
 
-    members: the electorate. returners: they, and those who were members lately, whose weight counts as theirs does.
+    members: whose weight counts, and who is waited for. returners: they, and those who were members lately, whose
+    weight counts as theirs does. voters: listened to, members or not.
     state: the digest of S(e-1) held here; who holds another must heal before it takes part. banned: not listened to.
     shunned: proven here to have lied, and planned only where there is no quorum without.
     """
@@ -49,11 +50,13 @@ class Gathering:
         self,
         *,
         members: Iterable[PeerId],
+        voters: Iterable[PeerId] = (),
         returners: Iterable[PeerId],
         state: bytes,
         banned: Iterable[PeerId] = (),
     ) -> None:
         self._members = frozenset(members)
+        self._voters = frozenset(voters)
         self._banned = frozenset(banned)
         self.returners = (self._members | frozenset(returners)) - self._banned
         self.shunned: set[PeerId] = set()
@@ -97,7 +100,7 @@ class Gathering:
         known = self._readies.get(sender)
         if sender in self._banned:
             return
-        if known is None and len(self._readies) >= READIES_LIMIT and sender not in self._members:
+        if known is None and len(self._readies) >= READIES_LIMIT and sender not in self._members | self._voters:
             return
         if known is None or known.role != CONTRIBUTOR or ready.role == OBSERVER or ready.life != known.life:
             self._readies[sender] = ready
@@ -295,7 +298,7 @@ class RoundFacts:
         if len(change.left_out) != len(change.left_out_signatures):
             raise RemoteError("reports without signatures", peer=sender)
         for peer, signature in zip(change.left_out, change.left_out_signatures, strict=True):
-            if peer in self.previous.members and peer not in self.reports.get(change.report.plan, {}):
+            if peer in self.agreement.everyone and peer not in self.reports.get(change.report.plan, {}):
                 self.take_report(peer, msgspec.structs.replace(change.report, signature=signature))
 
     def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:
@@ -351,23 +354,24 @@ class RoundFacts:
 
     def waits_for_newcomers(self, now: float) -> bool:
         """True if this lead, which has all its trainers, holds its plan back for newcomers about to have the state."""
-        known = (self.previous.members, self.leaves, self.banned, self.candidates(), self.left_out())
+        known = (self.agreement.everyone, self.leaves, self.banned, self.candidates(), self.left_out())
         outsiders = self.alive.difference(*known)
-        return self.newcomers.hold_back(self.previous, outsiders, now, timeout_s=self.settings.grace_s)
+        leads, timeout_s = len(self.agreement.electorate), self.settings.grace_s
+        return self.newcomers.hold_back(self.previous, outsiders, now, leads=leads, timeout_s=timeout_s)
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""
         return None if self.plan is None else self.reports.get(self.plan.hash, {}).get(self.me)
 
     def reported(self, plan: Plan) -> set[PeerId]:
-        """Participants, and members that took no part or were evicted, who came to the same result as this node."""
+        """Participants, and members and voters that took no part, who came to the same result as this node."""
         reports = self.reports.get(plan.hash, {})
         mine = reports.get(self.me)
         if mine is None:
             return set()
         result = mine.digest, mine.bitmaps, mine.tokens
         same = {p for p, r in reports.items() if (r.digest, r.bitmaps, r.tokens) == result}
-        return same.intersection({*plan.remaining(), *self.previous.members}).difference(self.leaves, self.banned)
+        return same.intersection({*plan.remaining(), *self.agreement.everyone}).difference(self.leaves, self.banned)
 
     def take_consent(self, sender: PeerId, consent: Consent) -> None:
         """A member would go back. Raises RemoteError if it did not sign that."""

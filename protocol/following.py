@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shoal.protocol import timeouts
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import Value
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
+from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum
 
 VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
@@ -62,7 +62,7 @@ class LeadWatch:
         facts = self._facts
         if self._unmet is None:
             begins = facts.previous.round == 0 or not facts.has_quorum()
-            self._unmet = set(facts.previous.members) if begins else set()
+            self._unmet = set(facts.agreement.electorate) if begins else set()
         self._unmet -= facts.alive
 
     def heard(self, now: float) -> None:
@@ -77,13 +77,13 @@ class LeadWatch:
         """The view that this member should move to, if any."""
         facts = self._facts
         view = facts.agreement.view
-        if not facts.agreement.member or not facts.has_quorum():
+        if not facts.agreement.votes or not facts.has_quorum():
             self._timeouts.renew(now)
             self._apart.at = self._together.at = None
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
-        meeting = common_view(facts.previous, view, promised, facts.alive, facts.leaves)
+        meeting = common_view(facts.previous, view, promised, facts.alive, facts.leaves, voting=facts.agreement.voting)
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
@@ -138,7 +138,7 @@ class LeadWatch:
     def _next_view(self, view: int) -> int:
         """The next view whose lead is believed alive."""
         facts = self._facts
-        for ahead in range(view + 1, view + 1 + len(facts.previous.members)):
+        for ahead in range(view + 1, view + 1 + len(facts.agreement.electorate)):
             leader = facts.agreement.lead(ahead)
             if leader in facts.alive and leader not in facts.leaves:
                 return ahead
@@ -146,7 +146,13 @@ class LeadWatch:
 
 
 def common_view(
-    previous: Value, view: int, promised: Mapping[PeerId, int], living: Collection[PeerId], leaves: Collection[PeerId]
+    previous: Value,
+    view: int,
+    promised: Mapping[PeerId, int],
+    living: Collection[PeerId],
+    leaves: Collection[PeerId],
+    *,
+    voting: Voting = CONTRIBUTORS,
 ) -> int:
     """The lowest view from `view` on in which the round after `previous` can be decided; `view` if there is none.
 
@@ -155,6 +161,6 @@ def common_view(
     ahead = sorted({later for later in promised.values() if later > view})
     for candidate in (view, *ahead) if ahead else ():
         voters = {peer for peer in living if promised.get(peer, 0) <= candidate}
-        if is_quorum(previous, voters, leaves):
+        if is_quorum(previous, voters, leaves, voting=voting):
             return candidate
     return view

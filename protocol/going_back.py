@@ -87,10 +87,8 @@ class GoingBack:
         held: Sequence[int] = yield FindEarlierRounds()
         if round not in held:
             raise ConfigError(f"--to {round}: this node does not have the state of that round, but of {_listed(held)}")
-        if self._me not in chain.head.members:
-            raise ConfigError(
-                "this node is no member of the next round; only members roll back: wait until it has joined"
-            )
+        if self._me not in chain.voters:
+            raise ConfigError("this node has no vote in the next round: do it at one of the voters, see `shoal status`")
         asked = Target(round, chain.value(round).hash)
         yield KeepOrder(asked)
         self._asked = asked
@@ -145,8 +143,8 @@ class GoingBack:
         return self._catching_up.earlier(*sought)
 
     def _wanted(self, machine: RoundMachine) -> Target | None:
-        if self._asked is not None or not machine.agreement.member:
-            return self._asked if machine.agreement.member else None
+        if self._asked is not None or not machine.agreement.votes:
+            return self._asked if machine.agreement.votes else None
         consents = machine.consents().items()
         ordered = {consent.target for peer, consent in consents if consent.asked and peer != machine.me}
         return next((target for target in sorted(ordered, key=_age) if self._agrees(target)), None)

@@ -203,8 +203,8 @@ class Lead:
         contributors = [p for p, r in candidates.items() if r.role == CONTRIBUTOR and r.tokens and p in returners]
         if not contributors or not facts.is_quorum(candidates.keys()):
             return None
-        members = facts.previous.members
-        by_standing = sorted(candidates, key=lambda p: (p not in members, p not in returners, p))
+        voters, members = facts.agreement.electorate, facts.previous.members
+        by_standing = sorted(candidates, key=lambda p: (p not in voters, p not in members, p not in returners, p))
         candidates = {p: candidates[p] for p in by_standing[:MEMBER_LIMIT]}
         plan = make_plan(
             facts.previous,
@@ -298,6 +298,7 @@ class Lead:
     def _value(self, plan: Plan, reported: set[PeerId]) -> Value:
         facts = self._facts
         report, previous = facts.reports[plan.hash][facts.me], facts.previous
+        voters = facts.agreement.electorate
         value = Value(
             swarm=previous.swarm,
             term=previous.next_term,
@@ -305,13 +306,14 @@ class Lead:
             base=previous.hash,
             plan=plan.hash,
             planner=facts.me,
-            members=tuple(sorted(reported)),
-            leaves=tuple(sorted(set(facts.leaves).intersection(previous.members))),
+            members=tuple(sorted(sorted(reported, key=lambda p: (p not in voters, p))[:MEMBER_LIMIT])),
+            leaves=tuple(sorted(set(facts.leaves).intersection(facts.agreement.voting.may_leave(previous)))),
             bitmaps=report.bitmaps,
             tokens=report.tokens,
             digest=report.digest,
         )
-        lately = (*previous.members, *sorted(facts.gathering.returners), *(p.peer for p in plan.participants))
+        returners = sorted(facts.gathering.returners)
+        lately = (*sorted(voters), *previous.members, *returners, *(p.peer for p in plan.participants))
         value = with_bans(value, facts.proven, facts.banned, lately)
         amendment = facts.agreed_amendment()
         if amendment is None:
@@ -325,4 +327,7 @@ class Lead:
         if target is None or digest is None:
             return None
         consents = {peer: consent for peer, consent in facts.consents.items() if consent.target == target}
-        return make_rollback(facts.previous, facts.me, target, consents, digest=digest, leaves=facts.leaves)
+        voting = facts.agreement.voting
+        return make_rollback(
+            facts.previous, facts.me, target, consents, digest=digest, leaves=facts.leaves, voting=voting
+        )

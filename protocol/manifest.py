@@ -31,6 +31,7 @@ from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies.strategy import Strategy
 from shoal.protocol.strategies.table import strategy_named, with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
+from shoal.protocol.voting import LYING_VOTERS_MIN, FaultModel, Voting
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
 
@@ -260,6 +261,31 @@ class RoundSection(Message, frozen=True, kw_only=True):
     ] = 120.0
 
 
+class MembershipSection(Message, frozen=True, kw_only=True):
+    """Who decides rounds. A manifest without the section has these values."""
+
+    voters: Annotated[
+        Literal["contributors", "named"],
+        Meta(
+            description="Who votes: contributors (whoever contributed to the last round, so that one machine with many "
+            "keys can be a majority) or named (the founders, whoever else contributes; a majority of them has to be "
+            "up)."
+        ),
+    ] = "contributors"
+
+
+class AgreementSection(Message, frozen=True, kw_only=True):
+    """What voters may do wrong. A manifest without the section has these values."""
+
+    faults: Annotated[
+        Literal["crash", "lying"],
+        Meta(
+            description="What the agreement withstands: crash (half of the voters less one may stop) or lying (a third "
+            "of them less one may do anything; takes four named voters, and two thirds of them to be up)."
+        ),
+    ] = "crash"
+
+
 class NetworkSection(Message, frozen=True, kw_only=True):
     """Where to begin looking for peers. No part of the SwarmId: members may differ."""
 
@@ -279,10 +305,13 @@ class Manifest(Message, frozen=True, kw_only=True):
     round: RoundSection = RoundSection()
     rollouts: RolloutsSection | None = None
     audit: AuditSection | None = None
+    membership: MembershipSection | None = None
+    agreement: AgreementSection | None = None
     network: NetworkSection = NetworkSection()
 
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
+        self._check_voting()
         if self.sync.exchanges_gradients and self.inner.optimizer != "adamw":
             raise ValueError(
                 f'[inner] optimizer = "{self.inner.optimizer}" goes with a strategy of inner steps; with strategy = '
@@ -298,6 +327,28 @@ class Manifest(Message, frozen=True, kw_only=True):
     def audits(self) -> AuditSection:
         """Settings of audits; the defaults where the manifest has none."""
         return self.audit or AuditSection()
+
+    @property
+    def voting(self) -> Voting:
+        """Who votes on rounds, and how many votes decide."""
+        named = self.membership is not None and self.membership.voters == "named"
+        faults = FaultModel.CRASH if self.agreement is None else FaultModel(self.agreement.faults)
+        return Voting(faults, tuple(sorted(self.swarm.founders)) if named else ())
+
+    def _check_voting(self) -> None:
+        given = self.membership or self.agreement
+        if given is not None and not self.strategy.certifies:
+            raise ValueError(
+                f"[membership] and [agreement] are about certified rounds, which the strategy {self.sync.strategy} "
+                "does not have; leave them out"
+            )
+        voting = self.voting
+        if voting.faults is FaultModel.LYING and len(voting.named) < LYING_VOTERS_MIN:
+            raise ValueError(
+                f'faults = "lying" in [agreement] needs voters = "named" in [membership] and {LYING_VOTERS_MIN} '
+                f"founders or more; this has {len(self.swarm.founders)}: name more, as `shoal id` prints them on their "
+                'machines, or take faults = "crash"'
+            )
 
     @property
     def swarm_id(self) -> SwarmId:
@@ -329,7 +380,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         return manifest
 
 
-_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round", "rollouts", "audit")
+_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round", "rollouts", "audit", "membership", "agreement")
 
 
 def load_manifest(path: Path | str) -> Manifest:

@@ -300,7 +300,7 @@ class Member:
         return len(self._early)
 
     def missing(self) -> tuple[PeerId, ...]:
-        """The electorate's members that are not here; a machine that has just begun has not heard who is."""
+        """The voters that are not here; a machine that has just begun has not heard who is."""
         alive = self._here.alive()
         return () if self.machine is None else tuple(p for p in self.machine.missing() if p not in alive)
 
@@ -460,7 +460,7 @@ class Member:
         if machine is None or not self._here.current or plan.base != machine.previous.hash:
             return
         try:
-            check_plan(plan, plan.planner, machine.previous, self._settings)
+            check_plan(plan, plan.planner, machine.previous, self._settings, voting=machine.agreement.voting)
         except RemoteError as error:  # one that was fetched no machine has looked at
             yield Blame(plan.planner, f"round {plan.round}: {error}")
             return
@@ -687,6 +687,7 @@ class Member:
             banned=chain.banned,
             leads_back=chain.leads_back,
             may_join=self._here.may_join,
+            voting=chain.voting,
         )
         machine.remember(self.newcomers, self._probation)
         return machine
@@ -752,7 +753,7 @@ class Member:
 
     def _is_alone(self) -> bool:
         """True if nobody else can have heard what this node announced."""
-        return self._head.members == (self._me,)
+        return self._here.chain.voting.everyone(self._head) == {self._me}
 
     def _mark_announced(self) -> Steps:
         """Have it on disk that a contribution to the round under way is announced."""

@@ -414,7 +414,8 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Decision of a round. The view is not in it: one value certified in two views is one certificate.
 
-    `members` are the electorate of the next round, sorted; `leaves` the leaves counted in its quorum, sorted.
+    `members` are those whose work counts in the next round, sorted, who vote in it where no voters are named; `leaves`
+    the leaves counted in its quorum, sorted.
     `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
     `leave_signatures` has the promise of each of the leaves; `report_signatures`, for each of the members that was none
     before, in order, what it signed as its Report of this result.

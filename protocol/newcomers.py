@@ -49,11 +49,11 @@ class _Wait:
     base: bytes
     since: float
     asked: float
-    members: int
+    leads: int
 
     def cost_s(self, now: float) -> float:
         """Cost of this wait now that it is over, in seconds of all leads."""
-        return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.members
+        return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.leads
 
 
 class Newcomers:
@@ -73,11 +73,13 @@ class Newcomers:
         while len(self._said_at) > NEWCOMERS_LIMIT:
             del self._said_at[next(iter(self._said_at))]
 
-    def hold_back(self, previous: Value, possible: Collection[PeerId], now: float, *, timeout_s: float) -> bool:
+    def hold_back(
+        self, previous: Value, possible: Collection[PeerId], now: float, *, leads: int, timeout_s: float
+    ) -> bool:
         """True if the plan after `previous`, complete but for newcomers, waits for one of them.
 
         possible: the living that may take part and have not announced themselves on the state of this round. Whoever
-        said that it comes is believed for `timeout_s`; nobody holds the plan back longer.
+        said that it comes is believed for `timeout_s`; nobody holds the plan back longer. leads: how many take turns.
         """
         if not any(now - at < timeout_s for peer, at in self._said_at.items() if peer in possible):
             return False
@@ -85,7 +87,7 @@ class Newcomers:
             self._pay(now)
             if not self._saved.has(0.0, now):
                 return False
-            self._wait = _Wait(base=previous.hash, since=now, asked=now, members=len(previous.members))
+            self._wait = _Wait(base=previous.hash, since=now, asked=now, leads=leads)
         self._wait.asked = now
         return now - self._wait.since < timeout_s
 

@@ -63,7 +63,7 @@ class NoQuorum:
         say = alone and not self.without_quorum
         self.without_quorum = alone
         train_on = alone and contributed and may_train and resting
-        waiting = machine.agreement.member and machine.phase is Phase.PLAN and not contributed and may_train
+        waiting = machine.is_member and machine.phase is Phase.PLAN and not contributed and may_train
         if not waiting or machine.agreement.something_binds or not machine.nobody_trains():
             self._idle_since = now
         contribute = now - self._idle_since >= IDLE_S

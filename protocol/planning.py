@@ -21,7 +21,6 @@ from typing import Self
 
 import msgspec
 
-from shoal.protocol.certificate import lead
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
@@ -38,6 +37,7 @@ from shoal.protocol.messages import (
     Relay,
     Value,
 )
+from shoal.protocol.voting import CONTRIBUTORS, Voting, lead
 
 CONTRIBUTOR = "contributor"
 """The contribution is encoded and committed to."""
@@ -195,12 +195,14 @@ def separated(readies: Mapping[PeerId, Ready]) -> set[tuple[PeerId, PeerId]]:
     return {(a, b) for a in mute for b in mute if a < b and b not in mute[a] and a not in mute[b]}
 
 
-def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSettings) -> None:
+def check_plan(
+    plan: Plan, sender: PeerId, previous: Value, settings: RoundSettings, *, voting: Voting = CONTRIBUTORS
+) -> None:
     """Check what can be checked of a plan without having seen every Ready.
 
     Raises RemoteError naming what is wrong with it.
     """
-    if not plan.planner == sender == lead(previous, plan.view):
+    if not plan.planner == sender == lead(previous, plan.view, voting=voting):
         raise RemoteError(f"planned in view {plan.view}, which another leads", peer=sender)
     if (plan.codec, plan.numel, plan.chunk_values) != (settings.codec, settings.numel, settings.chunk_values):
         raise RemoteError("a plan for another grid or codec", peer=sender)

@@ -9,10 +9,10 @@ plans without them for some turns, if the rest are enough:
     not again within that time                           ─► all is as if it had never been
 
 A turn is one round. But where the lead was a party itself it alone knows that it judged rightly, and it may be long
-until it leads again: for who led the round, a turn is as many rounds as there are members.
+until it leads again: for who led the round, a turn is as many rounds as there are voters.
 
 Nothing of it is agreed on: a lead that saw nothing of it plans with them, and sees it then. Who is left out votes where
-it is a member, follows the rounds, and keeps what it learnt meanwhile for the first round that counts it.
+it has a vote, follows the rounds, and keeps what it learnt meanwhile for the first round that counts it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ class Probation:
         self._rests: dict[PeerId, _Rest] = {}
         self._term: Term | None = None
 
-    def lost(self, peers: Collection[PeerId], previous: Value, *, led: bool) -> None:
-        """Note who lost a dispute in the round after `previous`. led: by this node's own judgement."""
+    def lost(self, peers: Collection[PeerId], previous: Value, *, turn_rounds: int) -> None:
+        """Note who lost a dispute in the round after `previous`. turn_rounds: until this node judges again, if it did.
+
+        By another's judgement a turn is one round.
+        """
         self._keep_to(previous.next_term)
-        round, turn_rounds = previous.next_round, len(previous.members) if led else 1
+        round = previous.next_round
         self._rests = {peer: rest for peer, rest in self._rests.items() if rest.remembers(round)}
         for peer in peers:
             last = self._rests.get(peer)

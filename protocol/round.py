@@ -43,7 +43,7 @@ from shoal.protocol.agreement import (
     FreeToPlan,
 )
 from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
-from shoal.protocol.certificate import LeaveCost, lead, leave_cost
+from shoal.protocol.certificate import LeaveCost, leave_cost
 from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
@@ -82,6 +82,7 @@ from shoal.protocol.probation import Probation
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import SILENCE_S
 from shoal.protocol.view_change import check_entered
+from shoal.protocol.voting import CONTRIBUTORS, Voting
 
 LINEAGES_LIMIT = 8
 """Reductions that a lead may begin in one view: it plans anew only where too few remain to go on."""
@@ -105,7 +106,7 @@ class RoundMachine:
     """One node's part in the round after `previous`.
 
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
-    were members lately, whose weight counts although they are not in the electorate. `in_force` are the agreed
+    were members lately, whose weight counts as theirs does. `voting` says who has a vote. `in_force` are the agreed
     settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided;
     `leads_back` and `may_join` as in `Agreement`.
     """
@@ -124,6 +125,7 @@ class RoundMachine:
         banned: Collection[PeerId] = (),
         leads_back: Callable[[Value], bool] | None = None,
         may_join: Callable[[PeerId], bool] | None = None,
+        voting: Voting = CONTRIBUTORS,
     ) -> None:
         self.me = identity.peer_id
         self.life = life
@@ -137,8 +139,15 @@ class RoundMachine:
             banned=banned,
             leads_back=leads_back,
             may_join=may_join,
+            voting=voting,
         )
-        self._gathering = Gathering(members=previous.members, returners=returners, state=state, banned=banned)
+        self._gathering = Gathering(
+            members=previous.members,
+            voters=self.agreement.electorate,
+            returners=returners,
+            state=state,
+            banned=banned,
+        )
         self._facts = RoundFacts(
             me=self.me,
             previous=previous,
@@ -270,25 +279,30 @@ class RoundMachine:
         return [*self._of_agreement(self.agreement.proven(evidence, accused)), *self.tick(now)]
 
     def consent(self, target: Target, *, asked: bool, now: float) -> list[Effect]:
-        """Say that this member would go back to `target`; `asked`: its own user wants that. No effect if it said so."""
+        """Say that this voter would go back to `target`; `asked`: its own user wants that. No effect if it said so."""
         said = self._facts.consents.get(self.me)
-        if not self.agreement.member or (said is not None and (said.target, said.asked) == (target, asked)):
+        if not self.agreement.votes or (said is not None and (said.target, said.asked) == (target, asked)):
             return []
         consent = make_consent(self._identity, self.previous, target, asked=asked)
         self._facts.consents[self.me] = consent
         return [Broadcast(consent), *self.tick(now)]
 
     def amend(self, amendment: Amendment, *, asked: bool, now: float, authority: bytes = b"") -> list[Effect]:
-        """Say that this member would amend; as in `AmendConsent`. No effect if it said so, or it cannot be."""
+        """Say that this voter would amend; as in `AmendConsent`. No effect if it said so, or it cannot be."""
         said = self._facts.amend_consents.get(self.me)
         again = said is not None and (said.amendment, said.asked, said.authority) == (amendment, asked, authority)
-        if not self.agreement.member or again or not self._facts.may_amend(amendment):
+        if not self.agreement.votes or again or not self._facts.may_amend(amendment):
             return []
         consent = make_amend_consent(self._identity, self.previous, amendment, asked=asked, authority=authority)
         self._facts.amend_consents[self.me] = consent
         return [Broadcast(consent), *self.tick(now)]
 
     # -- questions -------------------------------------------------------------------------------------------
+
+    @property
+    def is_member(self) -> bool:
+        """True if this node is one of the members after `previous`, whose weight counts."""
+        return self.me in self.previous.members
 
     @property
     def phase(self) -> Phase:
@@ -307,9 +321,9 @@ class RoundMachine:
         return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
 
     def missing(self) -> tuple[PeerId, ...]:
-        """The electorate's members that are not here."""
+        """The voters that are not here."""
         here = self._facts.alive | self.agreement.leaves
-        return tuple(p for p in self.previous.members if p not in here)
+        return tuple(p for p in self.agreement.voting.electorate(self.previous) if p not in here)
 
     def has_quorum(self) -> bool:
         """True if the living members could certify this round."""
@@ -317,11 +331,12 @@ class RoundMachine:
 
     def leave_cost(self, leaving: Collection[PeerId]) -> LeaveCost:
         """Work out what this node's going means for those who stay, while those in `leaving` are about to go too."""
-        return leave_cost(self.previous, self.me, self._facts.alive, self.agreement.leaves, leaving)
+        agreement = self.agreement
+        return leave_cost(self.previous, self.me, self._facts.alive, agreement.leaves, leaving, voting=agreement.voting)
 
     def votes_alone(self) -> bool:
         """True if no other voter is here."""
-        return self._facts.others().isdisjoint(self.previous.members)
+        return self._facts.others().isdisjoint(self.agreement.electorate)
 
     @property
     def rests(self) -> bool:
@@ -336,19 +351,20 @@ class RoundMachine:
         return bool(self._facts.others()) and not self._facts.holders()
 
     def hands_over(self) -> bool:
-        """True if this node alone can certify this round, so that others become members who have its state."""
-        return self.votes_alone() and self.agreement.member and self.has_quorum() and bool(self._facts.holders())
+        """True if this node alone can certify this round, by which others become voters who have its state."""
+        may_leave = self.me in self.agreement.voting.may_leave(self.previous)
+        return self.votes_alone() and may_leave and self.has_quorum() and bool(self._facts.holders())
 
     def nobody_trains(self) -> bool:
         """True if no living member is making a contribution or has made one."""
         return self._gathering.nobody_trains(self._facts.alive)
 
     def consents(self) -> dict[PeerId, Consent]:
-        """Consents of members that would go back in this round, each with the round to go back to."""
+        """Consents of voters that would go back in this round, each with the round to go back to."""
         return dict(self._facts.consents)
 
     def amend_consents(self) -> dict[PeerId, AmendConsent]:
-        """Consents of members that would amend the settings in this round, each with its amendment."""
+        """Consents of voters that would amend the settings in this round, each with its amendment."""
         return dict(self._facts.amend_consents)
 
     def current(self) -> list[Message]:
@@ -396,7 +412,8 @@ class RoundMachine:
     def _is_heard(self, sender: PeerId, senders: Senders) -> bool:
         """True if `sender` is one of these; nothing is kept of a peer that takes no part."""
         announced = senders is Senders.PARTICIPANTS and sender in self._gathering
-        return senders is Senders.ALL or announced or sender in self.previous.members
+        known = self.agreement.electorate if senders is Senders.VOTERS else self.agreement.everyone
+        return senders is Senders.ALL or announced or sender in known
 
     def _receive_change(self, sender: PeerId, change: ViewChange, _now: float) -> list[Effect]:
         self._facts.take_change(sender, change)
@@ -408,8 +425,8 @@ class RoundMachine:
         self._note_origin(sender, plan)
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
-        check_plan(plan, sender, self.previous, self._facts.settings)
-        check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)
+        check_plan(plan, sender, self.previous, self._facts.settings, voting=self.agreement.voting)
+        check_entered(sender, plan.view, plan.moves, self.previous, voting=self.agreement.voting)
         check_norms(plan, sender, self._gathering.squares(plan))
         self._check_begun(plan)
         follows = not self._is_of_earlier_life(plan) and self._knows_origin(plan)
@@ -422,7 +439,7 @@ class RoundMachine:
         if plan.origin != NO_HASH or plan.hash in self._origins or len(self._origins) >= ORIGINS_LIMIT:
             return
         with contextlib.suppress(RemoteError):
-            check_plan(plan, sender, self.previous, self._facts.settings)
+            check_plan(plan, sender, self.previous, self._facts.settings, voting=self.agreement.voting)
             self._origins[plan.hash] = _fixed(plan)
 
     def _knows_origin(self, plan: Plan) -> bool:
@@ -445,9 +462,9 @@ class RoundMachine:
         self._begun = {plan.view: begun}
 
     def _receive_evict(self, sender: PeerId, message: Evict, _now: float) -> list[Effect]:
-        if sender != lead(self.previous, message.view):
+        if sender != self.agreement.lead(message.view):
             raise RemoteError(f"evicted in view {message.view}, which another leads", peer=sender)
-        check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)
+        check_entered(sender, message.view, message.moves, self.previous, voting=self.agreement.voting)
         planned = self.plan is not None and (self.plan.view, self.plan.attempt) >= (message.view, message.attempt)
         if not self._in_reach(message.view) or planned:
             return []
@@ -499,7 +516,8 @@ class RoundMachine:
         self._planner_died &= before is not None and before.view == plan.view
         if before is not None:
             losers = facts.accusations.losers(before, plan, facts.alive, facts.suspected, me=self.me)
-            facts.probation.lost(losers, self.previous, led=plan.planner == self.me)
+            turn_rounds = len(self.agreement.electorate) if plan.planner == self.me else 1
+            facts.probation.lost(losers, self.previous, turn_rounds=turn_rounds)
             facts.accusations.leave(before, facts.alive)
         self.weigh(plan)
         facts.plan, facts.planned_at, self._relayed = plan, now, None
@@ -595,8 +613,8 @@ class Senders(enum.Enum):
 
     ALL = "all"
     PARTICIPANTS = "participants"
-    """Members, and whoever announced itself."""
-    MEMBERS = "members"
+    """Members, voters, and whoever announced itself."""
+    VOTERS = "voters"
 
 
 Take = Callable[[RoundMachine, PeerId, Any, float], list[Effect]]
@@ -620,7 +638,7 @@ def _noted(take: Callable[[RoundFacts, PeerId, Any], None], senders: Senders = S
     return Rule(senders, note)
 
 
-def _agreed(kind: type[Message], senders: Senders = Senders.MEMBERS) -> Rule:
+def _agreed(kind: type[Message], senders: Senders = Senders.VOTERS) -> Rule:
     """A step of the agreement."""
     step = STEPS[kind]
 
@@ -641,10 +659,10 @@ RULES: Mapping[type[Message], Rule] = {
     Propose: _agreed(Propose),
     Prepare: _agreed(Prepare),
     Vote: _agreed(Vote),
-    ViewChange: Rule(Senders.MEMBERS, RoundMachine._receive_change),
+    ViewChange: Rule(Senders.VOTERS, RoundMachine._receive_change),
     Leave: _agreed(Leave),
     Certificate: _agreed(Certificate, Senders.ALL),
-    Consent: _noted(RoundFacts.take_consent, Senders.MEMBERS),
-    AmendConsent: _noted(RoundFacts.take_amend_consent, Senders.MEMBERS),
+    Consent: _noted(RoundFacts.take_consent, Senders.VOTERS),
+    AmendConsent: _noted(RoundFacts.take_amend_consent, Senders.VOTERS),
 }
 """Messages that are heard of a round until it is decided. The steps are those of `agreement.STEPS`."""

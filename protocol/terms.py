@@ -19,7 +19,6 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Literal
 
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId, verify
 from shoal.protocol.messages import (
@@ -34,6 +33,7 @@ from shoal.protocol.messages import (
     Value,
     consent_preimage,
 )
+from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum
 
 RollbackPolicy = Literal["never", "spike", "always"]
 """Policy on when a member consents to a rollback that another member's user ordered; see going_back.py."""
@@ -65,10 +65,11 @@ def make_rollback(
     *,
     digest: bytes,
     leaves: Collection[PeerId] = (),
+    voting: Voting = CONTRIBUTORS,
 ) -> Value:
     """The value by which the round after `previous` goes back to `target`, whose state has `digest`."""
-    consenting = sorted(peer for peer in consents if peer in previous.members and peer not in leaves)
-    counted = tuple(sorted(set(leaves).intersection(previous.members)))
+    counted = tuple(sorted(set(leaves).intersection(voting.may_leave(previous))))
+    consenting = sorted(peer for peer in consents if peer in voting.electorate(previous) and peer not in counted)
     return Value(
         swarm=previous.swarm,
         term=previous.next_term,
@@ -86,7 +87,7 @@ def make_rollback(
 
 
 @lru_cache(maxsize=64)
-def is_consented(value: Value, previous: Value) -> bool:
+def is_consented(value: Value, previous: Value, *, voting: Voting = CONTRIBUTORS) -> bool:
     """Check that a rollback carries valid consents of a quorum. Other values need none."""
     rollback = value.rollback
     if not rollback:
@@ -94,7 +95,7 @@ def is_consented(value: Value, previous: Value) -> bool:
     signed = list(zip(rollback.consenting, rollback.signatures, strict=False))
     return (
         len(rollback.consenting) == len(rollback.signatures) == len(set(rollback.consenting))
-        and is_quorum(previous, rollback.consenting, value.leaves)
+        and is_quorum(previous, rollback.consenting, value.leaves, voting=voting)
         and all(verify_consent(peer, value.base, rollback.target, signature) for peer, signature in signed)
     )
 

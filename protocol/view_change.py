@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import msgspec
 
-from shoal.protocol.certificate import FaultModel, follows, is_quorum, verify_leave, verify_step
+from shoal.protocol.certificate import follows, verify_leave, verify_step
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId, verify
 from shoal.protocol.messages import (
@@ -32,6 +32,7 @@ from shoal.protocol.messages import (
     ViewChange,
     move_preimage,
 )
+from shoal.protocol.voting import Voting, is_quorum
 
 NOTHING_PREPARED = -1
 
@@ -56,27 +57,27 @@ def verify_move(base: bytes, view: int, one: Moved) -> bool:
     return verify(one.peer, VIEW_CHANGE_DOMAIN, move_preimage(base, view, one.prepared, one.value), one.signature)
 
 
-def is_prepared(prepared: Prepared, value: Value, previous: Value, faults: FaultModel) -> bool:
+def is_prepared(prepared: Prepared, value: Value, previous: Value, *, voting: Voting) -> bool:
     """Check that a prepare certificate of `value` holds: signed by a quorum, each counted once."""
     signed = list(zip(prepared.signers, prepared.signatures, strict=False))
     return (
         len(prepared.signers) == len(prepared.signatures) == len(set(prepared.signers))
         and not set(prepared.signers).intersection(value.leaves)
-        and is_quorum(previous, prepared.signers, value.leaves, faults=faults)
+        and is_quorum(previous, prepared.signers, value.leaves, voting=voting)
         and all(verify_step(PREPARE_DOMAIN, peer, prepared.view, value.hash, one) for peer, one in signed)
     )
 
 
-def check_change(sender: PeerId, change: ViewChange, previous: Value, faults: FaultModel) -> None:
+def check_change(sender: PeerId, change: ViewChange, previous: Value, *, voting: Voting) -> None:
     """Raises RemoteError unless `sender` signed it, and its certificate is what it says and of an earlier view."""
     if not verify_move(previous.hash, change.view, moved(sender, change)):
         raise RemoteError("a view change whose signature does not hold", peer=sender)
     if change.prepared is None:
         return
     value, prepared = change.prepared.value, change.prepared.prepared
-    if prepared.view >= change.view or not follows(value, previous):
+    if prepared.view >= change.view or not follows(value, previous, voting=voting):
         raise RemoteError("a view change with an impossible certificate", peer=sender)
-    if not is_prepared(prepared, value, previous, faults):
+    if not is_prepared(prepared, value, previous, voting=voting):
         raise RemoteError("a view change with a certificate that does not hold", peer=sender)
 
 
@@ -103,7 +104,7 @@ def compelled(moves: Moves) -> tuple[int, bytes] | None:
 
 
 @lru_cache(maxsize=256)
-def are_sound(moves: Moves, view: int, previous: Value, faults: FaultModel) -> bool:
+def are_sound(moves: Moves, view: int, previous: Value, *, voting: Voting) -> bool:
     """Check that `moves` show that a quorum entered `view`: all signed, each counted once, the leaves too."""
     peers = [one.peer for one in moves.changes]
     leaves = dict(zip(moves.leaves, moves.leave_signatures, strict=False))
@@ -112,14 +113,14 @@ def are_sound(moves: Moves, view: int, previous: Value, faults: FaultModel) -> b
         and len(leaves) == len(moves.leaves) == len(moves.leave_signatures)
         and not leaves.keys() & set(peers)
         and all(one.prepared < view for one in moves.changes)
-        and is_quorum(previous, peers, leaves, faults=faults)
+        and is_quorum(previous, peers, leaves, voting=voting)
         and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())
         and all(verify_move(previous.hash, view, one) for one in moves.changes)
     )
 
 
 def check_entered(
-    sender: PeerId, view: int, moves: Moves | msgspec.UnsetType, previous: Value, faults: FaultModel
+    sender: PeerId, view: int, moves: Moves | msgspec.UnsetType, previous: Value, *, voting: Voting
 ) -> None:
     """Check that the lead of `view` may say something of its own in it: nothing compels it.
 
@@ -129,7 +130,7 @@ def check_entered(
         if not isinstance(moves, msgspec.UnsetType):
             raise RemoteError("the first view was entered by nobody", peer=sender)
         return
-    if isinstance(moves, msgspec.UnsetType) or not are_sound(moves, view, previous, faults):
+    if isinstance(moves, msgspec.UnsetType) or not are_sound(moves, view, previous, voting=voting):
         raise RemoteError(f"no quorum is shown to have moved to view {view}", peer=sender)
     if compelled(moves) is not None:
         raise RemoteError(f"plans in view {view}, in which a value stands already", peer=sender)
@@ -142,19 +143,20 @@ def check_proposed(
     moves: Moves | msgspec.UnsetType,
     prepared: Prepared | msgspec.UnsetType,
     previous: Value,
-    faults: FaultModel,
+    *,
+    voting: Voting,
 ) -> bool:
     """Check what compels a proposal in `view`; returns whether something does.
 
     Raises RemoteError where the lead shows no quorum, or proposes another value than its quorum compels.
     """
     if isinstance(prepared, msgspec.UnsetType):
-        check_entered(sender, view, moves, previous, faults)
+        check_entered(sender, view, moves, previous, voting=voting)
         return False
-    if isinstance(moves, msgspec.UnsetType) or not are_sound(moves, view, previous, faults):
+    if isinstance(moves, msgspec.UnsetType) or not are_sound(moves, view, previous, voting=voting):
         raise RemoteError(f"no quorum is shown to have moved to view {view}", peer=sender)
     if compelled(moves) != (prepared.view, value.hash):
         raise RemoteError(f"proposes in view {view} another value than stands", peer=sender)
-    if not is_prepared(prepared, value, previous, faults):
+    if not is_prepared(prepared, value, previous, voting=voting):
         raise RemoteError(f"proposes in view {view} by a certificate that does not hold", peer=sender)
     return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.protocol.certificate import lead, verify_leave, verify_step
+from shoal.protocol.certificate import verify_leave, verify_step
 from shoal.protocol.commitments import Commitment, commitment_of
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import (
@@ -46,6 +46,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import RoundSettings, check_norms
 from shoal.protocol.view_change import moved, verify_move
+from shoal.protocol.voting import CONTRIBUTORS, Voting, lead
 
 ROUNDS_KEPT = 3
 LIVES_LIMIT = 4
@@ -66,6 +67,7 @@ class _Round:
 
     base: Value
     settings: RoundSettings
+    voting: Voting
     commitments: dict[PeerId, dict[bytes, Commitment]] = field(default_factory=dict)
     squares: dict[bytes, tuple[float, ...]] = field(default_factory=dict)  # by what is committed to
     votes: _Votes = field(default_factory=dict)  # by step, voter and view: two values at most, with their signatures
@@ -82,9 +84,9 @@ class Witness:
     def __init__(self) -> None:
         self._rounds: dict[bytes, _Round] = {}
 
-    def begin(self, base: Value, settings: RoundSettings) -> None:
+    def begin(self, base: Value, settings: RoundSettings, *, voting: Voting = CONTRIBUTORS) -> None:
         """The round after `base` begins; the oldest is forgotten."""
-        self._rounds.setdefault(base.hash, _Round(base=base, settings=settings))
+        self._rounds.setdefault(base.hash, _Round(base=base, settings=settings, voting=voting))
         while len(self._rounds) > ROUNDS_KEPT:
             del self._rounds[next(iter(self._rounds))]
 
@@ -142,7 +144,7 @@ class Witness:
     def _hear_step(
         self, about: _Round, step: str, voter: PeerId, view: int, value_hash: bytes, signature: bytes
     ) -> list[Evidence]:
-        if voter not in about.base.members or not 0 <= view < VIEWS_LIMIT:
+        if voter not in about.voting.electorate(about.base) or not 0 <= view < VIEWS_LIMIT:
             return []
         said = about.votes.get((step, voter, view), {})
         unknown = [other for other in said if other not in about.values]
@@ -157,7 +159,7 @@ class Witness:
         return [*found, *self._broken_leave(about, voter)]
 
     def _hear_leave(self, about: _Round, peer: PeerId, signature: bytes) -> list[Evidence]:
-        known = peer in about.leaves or peer not in about.base.members
+        known = peer in about.leaves or peer not in about.voting.electorate(about.base)
         if known or not verify_leave(peer, about.base.hash, signature):
             return []
         about.leaves[peer] = signature
@@ -181,7 +183,7 @@ class Witness:
         return []
 
     def _hear_move(self, about: _Round, view: int, move: Moved) -> list[Evidence]:
-        if move.peer not in about.base.members or not 0 <= view < VIEWS_LIMIT:
+        if move.peer not in about.voting.electorate(about.base) or not 0 <= view < VIEWS_LIMIT:
             return []
         known = about.moves.get((move.peer, view))
         if known is not None and known.prepared <= move.prepared:  # of several the one that hides most
@@ -215,7 +217,7 @@ class Witness:
         return [DoubleVote(base=about.base, peer=voter, view=view, values=values, signatures=(one, other), step=step)]
 
     def _keep_value(self, about: _Round, sender: PeerId, value: Value) -> list[Evidence]:
-        bringer = sender if sender in about.base.members else None
+        bringer = sender if sender in about.voting.electorate(about.base) else None
         if value.hash in about.values or about.brought[bringer] >= VALUES_LIMIT:
             return []
         about.brought[bringer] += 1
@@ -235,7 +237,7 @@ class Witness:
     def _keep_plan(self, about: _Round, sender: PeerId, plan: Plan) -> None:
         """Keep what the lead of its view planned, if it is what a reduction begins with: revisions name its hash."""
         begins = plan.origin == NO_HASH and not plan.standing
-        if begins and plan.planner == sender == lead(about.base, plan.view):
+        if begins and plan.planner == sender == lead(about.base, plan.view, voting=about.voting):
             before = sum(one.planner == sender for one in about.plans.values())
             if before < PLANS_LIMIT:
                 about.plans[plan.hash] = plan

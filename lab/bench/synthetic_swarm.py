@@ -253,6 +253,8 @@ class SyntheticSwarm:
                 digest=blake3(f"{self.seed}/{certified}".encode()).hexdigest() if certified else None,
                 paused=self.paused,
                 members=sum(peer.member for peer in peers),
+                voters=sum(peer.member for peer in peers),
+                lying=False,
                 missing=missing,
                 loss=self._loss,
                 train_loss=self._train_loss,

@@ -26,13 +26,14 @@ from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_o
 from shoal.node.state.contributions import Contributions
 from shoal.node.training.trainer_messages import Assignment, Contribution, Train
 from shoal.node.workload import Workload
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.planning import JOINER, PlanOrder, RoundSettings, absent_ready, make_plan
 from shoal.protocol.strategies.table import STRATEGIES
+from shoal.protocol.voting import lead
 
 
 class LocalNode:

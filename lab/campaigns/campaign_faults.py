@@ -21,8 +21,8 @@ from shoal.lab.fleet import START_DEADLINE_S
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import CaughtUp, Certified, Voted
-from shoal.protocol.certificate import is_quorum, lead
 from shoal.protocol.messages import Value
+from shoal.protocol.voting import is_quorum, lead
 from shoal.testnet import scenario
 from shoal.testnet.faults import strike
 from shoal.testnet.nodes import NodeProcess

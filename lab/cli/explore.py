@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.lab.explore.rules_scope import RulesScope
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.search import Exploration, Finding
-    from shoal.protocol.certificate import FaultModel
+    from shoal.protocol.voting import FaultModel
 
     AnyExploration = Exploration[Scope] | Exploration[RulesScope] | RepairExploration
 
@@ -51,6 +51,9 @@ class ExploreOptions:
     )
     liars: Annotated[
         int, Option("--liars", help="How many members say anything at any time; one, but of the rules.")
+    ] = 0
+    strangers: Annotated[
+        int, Option("--strangers", help="How many contribute without a vote, beside the members, who are named voters.")
     ] = 0
     liar: Annotated[int, Option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
     careless: Annotated[
@@ -110,6 +113,7 @@ def _explored_agreement(options: ExploreOptions) -> Exploration[Scope]:
         rollbacks=options.rollbacks,
         liars=options.liars,
         liar=options.liar,
+        strangers=options.strangers,
         faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
@@ -130,7 +134,7 @@ def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration[Sc
 
 
 def _faults(quorum: str) -> FaultModel:
-    from shoal.protocol.certificate import FaultModel
+    from shoal.protocol.voting import FaultModel
 
     if quorum not in {faults.value for faults in FaultModel}:
         raise ConfigError(f"--quorum {quorum}: must be crash or lying")
@@ -274,6 +278,8 @@ def _told_scope(exploration: AnyExploration) -> str:
             who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
         told = f"quorums of `{scope.quorum}`, {who}, {told}"
         return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
+    if scope.strangers:
+        told = f"{count(scope.strangers, 'stranger')} beside {told}"
     if scope.liars:
         told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""

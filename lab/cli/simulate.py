@@ -33,6 +33,11 @@ class SimulateOptions:
     ] = 0.0
     loss: Annotated[float, Option("--loss", help="Share of control messages that the network loses.")] = 0.0
     seed: Annotated[int, Option("--seed", help="Of everything random; the same seed gives the same trace.")] = 1
+    voters: Annotated[
+        int,
+        Option("--voters", help="So many of them found the swarm and are its named voters; 0: whoever contributes."),
+    ] = 0
+    lying: Annotated[bool, Option("--lying", help="The quorum is that of voters of whom some may lie.")] = False
     real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
     shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
     as_json: AsJson = False
@@ -75,6 +80,8 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     churn=Churn() if churn == Churn() else churn,
                     fault=found.fault,
                     rollouts=found.rollouts,
+                    voters=options.voters,
+                    lying=options.lying,
                     real_keys=options.real_keys,
                 )
             ),

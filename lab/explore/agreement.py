@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
-from shoal.lab.explore.scope import Scope, outweighs
+from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.search import Exploration, OnProgress, Search, State, ignore_progress
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
@@ -102,7 +102,7 @@ class Explorer:
         order = self._order = search.order
         search.run(limit, on_progress)
         figures = search.figures()
-        if figures["violations"] and self.scope.first_alike < self.scope.members:
+        if figures["violations"] and self.scope.first_alike < self.scope.everyone:
             # Members were exchanged on the way to it: search with their names.
             named = replace(self.scope, exchanged=False)
             (finding,) = Explorer(named, self._make, forks_only=self._forks_only).run().violations
@@ -249,4 +249,4 @@ class Explorer:
 
     def _suffice(self, vote: Cast, numbers: list[int], said: list[frozenset[Cast]]) -> bool:
         leaves = self.members.values.by_hash[vote[1]].leaves
-        return outweighs(self.members.previous, self._signers(vote, numbers, said), leaves, self.scope.faults)
+        return self.members.outweigh(self._signers(vote, numbers, said), leaves)

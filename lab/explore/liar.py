@@ -5,8 +5,9 @@ What it says takes nobody else's key: it has its own signatures, and those that 
 * Prepares and votes of every value that was proposed, or that it made up itself, in every view;
 * ViewChanges to every view, with nothing prepared, with every prepare certificate that it can make of what was signed
   with its own Prepare, shown or hidden, and with an invented one; and to a view far ahead;
-* proposals in the views that it leads of what each quorum's ViewChanges compel, of its own values where they compel
-  nothing and where they do, by an invented certificate, and without any ViewChanges; and in a view far ahead;
+* proposals in the views that it leads, and in all where it has no vote, of what each quorum's ViewChanges compel, of
+  its own values where they compel nothing and where they do, by an invented certificate, and without any ViewChanges;
+  and in a view far ahead;
 * a Leave; certificates of its own values by its own vote, and by all votes that there are.
 
 Its own values are two true ones, one with a digest that nobody computed, one with a stranger for a member, and one that
@@ -22,11 +23,11 @@ from functools import cache
 
 import msgspec
 
-from shoal.lab.explore.scope import Scope, Values
+from shoal.lab.explore.member import Members
+from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.word import Said, order_of
 from shoal.lab.forgeries import with_stranger, without_others
 from shoal.lab.signed import certified, change_of, leave_of, moves_of, prepare_of, prepared_by, propose_of, vote_of
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     Certificate,
@@ -42,6 +43,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.view_change import compelled
+from shoal.protocol.voting import is_quorum
 
 FAR_VIEWS = 8
 """A view far ahead is so many beyond the last that is explored."""
@@ -66,9 +68,11 @@ class _Remembering(Identity):
 class Liar:
     """The lying member `position`, and all messages that it may send."""
 
-    def __init__(self, position: int, identities: Sequence[Identity], values: Values, scope: Scope) -> None:
+    def __init__(self, scope: Scope, members: Members) -> None:
+        position, values = scope.liar, members.values
         self.position = position
-        self._identities = [_Remembering(identity) for identity in identities]
+        self._voting = members.voting
+        self._identities = [_Remembering(identity) for identity in members.identities]
         self._me = self._identities[position]
         self._scope = scope
         self._base = values.previous
@@ -85,6 +89,8 @@ class Liar:
         self._alphabets: dict[object, frozenset[Message]] = {}
 
     def _named(self) -> Iterator[tuple[Value, str]]:
+        if self.position >= self._scope.members:
+            yield from ((value, "what a stranger proposed") for value in self.own)
         yield self.false, "a false digest"
         yield self.unfair, "a stranger as a member"
         yield self.taken, "leaves that nobody signed"
@@ -119,7 +125,7 @@ class Liar:
         for view in range(self._scope.views):
             for value_hash, value in values.items():
                 prepared = prepared_by(self._with_me(prepares.get((view, value_hash), ())), view, value)
-                if is_quorum(self._base, prepared.signers, value.leaves, faults=self._scope.faults):
+                if is_quorum(self._base, prepared.signers, value.leaves, voting=self._voting):
                     yield PreparedValue(value, prepared)
 
     def _with_me(self, others: Iterable[int]) -> list[Identity]:
@@ -147,7 +153,8 @@ class Liar:
     def _proposals(
         self, heard: frozenset[tuple[int, Message]], certificates: Sequence[PreparedValue]
     ) -> Iterator[Message]:
-        led = [view for view in range(self._scope.views) if view % self._scope.members == self.position]
+        stranger = self.position >= self._scope.members
+        led = [view for view in range(self._scope.views) if stranger or view % self._scope.members == self.position]
         for view in led:
             for value in self.own:
                 yield propose_of(self._me, view, value)
@@ -170,7 +177,7 @@ class Liar:
             for some in itertools.combinations(moved, count):
                 for own in self._claims(view, certificates):
                     moves = self._shown(view, dict(some), own)
-                    if not is_quorum(self._base, [one.peer for one in moves.changes], faults=self._scope.faults):
+                    if not is_quorum(self._base, [one.peer for one in moves.changes], voting=self._voting):
                         continue
                     claim = compelled(moves)
                     if claim in met or (claim is not None and claim not in by_claim):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from shoal.lab.explore.liar import Liar, one_of
 from shoal.lab.explore.member import Members, copy_of
-from shoal.lab.explore.scope import Scope, outweighs
+from shoal.lab.explore.scope import Scope
 from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
@@ -49,9 +49,9 @@ class Calm:
 
         Returns None too if the honest that have not left are no quorum.
         """
-        up = [i for i, machine in self._machines.items() if machine.member and machine.standing.value != "left"]
+        up = [i for i, machine in self._machines.items() if machine.votes and machine.standing.value != "left"]
         peers = [self._members.peers[i] for i in up]
-        if not outweighs(self._members.previous, peers, (), self._scope.faults):
+        if not self._members.outweigh(peers, ()):
             return None
         for position, machine in self._machines.items():
             for message in machine.current():
@@ -83,7 +83,7 @@ class Calm:
             self._act(position, machine.propose(value))
 
     def _lie(self, receiver: int) -> None:
-        said = [frozenset(self._said.get(i, ())) for i in range(self._scope.members)]
+        said = [frozenset(self._said.get(i, ())) for i in range(self._scope.everyone)]
         alphabet = self._liar.alphabet(said)
         for _ in range(LIES_PER_MEMBER):
             self._hear(receiver, self._scope.liar, one_of(alphabet, self._rng))

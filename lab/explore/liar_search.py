@@ -15,7 +15,6 @@ from shoal.lab.explore.member import MakeAgreement, Member, Outcome, plain_agree
 from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.search import State
 from shoal.lab.explore.word import Said
-from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Prepare, Vote
 
 
@@ -24,7 +23,7 @@ class LiarExplorer(Explorer):
 
     def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement) -> None:
         super().__init__(scope, make)
-        self._liar = Liar(scope.liar, self.members.identities, self.members.values, scope)
+        self._liar = Liar(scope, self.members)
         self._machine = self.members.states[self.start[scope.liar]].machine
         self._liar_numbers: dict[Said, int] = {}
         self.forks = 0
@@ -64,7 +63,7 @@ class LiarExplorer(Explorer):
 
     def _stands(self, before: Standing, numbers: list[int], outcome: Outcome) -> Standing | str:
         standing = super()._stands(before, numbers, outcome)
-        if standing == "fork" and self.scope.faults is FaultModel.CRASH:
+        if standing == "fork" and self.scope.may_fork:
             self.forks += 1
             return before
         return standing

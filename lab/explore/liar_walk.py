@@ -15,11 +15,11 @@ from dataclasses import replace
 from shoal.lab.explore.liar import Liar, evidence, one_of
 from shoal.lab.explore.liar_calm import Calm
 from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
-from shoal.lab.explore.scope import Scope, outweighs
+from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.search import Exploration, OnProgress, ignore_progress
 from shoal.lab.explore.walk import AgreementWalk, walked
-from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
+from shoal.protocol.voting import FaultModel
 
 LOSS, LYING = 0.05, 0.25
 """Probabilities that a message is lost, and that it is the liar who acts."""
@@ -46,7 +46,7 @@ def walk_with_liar(
     rng = random.Random(seed)
 
     def begin() -> _LiarWalk:
-        planner, liar = rng.randrange(scope.members), rng.randrange(scope.members)
+        planner, liar = rng.randrange(scope.members), rng.randrange(scope.everyone)
         return _LiarWalk(replace(scope, reduced=False, planner=planner, liars=1, liar=liar), rng, make)
 
     return walked(replace(scope, reduced=False, liars=1), begin, steps, on_progress)
@@ -58,11 +58,11 @@ class _LiarWalk(AgreementWalk):
     def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
         two_faced = rng.random() < TWO_FACED
         weights = (20.0, 4.0, 4.0, rng.choice((0.02, 0.1, 0.5)), 0.2, 0.1)
-        honest = [position for position in range(scope.members) if position != scope.liar]
+        honest = [position for position in range(scope.everyone) if position != scope.liar]
         super().__init__(Members(scope, make), honest, rng, weights=weights, loss=LOSS, vote_loss=LOSS)
         self._scope = scope
         self._certified: set[bytes] = set()
-        self._liar = Liar(scope.liar, self.members.identities, self.members.values, scope)
+        self._liar = Liar(scope, self.members)
         self._two_faced = two_faced
         self._sent: set[Message] = set()
 
@@ -88,7 +88,7 @@ class _LiarWalk(AgreementWalk):
 
     def _lies(self) -> None:
         receiver = self._rng.choice(self._honest)
-        alphabet = self._liar.alphabet([self._said(i) for i in range(self._scope.members)])
+        alphabet = self._liar.alphabet([self._said(i) for i in range(self._scope.everyone)])
         if self._rng.random() < TO_THE_POINT:
             alphabet = self._to_the_point(alphabet, receiver)
         message = one_of(alphabet, self._rng)
@@ -129,7 +129,7 @@ class _LiarWalk(AgreementWalk):
             self._certified.add(certificate.value.hash)
         if len(self._certified) < 2:
             return None
-        self.over = self._scope.faults is FaultModel.CRASH and evidence(self._sent) is not None
+        self.over = self._scope.may_fork and evidence(self._sent) is not None
         return None if self.over else "fork"
 
     def _count(self, view: int, value: bytes) -> None:
@@ -137,7 +137,7 @@ class _LiarWalk(AgreementWalk):
         if self._scope.faults is FaultModel.LYING or _voted(self._sent, view, value):
             voters.add(self.members.peers[self._scope.liar])
         leaves = self.members.values.by_hash[value].leaves
-        if outweighs(self.members.previous, voters, leaves, self._scope.faults):
+        if self.members.outweigh(voters, leaves):
             self._certified.add(value)
 
     def _unfounded(self, certificate: Certificate) -> str | None:

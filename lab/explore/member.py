@@ -10,7 +10,7 @@ written first, and breaks no promise. What several members said together is for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,24 +62,26 @@ from shoal.protocol.messages import (
     step_preimage,
 )
 from shoal.protocol.view_change import sign_move
+from shoal.protocol.voting import Voting
 
-MakeAgreement = Callable[[Identity, Value], Agreement]
+MakeAgreement = Callable[[Identity, Value, Voting], Agreement]
 
 PASSED_OVER = NeedFinals | NeedState | Mismatch | FreeToPlan
 """Effects of an agreement that are asked of it when a member computes or proposes, and digests of a liar's own."""
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
 _FETCHED = {"_computed", "_states", "reports", "_taking_part"}
-_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_in_force", "faults"} | _FETCHED
+_FIXED = {"_identity", "_me", "previous", "round", "votes", "_order", "_in_force"} | _FETCHED
+_FIXED |= {"voting", "electorate", "everyone"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_prepares", "_my_votes", "_freed", "_mismatched", "_refused"}
 # Of use only to who forms certificates or leads; reduced schedules fill them in the step that uses them.
 _GATHERED = {"_prepares", "_votes", "_changes", "_values", "_leave_signatures"}
 
 
-def plain_agreement(identity: Identity, previous: Value) -> Agreement:
+def plain_agreement(identity: Identity, previous: Value, voting: Voting) -> Agreement:
     """The machine as it is."""
-    return Agreement(identity=identity, previous=previous)
+    return Agreement(identity=identity, previous=previous, voting=voting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +131,18 @@ class Members:
     def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement, *, forks_only: bool = False) -> None:
         self.scope = scope
         self.states: list[Member] = []
-        self.identities, self.previous = electorate(scope.members, scope.planner, scope.rollbacks)
+        self.identities, self.previous = electorate(scope.members, scope.planner, scope.rollbacks, scope.strangers)
         self.peers = [identity.peer_id for identity in self.identities]
-        self.values = Values(self.previous, self.peers, self.identities)
+        self.voters = self.peers[: scope.members]
+        self.voting = Voting(scope.faults, tuple(sorted(self.voters)) if scope.strangers else ())
+        self.values = Values(self.previous, self.peers, self.identities[: scope.members], self.voting)
         self._make = make
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
         self._signed: dict[tuple[int, Message], Message] = {}
-        self._proofs = Proofs(self.previous, scope.faults)
-        log, everyone = abandoned_log(self.previous), range(scope.members)
+        self._proofs = Proofs(self.previous, self.voting)
+        log, everyone = abandoned_log(self.previous), range(scope.everyone)
         self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
 
     # -- states ------------------------------------------------------------------------------------------------
@@ -147,8 +151,7 @@ class Members:
         """The machine of a member that comes back to `log`, not to be changed, and its key."""
         known = self._machines.get((position, log))
         if known is None:
-            machine = self._make(self.identities[position], self.previous)
-            machine.faults = self.scope.faults
+            machine = self._make(self.identities[position], self.previous, self.voting)
             machine.restore(log)
             known = self._machines[position, log] = machine, self._key(machine)
         return known
@@ -424,6 +427,8 @@ class Members:
     def _wrong_to_say(self, step: _Step, log: Log, said: Said, message: Message) -> str | None:
         if self._forks_only:
             return None
+        if step.position >= self.scope.members and isinstance(message, Propose | Prepare | Vote | ViewChange):
+            return "a word of who has no vote"
         broken = broken_promise(log, said, message) or self._unrightful(message)
         # A lead's move to its own view is for itself only, so it may come as late as the lead does.
         own = isinstance(message, ViewChange) and message.view % self.scope.members == step.position
@@ -440,13 +445,17 @@ class Members:
             return "a rollback with another electorate"
         return None if value.base == before.hash else "a rollback of another round"
 
+    def outweigh(self, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+        """True if these are a quorum of the voters, in other words than the protocol's."""
+        return outweighs(self.previous, supporters, leaves, self.scope.faults, self.voters)
+
     def _unfounded(self, certificate: Certificate) -> str | None:
         if self._forks_only:
             return None
-        if not outweighs(self.previous, certificate.signers, certificate.value.leaves, self.scope.faults):
+        if not self.outweigh(certificate.signers, certificate.value.leaves):
             return "certified by a minority"
         try:
-            check_certificate(certificate, self.previous, faults=self.scope.faults)
+            check_certificate(certificate, self.previous, voting=self.voting)
         except RemoteError:
             return "a certificate that does not hold"
         return None

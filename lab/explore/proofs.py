@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from shoal.protocol.certificate import FaultModel
 from shoal.protocol.durable import DurableRecord
 from shoal.protocol.messages import Evict, Message, Moves, Plan, Prepared, PreparedValue, Propose, Value, ViewChange
 from shoal.protocol.view_change import are_sound, compelled, is_prepared
+from shoal.protocol.voting import CONTRIBUTORS, Voting
 
 
 class Proofs:
     """The proofs met in rounds after `previous`."""
 
-    def __init__(self, previous: Value, faults: FaultModel = FaultModel.CRASH) -> None:
+    def __init__(self, previous: Value, voting: Voting = CONTRIBUTORS) -> None:
         self._previous = previous
-        self._faults = faults
+        self._voting = voting
         self._certificates: dict[tuple[int, bytes], Prepared] = {}
         self._moves: dict[tuple[int, tuple[int, bytes] | None], Moves] = {}
 
@@ -50,11 +50,11 @@ class Proofs:
         }
 
     def _certificate(self, value: Value, prepared: Prepared) -> Prepared:
-        if not is_prepared(prepared, value, self._previous, self._faults):
+        if not is_prepared(prepared, value, self._previous, voting=self._voting):
             return prepared
         return self._certificates.setdefault((prepared.view, value.hash), prepared)
 
     def _moved(self, view: int, moves: Moves) -> Moves:
-        if not are_sound(moves, view, self._previous, self._faults):
+        if not are_sound(moves, view, self._previous, voting=self._voting):
             return moves
         return self._moves.setdefault((view, compelled(moves)), moves)

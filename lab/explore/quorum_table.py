@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from shoal.protocol.certificate import FaultModel, genesis, is_quorum
+from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Value
+from shoal.protocol.voting import FaultModel, Voting, is_quorum
 
 MEMBERS = range(1, 8)
 CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
@@ -23,7 +24,7 @@ def reached(quorum: str, members: int, planner: int, supporters: int, leaves: in
     """True if the voters in the bit mask `supporters` are a quorum of `members`; quorum: `crash` or `lying`."""
     peers, previous = _electorate(members, planner)
     counted, gone = ([peer for i, peer in enumerate(peers) if mask >> i & 1] for mask in (supporters, leaves))
-    return is_quorum(previous, counted, gone, faults=FaultModel(quorum))
+    return is_quorum(previous, counted, gone, voting=Voting(FaultModel(quorum)))
 
 
 @cache

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shoal.protocol.certificate import FaultModel
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.voting import FaultModel
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, LEAVES_LIMIT = 9, 6, 4, 4, 2
 CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value

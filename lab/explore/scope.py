@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.protocol.agreement import DurableRecord
-from shoal.protocol.certificate import FaultModel, genesis, lead_order
+from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -26,6 +26,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.terms import make_consent, make_rollback
+from shoal.protocol.voting import CONTRIBUTORS, FaultModel, Voting, lead_order
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16, 26, 16, 8
 
@@ -38,8 +39,10 @@ class Scope:
     member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
     back instead; the round is then the first after another rollback, and each member has on disk what it said in the
     abandoned round of the same number. With one of `liars`, member `liar` says anything at any time (`liar.py`).
-    `faults` is the fault model, and so the quorum. `reduced` leaves out schedules that differ from others in
-    nothing that matters, `exchanged` those that differ in the names of members only; see `agreement.py`.
+    `faults` is the fault model, and so the quorum. With `strangers` the members are named voters, and so many others
+    contribute without a vote; they are numbered after them, and one of them may be the liar. `reduced` leaves out
+    schedules that differ from others in nothing that matters, `exchanged` those that differ in the names of members
+    only; see `agreement.py`.
     Raises ConfigError for what is out of range.
     """
 
@@ -53,6 +56,7 @@ class Scope:
     liars: int = 0
     liar: int = 0
     faults: FaultModel = FaultModel.CRASH
+    strangers: int = 0
     reduced: bool = True
     exchanged: bool = True
 
@@ -61,15 +65,26 @@ class Scope:
             ("members", self.members, 1, MEMBERS_LIMIT),
             ("views", self.views, 1, VIEWS_LIMIT),
             ("crashes", self.crashes, 0, CRASHES_LIMIT),
-            ("leaves", self.leaves, 0, self.members),
+            ("strangers", self.strangers, 0, MEMBERS_LIMIT - self.members),
+            ("leaves", self.leaves, 0, 0 if self.strangers else self.members),
             ("plans", self.plans, 1, PLANS_LIMIT),
             ("planner", self.planner, 0, self.members - 1),
             ("rollbacks", self.rollbacks, 0, ROLLBACKS_LIMIT),
-            ("liars", self.liars, 0, min(1, self.members - 1)),
-            ("liar", self.liar, 0, self.members - 1),
+            ("liars", self.liars, 0, min(1, self.everyone - 1)),
+            ("liar", self.liar, 0, self.everyone - 1),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
+
+    @property
+    def everyone(self) -> int:
+        """Number of all who take part: who votes, then who does not."""
+        return self.members + self.strangers
+
+    @property
+    def may_fork(self) -> bool:
+        """True if the liar alone may have two values certified, and is convicted by it."""
+        return self.faults is FaultModel.CRASH and self.liar < self.members
 
     @property
     def first_alike(self) -> int:
@@ -78,33 +93,40 @@ class Scope:
         They lead no view, are not the planner, and nobody names them in a value.
         """
         first = max(self.views, self.planner + 1)
-        alike = self.reduced and self.exchanged and not self.leaves and not self.liars and first <= self.members - 2
-        return first if alike else self.members
+        told_apart = self.leaves or self.liars or self.strangers
+        alike = self.reduced and self.exchanged and not told_apart and first <= self.members - 2
+        return first if alike else self.everyone
 
 
-def electorate(members: int, planner: int, rollbacks: int = 0) -> tuple[list[Identity], Value]:
+def electorate(members: int, planner: int, rollbacks: int = 0, strangers: int = 0) -> tuple[list[Identity], Value]:
     """Members in the order in which they lead a round, and the value before it, whose planner is number `planner`.
 
-    That is C(0), or, so that there are `rollbacks` rounds to go back to, another rollback of the same electorate.
+    That is C(0), or, so that there are `rollbacks` rounds to go back to, another rollback of the same electorate. With
+    `strangers`, who follow in the list, all contributed to that value, and the members alone are its voters.
     """
-    identities = {i.peer_id: i for i in (Identity.from_seed(bytes([n]) * 32) for n in range(members))}
+    everyone = [Identity.from_seed(bytes([n]) * 32) for n in range(members + strangers)]
+    identities, others = {i.peer_id: i for i in everyone[:members]}, everyone[members:]
+    contributed = tuple(sorted(one.peer_id for one in everyone))
+    voting = Voting(named=tuple(sorted(identities))) if strangers else CONTRIBUTORS
     for salt in itertools.count():
         swarm = domain_hash("explored swarm", salt.to_bytes(4, "little"))
         for first in sorted(identities):
             previous = genesis(swarm, [first, *(peer for peer in identities if peer != first)])
+            previous = msgspec.structs.replace(previous, members=contributed)
             if rollbacks:
-                previous = _rolled_back(previous, list(identities.values()), rollbacks)
-            order = lead_order(previous)
+                previous = _rolled_back(previous, list(identities.values()), rollbacks, voting)
+            order = lead_order(previous, voting=voting)
             if order[planner] == first:
-                return [identities[peer] for peer in order], previous
+                return [*(identities[peer] for peer in order), *others], previous
     raise AssertionError("counting does not end")
 
 
-def _rolled_back(origin: Value, identities: list[Identity], rounds: int) -> Value:
+def _rolled_back(origin: Value, identities: list[Identity], rounds: int, voting: Voting) -> Value:
     head = msgspec.structs.replace(origin, round=rounds + 2, base=domain_hash("explored rounds"))
     target = explored_target(rounds)
     consents = {one.peer_id: make_consent(one, head, target, asked=True) for one in identities}
-    return make_rollback(head, head.planner, target, consents, digest=explored_digest(rounds))
+    digest = explored_digest(rounds)
+    return make_rollback(head, head.planner, target, consents, digest=digest, voting=voting)
 
 
 def explored_target(round: int) -> Target:
@@ -135,14 +157,16 @@ def outweighs(
     supporters: Collection[PeerId],
     leaves: Collection[PeerId] = (),
     faults: FaultModel = FaultModel.CRASH,
+    voters: Collection[PeerId] = (),
 ) -> bool:
     """The quorum rule in other words than the protocol's: more than half, or exactly half with the last planner.
 
-    In `lying`, those who are missing are fewer than a third.
+    In `lying`, those who are missing are fewer than a third. voters: left out, the members of `previous`.
     """
+    voters = voters or previous.members
     if faults is FaultModel.LYING:
-        return 3 * len(set(previous.members) - set(supporters)) < len(previous.members)
-    electorate = set(previous.members) - set(leaves)
+        return 3 * len(set(voters) - set(supporters)) < len(voters)
+    electorate = set(voters) - set(leaves)
     inside = electorate & set(supporters)
     return 2 * len(inside) > len(electorate) or (
         len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
@@ -153,11 +177,18 @@ class Values:
     """The values that are proposed after `previous`, and what they and messages are called.
 
     `A0` is the outcome of plan A as member 0 proposes it, `A0-2` if it counts the leave of member 2; `R1/0` is a
-    rollback to round 1. identities: of all members, who consent to rollbacks; nobody proposes one without them.
+    rollback to round 1. identities: of all voters, who consent to rollbacks; nobody proposes one without them.
     """
 
-    def __init__(self, previous: Value, peers: list[PeerId], identities: Sequence[Identity] = ()) -> None:
+    def __init__(
+        self,
+        previous: Value,
+        peers: list[PeerId],
+        identities: Sequence[Identity] = (),
+        voting: Voting = CONTRIBUTORS,
+    ) -> None:
         self.previous = previous
+        self._voting = voting
         self.by_hash: dict[bytes, Value] = {}
         self.names: dict[bytes, str] = {}
         self._peers = peers
@@ -167,7 +198,15 @@ class Values:
         """Return the value that `planner` proposes in order to go back to a round."""
         target = explored_target(round)
         consents = {one.peer_id: make_consent(one, self.previous, target, asked=True) for one in self._identities}
-        value = make_rollback(self.previous, planner, target, consents, digest=explored_digest(round), leaves=leaves)
+        value = make_rollback(
+            self.previous,
+            planner,
+            target,
+            consents,
+            digest=explored_digest(round),
+            leaves=leaves,
+            voting=self._voting,
+        )
         self.by_hash[value.hash] = value
         return value
 

@@ -138,7 +138,7 @@ class _HonestWalk(AgreementWalk):
         self._explorer = Explorer(scope, make)
         self._state: State = self._explorer.start
         weights = (20.0, 6.0, 6.0, rng.choice((0.5, 1.0, 2.0)), 0.3, 0.1)
-        vote_loss, everyone = rng.choice(VOTE_LOSS), range(scope.members)
+        vote_loss, everyone = rng.choice(VOTE_LOSS), range(scope.everyone)
         super().__init__(self._explorer.members, everyone, rng, weights=weights, loss=LOSS, vote_loss=vote_loss)
 
     def names_certified(self) -> frozenset[str]:

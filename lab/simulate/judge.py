@@ -6,6 +6,7 @@
                          reduction, or that sent something else than it announced
     no double vote       a member prepares and votes once in a view, votes with a quorum's prepares behind it, and never
                          below a view to which it moved without saying so; who promised to leave signs nothing more
+    named voters vote    where voters are named, nobody else votes
     newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
@@ -54,6 +55,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
+from shoal.protocol.voting import FaultModel, Voting
 
 STANDSTILL_S = 120.0
 PROGRESS_S = 120.0
@@ -69,9 +71,22 @@ class Violation(Exception):
         self.detail = detail
 
 
-def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
-    """The rule of quorums in words of its own: more than half, or exactly half and the last planner among them."""
-    electorate = set(previous.members) - set(leaves)
+def outweighs(
+    previous: Value,
+    supporters: Collection[PeerId],
+    leaves: Collection[PeerId],
+    *,
+    voters: Collection[PeerId] = (),
+    lying: bool = False,
+) -> bool:
+    """The rule of quorums in words of its own: more than half, or exactly half and the last planner among them.
+
+    lying: those who are missing are fewer than a third. voters: of a swarm that names them.
+    """
+    everyone = set(voters or previous.members)
+    if lying:
+        return 3 * len(everyone - set(supporters)) < len(everyone)
+    electorate = everyone - set(leaves)
     inside = electorate & set(supporters)
     return 2 * len(inside) > len(electorate) or (
         bool(inside) and 2 * len(inside) == len(electorate) and previous.planner in inside
@@ -81,8 +96,19 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
 class Judge:
     """Knows everything that was said, and the reference of every round."""
 
-    def __init__(self, genesis: Value, state: F32, fragments: Fragments, *, staleness_rounds: int = 0) -> None:
+    def __init__(
+        self,
+        genesis: Value,
+        state: F32,
+        fragments: Fragments,
+        *,
+        staleness_rounds: int = 0,
+        voters: Collection[PeerId] = (),
+        lying: bool = False,
+    ) -> None:
         self.fragments = fragments
+        self._lying = lying
+        self._voters = {0: voters} if voters else {}  # by how many rebases there were
         self._staleness_rounds = staleness_rounds
         self.values = {genesis.hash: genesis}
         self.states = {genesis.hash: state}
@@ -132,6 +158,11 @@ class Judge:
         elif isinstance(message, Evict):
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
 
+    def outweigh(self, previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+        """True if these are a quorum of those who vote after `previous`."""
+        voters = self._voters.get(previous.term.rebases, ())
+        return outweighs(previous, supporters, leaves, voters=voters, lying=self._lying)
+
     def _check_open(self, sender: PeerId, base: bytes) -> None:
         if (base, sender) in self._left:
             raise Violation("no double vote", "a signature of who left the round")
@@ -177,11 +208,14 @@ class Judge:
         if value is None or previous is None:
             raise Violation("no double vote", "a vote for what nobody proposed")
         preparing = self._prepares.get((vote.base, vote.view, vote.value), set())
-        if not outweighs(previous, preparing, value.leaves):
+        if not self.outweigh(previous, preparing, value.leaves):
             raise Violation("no double vote", "a vote without a prepare certificate")
+        named = self._voters.get(previous.term.rebases, ())
+        if named and sender not in named:
+            raise Violation("named voters vote", f"a vote in round {vote.round} of who has none")
         voters = self._votes.setdefault((vote.base, vote.view, vote.value), set())
         voters.add(sender)
-        if outweighs(previous, voters, value.leaves):
+        if self.outweigh(previous, voters, value.leaves):
             self._certify(value)
 
     def _change(self, sender: PeerId, change: ViewChange) -> None:
@@ -201,12 +235,16 @@ class Judge:
         if isinstance(certificate, Rebase):
             self.values[certificate.value.hash] = certificate.value
             self.states[certificate.value.hash] = self.states[certificate.value.base]
+            if self._voters:
+                self._voters[certificate.value.term.rebases] = certificate.value.members
             return
+        faults = FaultModel.LYING if self._lying else FaultModel.CRASH
+        voters = self._voters.get(previous.term.rebases, ())
         try:
-            check_certificate(certificate, previous)
+            check_certificate(certificate, previous, voting=Voting(faults, tuple(voters)))
         except RemoteError as error:
             raise Violation("no fork", f"a certificate that does not hold: {error}") from None
-        if not outweighs(previous, certificate.signers, certificate.value.leaves):
+        if not self.outweigh(previous, certificate.signers, certificate.value.leaves):
             raise Violation("no fork", "a certificate by less than a quorum")
         self.values[certificate.value.hash] = certificate.value
         self._certify(certificate.value)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal.lab.simulate.outcome import Components
-from shoal.lab.simulate.scenario import Scenario, random_scenario
+from shoal.lab.simulate.scenario import Scenario, random_scenario, with_named_voters
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import run_scenario
 
@@ -25,8 +25,8 @@ def violation_of(scenario: Scenario, components: Components | None = None) -> st
     return run_scenario(scenario, components).violation
 
 
-def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dict[str, object]:
-    """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time."""
+def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, named: bool = False) -> dict[str, object]:
+    """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time. named: with voters."""
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
     met: Counter[str] = Counter()
@@ -37,6 +37,8 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dic
         if time.monotonic() - began > limit_s:
             break
         scenario = random_scenario(seed, rounds=rounds)
+        if named:
+            scenario = with_named_voters(scenario)
         outcome = run_scenario(scenario)
         done += 1
         events += outcome.events
@@ -77,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no seed after so much real time")
+    parser.add_argument("--named", action="store_true", help="only some of the peers, who are named, vote")
     asked = parser.parse_args(arguments)
-    report = simulate_many(asked.first, asked.seeds, rounds=asked.rounds, limit_s=asked.limit_s)
+    report = simulate_many(asked.first, asked.seeds, rounds=asked.rounds, limit_s=asked.limit_s, named=asked.named)
     print(json.dumps(report, indent=1))
     return 1 if report["violations"] else 0
 

@@ -258,7 +258,7 @@ class PeerRounds(Reducing, Surroundings):
     def go_back(self, rounds: int) -> bool:
         """The user wants to go back by so many rounds, or as far as there are states; whether that can be asked for."""
         there = self._disk.earlier_rounds()[-rounds:]
-        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        possible = self.machine is not None and self._peer.id in self.chain.voters
         if not there or not possible or self.member.standing is not Standing.IN_ROUND:
             return False
         self._box.put(GoBack(there[0]))
@@ -266,7 +266,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def amend(self, setting: str) -> bool:
         """The user, who has the authority's key, wants this in force; whether that can be asked for."""
-        possible = self.machine is not None and self._peer.id in self.chain.head.members
+        possible = self.machine is not None and self._peer.id in self.chain.voters
         if not possible or self.member.standing is not Standing.IN_ROUND:
             return False
         self._box.put(Amend((setting,), by_authority=True))
@@ -274,7 +274,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def rebase(self, members: Collection[PeerId]) -> None:
         """The authority, which is here, has the chain go on with these."""
-        self._box.put(GoOnWithout(frozenset(self.chain.head.members) - set(members)))
+        self._box.put(GoOnWithout(frozenset(self.chain.voters) - set(members)))
 
     def ask_to_leave(self) -> None:
         """The user wants the peer to go."""
@@ -561,8 +561,8 @@ class PeerRounds(Reducing, Surroundings):
         return sign_amendment(self._swarm.authority, self.chain.head.swarm, effect.amendment)
 
     def _sign_rebase(self, effect: SignRebase) -> Rebase:
-        members = set(self.chain.head.members) - effect.forget
-        return make_rebase(self._swarm.authority, self.chain.head, members)
+        electorate = set(self.chain.voters) - effect.forget
+        return make_rebase(self._swarm.authority, self.chain.head, electorate)
 
     def _find_earlier_rounds(self, effect: FindEarlierRounds) -> list[int]:
         return self._disk.earlier_rounds()

@@ -26,6 +26,7 @@ from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.toml_text import parse_toml
+from shoal.protocol.voting import LYING_VOTERS_MIN
 
 FILE_LIMIT_BYTES = 1 << 20
 TRACE_LIMIT_LINES = 1_000_000
@@ -53,6 +54,8 @@ AMEND_SHARE = 0.2
 """Of the random scenarios, those in which the authority amends the settings."""
 FINISH_SHARE = 0.2
 """Of the random scenarios, those in which some peer is to take part in a few rounds only."""
+LYING_SHARE = 0.5
+"""Of the scenarios with enough named voters, those whose quorum is for voters that may lie."""
 PHASE_LIMIT_S = 8.0
 """A fault that is to strike in a phase strikes after so long wherever its peer may be."""
 
@@ -162,8 +165,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """After the last fault, rounds that are waited for in which nothing is wrong (see `calm`)."""
     rollouts: bool = False
     """The peers share rollouts, each in rounds of its own, in place of making rounds together."""
+    voters: Annotated[int, Meta(ge=0, le=FLAT_LIMIT_PEERS)] = 0
+    """So many of the first peers are founders and named voters, the others join; with 0 all found it, and vote."""
+    lying: bool = False
+    """The quorum is that of named voters of whom a third less one may lie."""
 
     def __post_init__(self) -> None:
+        if self.voters > self.peers or (self.voters and (self.rollouts or self.peers > FLAT_LIMIT_PEERS)):
+            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers that make rounds together")
+        if self.lying and self.voters < LYING_VOTERS_MIN:
+            raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
         if self.peers > FLAT_LIMIT_PEERS and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
@@ -281,6 +292,16 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         rebases=not rollouts,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
+
+
+def with_named_voters(scenario: Scenario) -> Scenario:
+    """The scenario with some of its peers, at least two, as named voters, of whom in some a third less one may lie."""
+    rng = random.Random(f"voters {scenario.seed}")
+    if scenario.rollouts:
+        return scenario
+    voters = rng.randint(2, scenario.peers)
+    lying = voters >= LYING_VOTERS_MIN and rng.random() < LYING_SHARE
+    return msgspec.structs.replace(scenario, voters=voters, lying=lying)
 
 
 def _torn(rng: random.Random, fault: Fault) -> Fault:

@@ -64,8 +64,13 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
     elif scenario.peers > 1:
         for peer in reversed(range(scenario.peers)):
             faults = _without_peer(scenario, peer)
-            if faults is not None:
-                yield {"peers": scenario.peers - 1, "fault": faults}
+            voters = scenario.voters - (peer < scenario.voters)
+            if faults is not None and bool(voters) == bool(scenario.voters):
+                yield {"peers": scenario.peers - 1, "fault": faults, "voters": voters}
+    if scenario.voters:
+        yield {"voters": 0, "lying": False}
+    if scenario.lying:
+        yield {"lying": False}
     if scenario.loss:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
@@ -139,6 +144,8 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
     shape += ", rebases=True" if scenario.rebases else ""
     shape += f", calm_rounds={scenario.calm_rounds}" if scenario.calm_rounds else ""
+    shape += f", voters={scenario.voters}" if scenario.voters else ""
+    shape += ", lying=True" if scenario.lying else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",

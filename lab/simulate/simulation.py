@@ -32,7 +32,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.lab.simulate.calm import Calm
 from shoal.lab.simulate.disk import Disks, check_written, unheard
-from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
+from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation
 from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
 from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
@@ -132,12 +132,18 @@ class Simulation:
         self._struck: list[Fault] = []
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
         self.authority = self.keys.identity(AUTHORITY)
-        founders = [self.keys.identity(number) for number in range(scenario.peers)]
-        self.manifest = self._manifest(founders[0].peer_id)
-        self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
+        named = scenario.voters > 0
+        founders = [self.keys.identity(number).peer_id for number in range(scenario.voters or scenario.peers)]
+        self.manifest = self._manifest(founders)
+        self.genesis = genesis(swarm_id, founders)
         self.zero = np.zeros(self.grid.numel, np.float32)
         self.judge = self.components.judge(
-            self.genesis, self.zero, self.fragments, staleness_rounds=self.staleness_rounds
+            self.genesis,
+            self.zero,
+            self.fragments,
+            staleness_rounds=self.staleness_rounds,
+            voters=founders if named else (),
+            lying=scenario.lying,
         )
         self.residuals = Residuals(
             self.judge,
@@ -146,20 +152,28 @@ class Simulation:
             mixing=self.mixing,
         )
         self.donations = self.components.donations(self.tick_s)
-        for _ in founders:
-            self._add()
+        for number in range(scenario.peers):
+            self._add().disk.blank = number >= len(founders)
         for peer in self.peers:
             peer.disk.known |= set(range(scenario.peers)) - {peer.number}
 
-    def _manifest(self, founder: PeerId) -> Manifest:
-        """Manifest with the settings that may be amended, by which the rounds are run."""
+    def _manifest(self, founders: list[PeerId]) -> Manifest:
+        """Manifest with the settings that may be amended, by which the rounds are run, and with the named voters."""
+        named = self.scenario.voters > 0
         names = ("grace_s", "weight_cap", "reduce_deadline_s")
         tables: dict[str, object] = {
-            "swarm": {"name": "simulated", "founders": [founder], "authority": self.authority.peer_id},
+            "swarm": {
+                "name": "simulated",
+                "founders": founders if named else founders[:1],
+                "authority": self.authority.peer_id,
+            },
             "workload": {"name": "regression"},
             "sync": {"inner_steps": 1},
             "round": {name: getattr(self.settings, name) for name in names},
         }
+        if named:
+            tables["membership"] = {"voters": "named"}
+            tables["agreement"] = {"faults": "lying" if self.scenario.lying else "crash"}
         return validate_manifest(tables, source="the simulation")
 
     # -- peers -------------------------------------------------------------------------------------------------
@@ -549,7 +563,7 @@ class Simulation:
         """Nothing came of so long a time. Raises Violation if there is a quorum; else NoQuorum, unless
         somebody rebases."""
         head = max((peer.disk.ledger.head for peer in self.peers), key=lambda value: (value.term, value.round))
-        if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
+        if self.judge.outweigh(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
             raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")
         if not self.scenario.rebases or self.met["rebased"] >= REBASES_LIMIT or not self._rebase():
@@ -557,12 +571,12 @@ class Simulation:
 
     def _rebase(self) -> bool:
         """The authority, at the member whose chain is the longest, has those go on who run; False if nobody does."""
-        running = [peer for peer in self.peers if peer.running and peer.id in peer.disk.ledger.head.members]
+        running = [peer for peer in self.peers if peer.running and peer.id in peer.disk.ledger.voters]
         there = max(running, key=lambda peer: peer.disk.height, default=None)
         if there is None:
             return False
         self.met["rebased"] += 1
-        stay = [peer.id for peer in running if peer.id in there.disk.ledger.head.members]
+        stay = [peer.id for peer in running if peer.id in there.disk.ledger.voters]
         there.peer_rounds.rebase(stay)
         return True
 

@@ -142,7 +142,7 @@ class Auditing(RoundObserver):
 
     def began(self, base: Value, settings: RoundSettings) -> None:
         """Note that the round after `base` begins."""
-        self._witness.begin(base, settings)
+        self._witness.begin(base, settings, voting=self._p.chain.voting)
         self._compared.clear()
         self._settling.clear()
         self._pause.begin()

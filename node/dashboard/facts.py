@@ -25,6 +25,7 @@ from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.protocol.rollouts import decode_group
+from shoal.protocol.voting import FaultModel
 
 QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
 
@@ -90,8 +91,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
     is held-out, `train_loss` its own; `cpu` in cores.
 
-    certifies: whether a majority certifies each round, by the strategy. alerts: what keeps it from signing, and what
-    helps.
+    certifies: whether voters certify each round, by the strategy. lying: whether some of them may lie. alerts: what
+    keeps it from signing, and what helps.
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
 
@@ -108,6 +109,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     paused: bool
     members: int
+    voters: int
+    lying: bool
     missing: Sequence[str]
     long_missing: Sequence[str]
     loss: float | None
@@ -190,11 +193,10 @@ class NodeSource:
 
     def look(self) -> Facts:
         """See `Source`."""
-        peers = peer_rows(self._p, self._rounds, self._phase())
-        missing = [peer.peer for peer in peers if peer.member and peer.reach == "gone"]
-        sharing = self._rounds.sharing
+        standing, sharing = self._rounds.standing(), self._rounds.sharing
+        peers, voters = peer_rows(self._p, self._rounds, self._phase()), frozenset(standing.voters or standing.members)
         return Facts(
-            node=self._node(self._rounds.standing(), missing),
+            node=self._node(standing, [peer.peer for peer in peers if peer.peer in voters and peer.reach == "gone"]),
             peers=peers,
             groups=() if sharing is None else self._groups(sharing),
         )
@@ -257,6 +259,8 @@ class NodeSource:
             digest=standing.digest,
             paused=self._phase() == "paused",
             members=len(standing.members),
+            voters=len(standing.voters or standing.members),
+            lying=standing.faults is FaultModel.LYING,
             missing=missing,
             long_missing=parts.members.long_silent(missing),
             loss=training_client.metric,

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.node.dashboard.facts import NodeFacts
 from shoal.node.peer_facts import PeerSummary
+from shoal.protocol.voting import FaultModel, are_enough
 
 DISK_LOW_BYTES = 2 << 30
 DISK_OUT_BYTES = 256 << 20
@@ -40,9 +41,10 @@ def _alert(text: str) -> Check:
 
 
 def _majority(node: NodeFacts) -> Check:
-    here = node.members - len(node.missing)
-    detail = f"{here} of {node.members} {'member' if node.members == 1 else 'members'} here"
-    if 2 * here <= node.members and node.missing:
+    here = node.voters - len(node.missing)
+    detail = f"{here} of {node.voters} {'voter' if node.voters == 1 else 'voters'} here"
+    faults = FaultModel.LYING if node.lying else FaultModel.CRASH
+    if node.missing and not are_enough(here, node.voters, faults):
         return Check(
             name="Majority",
             state="bad",

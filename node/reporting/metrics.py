@@ -230,8 +230,8 @@ def _counts(name: str, text: str, label: str, values: Iterable[str], counts: Map
 def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
     for name, text, value in (
         ("shoal_round", "The round of this node's newest state or certificate.", node.round),
-        ("shoal_members", "Members of the electorate, this node included.", node.members),
-        ("shoal_members_missing", "Members that are held for dead.", len(node.missing)),
+        ("shoal_members", "Members, whose work counts, this node included.", node.members),
+        ("shoal_members_missing", "Voters that are held for dead.", len(node.missing)),
         ("shoal_held_out_loss", "The held-out loss of the newest certified state.", node.loss),
         ("shoal_train_loss", "The loss of this node's own training.", node.train_loss),
         ("shoal_tokens_per_second", "The speed of this node's trainer.", node.tokens_per_s),

@@ -32,13 +32,15 @@ class Authority:
         self._authority = authority
         self._node = node
 
-    def rebase(self, head: Value, forget: Collection[PeerId], alive: Collection[PeerId]) -> Rebase:
-        """The rebase after `head` with its members less those in `forget`, durably the one of its term.
+    def rebase(
+        self, head: Value, voters: Collection[PeerId], forget: Collection[PeerId], alive: Collection[PeerId]
+    ) -> Rebase:
+        """The rebase after `head` with its voters less those in `forget`, durably the one of its term.
 
         Raises ConfigError where that makes no sense, or was done otherwise before; StorageError.
         """
         key = self._key()
-        rebase = make_rebase(key, head, self._electorate(head, forget, alive))
+        rebase = make_rebase(key, head, self._electorate(head, voters, forget, alive))
         log = RecordLog(self._folder / LOG_NAME)
         try:
             for record in log.recovered:
@@ -54,17 +56,22 @@ class Authority:
         """The word that members may consent to `amendment` by themselves. Raises ConfigError without the key."""
         return sign_amendment(self._key(), swarm, amendment)
 
-    def _electorate(self, head: Value, forget: Collection[PeerId], alive: Collection[PeerId]) -> set[PeerId]:
-        members, forgotten = {PeerId(peer) for peer in head.members}, set(forget)
-        strangers = sorted(forgotten - members)
+    def _electorate(
+        self, head: Value, voters: Collection[PeerId], forget: Collection[PeerId], alive: Collection[PeerId]
+    ) -> set[PeerId]:
+        forgotten = set(forget)
+        strangers = sorted(forgotten.difference(voters))
         if strangers:
-            raise ConfigError(f"{strangers[0]} is no member of round {head.next_round}; `shoal status` lists them")
+            raise ConfigError(
+                f"{strangers[0]} has no vote in round {head.next_round}, so that nothing waits for it; "
+                "`shoal status --json` lists the voters"
+            )
         if self._node.peer_id in forgotten:
             raise ConfigError("this node cannot forget itself; use `shoal rebase` at a node that stays")
         here = sorted(forgotten.intersection(alive))
         if here:
             raise ConfigError(f"{here[0]} is here; stop it, or let it leave with `shoal leave`")
-        return members - forgotten
+        return set(voters) - forgotten
 
     def _key(self) -> Identity:
         path = self._folder / KEY_NAME

@@ -34,7 +34,8 @@ async def signed_rebase(parts: EngineParts, forget: Collection[PeerId], alive: C
         )
     fork = standstill.fork
     here = set(alive) - set(fork.signers if fork else ())  # who lied goes though it is here
-    return await trio.to_thread.run_sync(_authority(parts).rebase, parts.state_store.head, forget, here)
+    chain = parts.state_store.chain
+    return await trio.to_thread.run_sync(_authority(parts).rebase, chain.head, chain.voters, forget, here)
 
 
 def _authority(parts: EngineParts) -> Authority:

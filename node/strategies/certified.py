@@ -99,6 +99,8 @@ class CertifiedRounds(Rounds):
             term=head.next_term,
             round=head.state_round,
             members=head.members,
+            voters=self._p.chain.voters,
+            faults=self._p.chain.voting.faults,
             digest=None if state is None else self._p.cache.header(state).digest.hex(),
             missing=self._engine.member.missing(),
             rollbacks={} if machine is None else machine.consents(),

@@ -21,6 +21,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import Phase
+from shoal.protocol.voting import FaultModel
 from shoal.swarm.members import Taker
 
 Task = Callable[[], Awaitable[None]]
@@ -66,12 +67,15 @@ class RoundEngine(Protocol):
 class Standing:
     """Position of a node in its swarm. digest: of its newest state, where that is in common.
 
-    members: whose rounds these are, this node among them. amended: the settings in force where they were amended.
+    members: whose rounds these are, this node among them. voters: who decides them, where anything is decided; faults:
+    what of them that withstands. amended: the settings in force where they were amended.
     """
 
     term: Term
     round: int
     members: Sequence[PeerId]
+    voters: Sequence[PeerId] = ()
+    faults: FaultModel = FaultModel.CRASH
     digest: str | None = None
     missing: Sequence[PeerId] = ()
     rollbacks: Mapping[PeerId, Consent] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import pytest
 from shoal.cli.main import execute
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
+from shoal.protocol.voting import FaultModel, Voting
 
 
 def init(tmp_path: Path, *arguments: str) -> int:
@@ -37,6 +38,45 @@ def test_init_of_a_sparse_swarm_writes_what_that_implies(tmp_path: Path) -> None
     text = (tmp_path / "swarm.toml").read_text()
     for line in ('codec = "topk"', "outer_momentum = 0.0", "error_feedback = 0.95", "final_top_k = 256"):
         assert f"\n{line}\n" in text
+
+
+def test_init_of_a_swarm_for_anyone_names_its_voters_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(2)]
+    assert init(tmp_path, "--admission", "open", "--founder", others[0], "--founder", others[1]) == 0
+    manifest = load_manifest(tmp_path / "swarm.toml")
+    node = Identity.load(tmp_path / "node" / "node.key").peer_id
+    assert manifest.swarm.founders == [node, *others]
+    assert manifest.voting == Voting(named=tuple(sorted(manifest.swarm.founders)))
+    out = capsys.readouterr().out
+    assert "the 3 founders certify rounds, whoever else contributes, since anyone may join" in out
+    assert "one machine with many keys is a majority" in out
+
+
+@pytest.mark.parametrize("admission", [(), ("--admission", "invite"), ("--admission", "open", "--strategy", "gossip")])
+def test_init_names_no_voters_where_people_know_each_other_or_nothing_is_certified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], admission: tuple[str, ...]
+) -> None:
+    assert init(tmp_path, *admission) == 0
+    assert load_manifest(tmp_path / "swarm.toml").membership is None
+    assert "certif" not in capsys.readouterr().out
+    wanted = ("--voters", "contributors", "--admission", "open", "--force")
+    assert init(tmp_path, *wanted) == 0
+    assert load_manifest(tmp_path / "swarm.toml").voting == Voting()
+
+
+def test_init_of_lying_voters_takes_four_founders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3)]
+    named = [word for peer in others for word in ("--founder", peer)]
+    assert init(tmp_path, "--voters", "named", "--faults", "lying", *named[:4]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "4 founders or more; this has 3: name more, as `shoal id` prints them" in line
+    assert not (tmp_path / "swarm.toml").exists()
+    assert init(tmp_path, "--voters", "named", "--faults", "lying", *named) == 0
+    voting = load_manifest(tmp_path / "swarm.toml").voting
+    assert (voting.faults, len(voting.named)) == (FaultModel.LYING, 4)
+    assert "the 4 founders certify rounds, whoever else contributes; rounds wait while" in capsys.readouterr().out
 
 
 def test_init_keeps_its_keys_private(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ STATUS = Status(
         MemberStatus(peer_id="12D3B", phase="missing", tokens_per_s=None, reach="gone"),
         MemberStatus(peer_id="12D3C", phase="training\x1b[2J", tokens_per_s=1.0, reach="direct"),
     ],
+    voters=["12D3A", "12D3B", "12D3C"],
     missing=["12D3B"],
     loss=float("nan"),
     tokens_per_s=1234.56,
@@ -103,6 +104,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
     document: dict[str, Any] = json.loads(out)
     assert set(document) == {
         *("peer_id", "swarm_id", "addresses", "phase", "term", "round", "digest", "members", "missing", "rollbacks"),
+        *("voters", "faults"),
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
@@ -126,7 +128,7 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "speed      1234.6 tokens/s",
         "bytes      1.5 MB sent, 999 B received",
         "missing    12D3B",
-        "help       rounds go on with 2 of 3 members; start this node again, `shoal run` with the same --data-dir",
+        "help       rounds go on with 2 of 3 voters; start this node again, `shoal run` with the same --data-dir",
         "member     12D3A reduce 1234.6 tokens/s",
         "member     12D3B missing – tokens/s",
         "member     12D3C training\\x1b[2J 1.0 tokens/s",
@@ -237,14 +239,19 @@ def test_command_without_a_node_says_how_to_start_one(
 
 
 @pytest.mark.parametrize(
-    ("missing", "effect"),
+    ("voters", "missing", "faults", "effect"),
     [
-        (["12D3B", "12D3C"], "rounds wait for a majority, 1 of 3 members here"),
-        (["12D3C", "12D3D", "12D3A", "12D3B"], "rounds wait for a majority, 0 of 4 members here"),
+        ("ABC", "BC", "crash", "rounds wait for a majority, 1 of 3 voters here"),
+        ("ABCD", "ABCD", "crash", "rounds wait for a majority, 0 of 4 voters here"),
+        ("ABCD", "CD", "crash", "rounds may wait for a majority, 2 of 4 voters here"),
+        ("ABCD", "CD", "lying", "rounds wait for more than two thirds, 2 of 4 voters here"),
+        ("DEFGHI", "HI", "lying", "rounds wait for more than two thirds, 4 of 6 voters here"),
     ],
 )
-def test_missing_majority_is_explained(missing: list[str], effect: str) -> None:
-    *listed, help_line = missing_lines(msgspec.structs.replace(STATUS, missing=missing))
+def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, effect: str) -> None:
+    named = {"voters": [f"12D3{one}" for one in voters], "missing": [f"12D3{one}" for one in missing]}
+    *listed, help_line = missing_lines(msgspec.structs.replace(STATUS, **named, faults=faults))
+    missing = named["missing"]
     assert listed == [f"missing    {peer}" for peer in missing]
     assert effect in help_line
     assert "start these nodes again" in help_line

@@ -26,10 +26,11 @@ from shoal.collectives.partition import deal, owner_by_chunk
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Post, Reduction
 from shoal.collectives.reference import reference
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import STATEMENT_DOMAIN, Held, OwnedRange, Plan
 from shoal.protocol.planning import Deal, PlanOrder, RoundSettings, check_plan, revise_plan
+from shoal.protocol.voting import lead
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, Parcel, Piece, by_peer, cut, deliver, encode, identity, make_plan, peer
 

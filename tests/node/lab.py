@@ -253,7 +253,7 @@ class Node:
 
 
 class Swarm:
-    """Some nodes of one swarm, the first `founders` of them its founders.
+    """Some nodes of one swarm, the first `founders` of them its founders. sections: more of its manifest.
 
     forked: whether they may be copies of a process that has imported everything; not where a test measures a node's
     start or stops its trainer.
@@ -269,6 +269,7 @@ class Swarm:
         options: dict[str, str | int | float | bool] | None = None,
         folders: dict[int, Path] | None = None,
         forked: bool = True,
+        sections: dict[str, dict[str, object]] | None = None,
     ) -> None:
         self.workplace = workplace
         self.manifest_path = workplace / "swarm.toml"
@@ -276,7 +277,7 @@ class Swarm:
         self.nodes = [Node(path, self.manifest_path, workplace, forked=forked) for path in paths]
         self.began_at = time.time()
         founding = [node.peer_id for node in self.nodes[: founders or nodes]]
-        self.manifest = manifest_of(founding, workload, SMALL_MODEL if options is None else options)
+        self.manifest = manifest_of(founding, workload, SMALL_MODEL if options is None else options, sections)
         self.manifest_path.write_text(render_manifest(self.manifest))
 
     def __enter__(self) -> Self:
@@ -344,7 +345,10 @@ SMALL_MODEL: dict[str, str | int | float | bool] = {"inputs": 256, "outputs": 12
 
 
 def manifest_of(
-    founders: Sequence[str], workload: str = "regression", options: dict[str, str | int | float | bool] | None = None
+    founders: Sequence[str],
+    workload: str = "regression",
+    options: dict[str, str | int | float | bool] | None = None,
+    sections: dict[str, dict[str, object]] | None = None,
 ) -> Manifest:
     """Short rounds on small chunks, patient with a slow machine and quick with a dead peer."""
     tables: dict[str, object] = {
@@ -352,6 +356,7 @@ def manifest_of(
         "workload": {"name": workload, "options": options or {}},
         "sync": {"inner_steps": INNER_STEPS, "balance": False},
         "round": {"chunk_values": 4096, "grace_s": 20.0, "reduce_deadline_s": 60.0},
+        **(sections or {}),
     }
     return validate_manifest(tables, source="the test's manifest")
 

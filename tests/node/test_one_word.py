@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.protocol.certificate import lead
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     PROPOSE_DOMAIN,
@@ -26,6 +25,7 @@ from shoal.protocol.messages import (
     step_preimage,
 )
 from shoal.protocol.terms import make_consent, make_rollback
+from shoal.protocol.voting import lead
 from tests.node.box_life import Life
 from tests.node.ledger import identity
 from tests.node.simulated_disk import Disks

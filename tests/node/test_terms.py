@@ -10,7 +10,8 @@ import pytest
 
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.state.store import Store
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
+from shoal.protocol.voting import lead
 from shoal.testnet.check import Witness, check_swarm
 from tests.node.lab import (
     ROUND_TOKENS,

@@ -36,7 +36,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a rollback with consents of half, the planner not among them",
         "tests/protocol/test_terms.py::test_consents_of_half_are_a_quorum_only_with_the_planner_among_them",
-        "and is_quorum(previous, rollback.consenting, value.leaves)",
+        "and is_quorum(previous, rollback.consenting, value.leaves, voting=voting)",
         "and 2 * len(rollback.consenting) >= len(previous.members)",
     ),
     bug(
@@ -49,7 +49,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "names in a certificate believed without their proofs",
         "tests/protocol/test_one_signature.py::test_member_that_lists_all_others_as_gone_certifies_nothing",
-        "if not first_edition and not has_proofs(value, previous, faults):",
+        "if not first_edition and not has_proofs(value, previous, voting=voting):",
         "if False:",
     ),
     bug(
@@ -62,7 +62,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "members that are no quorum of those before",
         "tests/protocol/test_one_signature.py::test_members_after_a_round_are_a_quorum_of_those_before_it",
         """
-        is_quorum(previous, {*value.members, *banned}, value.leaves, faults=faults)
+        is_quorum(previous, {*value.members, *banned}, value.leaves, voting=voting)
         and all(verify_leave(peer, value.base, one) for peer, one in zip(value.leaves, leaves, strict=True))
         """,
         """
@@ -79,7 +79,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a rollback in the chain without consents",
         "tests/protocol/test_one_signature.py::test_rollback_is_believed_from_nobody_without_the_consents_of_a_quorum",
-        "if not is_consented(entry.value, self.head):",
+        "if not is_consented(entry.value, self.head, voting=self.voting):",
         "if False:",
     ),
     bug(
@@ -103,7 +103,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that counts too few is refused in all views",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "doubted = value.plan in self._doubted and view <= (len(self.previous.members) - 1) // 2",
+        "doubted = value.plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
         "doubted = value.plan in self._doubted",
     ),
     bug(
@@ -158,7 +158,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "a view that no quorum entered",
         "tests/protocol/test_one_signature.py::test_proposal_of_a_view_that_no_quorum_entered_is_refused",
         """
-        and is_quorum(previous, peers, leaves, faults=faults)
+        and is_quorum(previous, peers, leaves, voting=voting)
         and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())
         """,
         """
@@ -186,13 +186,13 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "an eviction of a far view",
         "tests/protocol/test_one_signature.py::test_plan_or_eviction_of_a_far_view_binds_nobody",
-        "check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)",
+        "check_entered(sender, message.view, message.moves, self.previous, voting=self.agreement.voting)",
         "",
     ),
     bug(
         "a plan of a far view",
         "tests/protocol/test_one_signature.py::test_plan_or_eviction_of_a_far_view_binds_nobody",
-        "check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)",
+        "check_entered(sender, plan.view, plan.moves, self.previous, voting=self.agreement.voting)",
         "",
     ),
     bug(
@@ -230,8 +230,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "two thirds rounded down",
         "tests/protocol/test_one_signature.py::test_quorum_of_liars_is_more_than_two_thirds_of_all",
-        "return 3 * len(electorate.intersection(supporters)) > 2 * len(electorate)",
-        "return 3 * len(electorate.intersection(supporters)) >= 2 * len(electorate)",
+        "return 3 * count > 2 * voters",
+        "return 3 * count >= 2 * voters",
     ),
     bug(
         "a leave beside a vote is nobody's fault",
@@ -261,8 +261,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "a stranger that a closed swarm does not let in becomes a member",
         "tests/protocol/test_one_signature.py"
         "::test_stranger_whom_the_swarm_does_not_let_in_becomes_no_member_although_the_plan_has_it",
-        " if p not in taking_part or not self._may_join(p)]",
-        " if p not in taking_part]",
+        " if p not in possible or not self._may_join(p)]",
+        " if p not in possible]",
     ),
     bug(
         "whoever has no record yet may become a member by invite",
@@ -341,7 +341,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "one peer fills what the witness keeps of values",
         "tests/protocol/test_witness.py::test_values_that_nobody_signed_take_the_room_of_none_that_others_bring",
-        "bringer = sender if sender in about.base.members else None",
+        "bringer = sender if sender in about.voting.electorate(about.base) else None",
         "bringer = None",
     ),
     bug(
@@ -405,7 +405,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "whatever anybody signs is verified",
         "tests/protocol/test_certificate.py::test_what_anybody_can_sign_is_hardly_looked_at",
-        "if not trusted and not set(certificate.signers) <= set(previous.members):",
+        "if not trusted and not set(certificate.signers) <= set(voting.electorate(previous)):",
         "if False:",
     ),
     bug(
@@ -489,7 +489,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a member leaves a round in which it signed",
         "tests/protocol/test_agreement.py::test_member_that_voted_may_not_leave_this_round",
-        "if self.standing is not Standing.OPEN or self._signed:",
+        "if self.standing is not Standing.OPEN or self._signed or not may_leave:",
         "if self.standing is not Standing.OPEN:",
     ),
     bug(
@@ -513,8 +513,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a view change with a certificate of the view that it opens",
         "tests/protocol/test_agreement.py::test_contradictions_are_blamed_on_their_sender",
-        "if prepared.view >= change.view or not follows(value, previous):",
-        "if prepared.view > change.view or not follows(value, previous):",
+        "if prepared.view >= change.view or not follows(value, previous, voting=voting):",
+        "if prepared.view > change.view or not follows(value, previous, voting=voting):",
     ),
     bug(
         "a certificate counts a signer twice",
@@ -589,7 +589,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "who signed in a round is believed to leave it",
         "tests/protocol/test_agreement.py::test_contradictions_are_blamed_on_their_sender",
-        "if sender in self.promised():",
+        "if sender in self.promised() or sender not in self.voting.may_leave(self.previous):",
         "if sender in self._votes:",
     ),
     bug(
@@ -639,7 +639,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "an unsigned certificate makes a fork",
         "tests/protocol/test_forks.py::test_certificate_that_does_not_hold_is_no_fork",
         """
-        check_certificate(certificate, self._at(self._heights[mine.value.base]))
+        check_certificate(certificate, previous, voting=self._voting_after(previous))
         """,
         """
 
@@ -667,11 +667,11 @@ PROTOCOL: tuple[Bug, ...] = (
         "consents in a rollback that nobody signed",
         "tests/protocol/test_terms.py::test_consents_of_a_quorum_are_verified",
         """
-        and is_quorum(previous, rollback.consenting, value.leaves)
+        and is_quorum(previous, rollback.consenting, value.leaves, voting=voting)
         and all(verify_consent(peer, value.base, rollback.target, signature) for peer, signature in signed)
         """,
         """
-        and is_quorum(previous, rollback.consenting, value.leaves)
+        and is_quorum(previous, rollback.consenting, value.leaves, voting=voting)
         """,
     ),
     bug(
@@ -945,5 +945,67 @@ PROTOCOL: tuple[Bug, ...] = (
         "tests/protocol/test_certificate.py::test_chain_follows_the_electorate_it_certified",
         "for height in range(self.height, max(-1, self.height - rounds - 1), -1):",
         "for height in range(self.height, max(-1, self.height - rounds - 2), -1):",
+    ),
+    bug(
+        "contributors vote where voters are named",
+        "tests/protocol/test_voting.py::test_quorum_is_of_the_named_voters_whoever_else_contributes_and_whoever_leaves",
+        "return self.named or previous.members",
+        "return previous.members",
+    ),
+    bug(
+        "a contributor without a vote leads",
+        "tests/protocol/test_voting.py::test_named_voters_lead_in_turn_and_nobody_else_does",
+        "voters = voting.electorate(previous)",
+        "voters = previous.members",
+    ),
+    bug(
+        "two thirds of those who contribute decide",
+        "tests/protocol/test_voting.py::test_quorum_is_of_the_named_voters_whoever_else_contributes_and_whoever_leaves",
+        "return are_enough(len(electorate.intersection(supporters)), len(electorate), voting.faults)",
+        "return are_enough(len(set(supporters)), len(previous.members), voting.faults)",
+    ),
+    bug(
+        "the leave of a named voter counts",
+        "tests/protocol/test_voting.py::test_named_voters_promise_to_leave_no_round",
+        "return () if self.named else previous.members",
+        "return self.electorate(previous)",
+    ),
+    bug(
+        "a contributor without a vote is left out",
+        "tests/protocol/test_voting.py::test_proposal_that_leaves_out_a_contributor_is_refused_by_who_holds_its_report",
+        "left_out = sorted(peer for peer in reported if peer in self.everyone and peer not in excused and not full)",
+        "left_out = sorted(peer for peer in reported if peer in self.electorate and peer not in excused and not full)",
+    ),
+    bug(
+        "the words of who has no vote are taken",
+        "tests/protocol/test_voting.py::test_words_of_strangers_count_for_nothing",
+        "sender not in self.electorate and type(message) is not Certificate",
+        "sender not in self.everyone and type(message) is not Certificate",
+    ),
+    bug(
+        "the founders vote on after a rebase that names others",
+        "tests/protocol/test_voting.py::test_chain_is_checked_by_its_manifest_and_after_a_rebase_by_whom_that_names",
+        "return replace(self, named=rebase.members) if self.named else self",
+        "return self",
+    ),
+    bug(
+        "an earlier certificate is judged by who votes now",
+        "tests/protocol/test_voting.py"
+        "::test_other_certificate_of_an_earlier_round_is_a_fork_by_the_voters_of_that_round_alone",
+        "rebase = self.rebase_of(value.term.rebases)",
+        "rebase = self.rebase_of(max(self._rebases, default=0))",
+    ),
+    bug(
+        "a voter that was away can be a member only by a plan",
+        "tests/protocol/test_voting.py"
+        "::test_voter_that_was_away_is_a_member_again_by_its_own_report_without_being_planned",
+        "possible = self._taking_part.get(value.plan, frozenset()) | self.electorate",
+        "possible = self._taking_part.get(value.plan, frozenset())",
+    ),
+    bug(
+        "three voters may lie",
+        "tests/protocol/test_voting.py::test_lying_without_four_named_voters_is_refused_in_a_line_that_says_what_to_do",
+        "if voting.faults is FaultModel.LYING and len(voting.named) < LYING_VOTERS_MIN:",
+        "if voting.faults is FaultModel.LYING and not voting.named:",
     ),
 )

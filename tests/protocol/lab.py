@@ -26,6 +26,7 @@ from shoal.protocol import certificate as certificate_module
 from shoal.protocol import commitments as commitments_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
+from shoal.protocol import voting as voting_module
 from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
@@ -372,7 +373,7 @@ class Lab:
 
     def lead(self, view: int, base: Value | None = None) -> int:
         """The number of the lead of `view` in the round after `base` (the first round by default)."""
-        return self.number(certificate_module.lead(base or self.start, view))
+        return self.number(voting_module.lead(base or self.start, view))
 
     def restart(self, number: int) -> None:
         """Bring a member up from what it has on disk, and let it say what it stands by."""

@@ -13,11 +13,12 @@ from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange, Vote
+from shoal.protocol.voting import CONTRIBUTORS, Voting
 
 
-def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreement:
+def made_by(bug: type[Agreement], identity: Identity, previous: Value, voting: Voting = CONTRIBUTORS) -> Agreement:
     """A member with that bug."""
-    return bug(identity=identity, previous=previous)
+    return bug(identity=identity, previous=previous, voting=voting)
 
 
 class Gullible(Agreement):
@@ -32,7 +33,7 @@ class Gullible(Agreement):
 def unchecked_proposals() -> Iterator[None]:
     """Nothing is asked of what stands behind a proposal."""
     checked = agreement_module.check_proposed
-    agreement_module.check_proposed = lambda *_: True
+    agreement_module.check_proposed = lambda *_, **__: True
     try:
         yield
     finally:
@@ -243,11 +244,40 @@ class ForgetsLeaving(Forgets):
 
 
 def half_is_enough(
-    previous: Value, supporters: Iterable[PeerId], leaves: Iterable[PeerId] = (), *, faults: object = None
+    previous: Value, supporters: Iterable[PeerId], leaves: Iterable[PeerId] = (), *, voting: object = None
 ) -> bool:
     """A quorum rule in which any half will do, whether the last planner is in it or not."""
     electorate = set(previous.members) - set(leaves)
     return 2 * len(electorate.intersection(supporters)) >= len(electorate)
+
+
+class CountsContributors(Agreement):
+    """Votes, and counts votes, as a contributor, though the voters are named."""
+
+    def __init__(self, *, previous: Value, voting: Voting, **rest: Any) -> None:
+        super().__init__(previous=previous, voting=voting, **rest)
+        self.electorate = self.everyone
+        self.votes = self._me in self.everyone
+
+    def _certified(self, *asked: Any) -> Any:
+        named, self.voting = self.voting, Voting(self.voting.faults)
+        try:
+            return super()._certified(*asked)
+        finally:
+            self.voting = named
+
+
+class FollowsAnybody(Agreement):
+    """Takes whoever proposes for the lead of the view."""
+
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        order, electorate = self._order, self.electorate
+        if isinstance(message, Propose):
+            self._order, self.electorate = (sender,), electorate | {sender}
+        try:
+            return super().receive(sender, message)
+        finally:
+            self._order, self.electorate = order, electorate
 
 
 class HidesVotes(Agreement):

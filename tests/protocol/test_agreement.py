@@ -36,7 +36,7 @@ from shoal.protocol.agreement import (
     Persist,
     Standing,
 )
-from shoal.protocol.certificate import check_certificate, genesis, is_quorum, lead
+from shoal.protocol.certificate import check_certificate, genesis
 from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity
@@ -52,6 +52,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
+from shoal.protocol.voting import is_quorum, lead
 from tests.protocol import seeded
 from tests.protocol.lab import (
     SWARM,
@@ -220,7 +221,7 @@ def test_new_lead_whose_own_digest_differs_still_writes_what_it_carries_forward(
 def test_listener_outside_the_electorate_learns_the_outcome_and_signs_nothing() -> None:
     lab = Lab(4, founders=[0, 1, 2])
     outsider = lab.machine(3)
-    assert not outsider.member
+    assert not outsider.votes
     assert outsider.move_to(1) == []
     lab.propose(lab.lead(0), "one")
     for number in range(3):

@@ -10,7 +10,7 @@ import pytest
 from shoal.lab.signed import prepare_of, propose_of, vote_of
 from shoal.protocol.agreement import Agreement, Broadcast, Decided
 from shoal.protocol.bans import NeedEvidence, Register, may_ban, named, with_bans
-from shoal.protocol.certificate import genesis, lead_order
+from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import CloseOff, StartReduce
 from shoal.protocol.errors import RemoteError
@@ -30,6 +30,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
+from shoal.protocol.voting import lead_order
 from shoal.protocol.wire import canonical, decode
 from tests.protocol.lab import honest_report, paper_signatures, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of

@@ -18,7 +18,7 @@ ANN, BOB = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range
 
 @dataclass
 class Membership:
-    member: bool = True
+    votes: bool = True
 
 
 @dataclass
@@ -72,7 +72,7 @@ def test_departure_promises_before_the_reduction_and_waits_out_what_began(phase:
 def test_departure_goes_at_once_where_nobody_counts_on_it_unless_a_vote_is_under_way(phase: Phase) -> None:
     expected = LeaveStep.STAY if phase is Phase.CERTIFY else LeaveStep.GO
     assert advise(asked_at(1.0), Round(phase, going=LeaveCost.FREE), 1.0) is expected
-    assert advise(asked_at(1.0), Round(phase, agreement=Membership(member=False)), 1.0) is expected
+    assert advise(asked_at(1.0), Round(phase, agreement=Membership(votes=False)), 1.0) is expected
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -101,7 +101,7 @@ class Leaving:
 @pytest.mark.parametrize("phase", list(Phase))
 def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, going: LeaveCost) -> None:
     leaving, round = Leaving(), Round(phase, going=going, alone=True)
-    member = Round(phase, going=going, alone=True, agreement=Membership(member=False))
+    member = Round(phase, going=going, alone=True, agreement=Membership(votes=False))
     expected = LeaveStep.REST if phase is Phase.TRAIN else LeaveStep.STAY
     for one in (round, member):
         assert leaving.advise(one, 1.0) is expected
@@ -133,7 +133,7 @@ def test_departure_hears_first_who_leaves_in_the_same_moment(phase: Phase, going
     departure, round = asked_at(1.0), Round(phase, going=going, others_vote=True)
     assert advise(departure, round, 0.9 + TOGETHER_S) is LeaveStep.STAY
     assert advise(departure, round, 1.0 + TOGETHER_S) is advise(asked_at(1.0), Round(phase, going=going), 1.0)
-    round.agreement.member = False  # nobody counts on it
+    round.agreement.votes = False  # nobody counts on it
     assert advise(asked_at(1.0), round, 1.0) is advise(asked_at(1.0), Round(phase, going=LeaveCost.FREE), 1.0)
 
 

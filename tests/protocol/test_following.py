@@ -6,10 +6,11 @@ import pytest
 
 from shoal.lab.signed import change_of
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.certificate import genesis, lead_order
+from shoal.protocol.certificate import genesis
 from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.messages import Value, ViewChange
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.voting import lead_order
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_node import SETTINGS, deal_evenly

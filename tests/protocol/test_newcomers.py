@@ -135,7 +135,7 @@ class Turns:
 
     def held_back(self, lead: Newcomers, base: Value, peer: PeerId, gone: float) -> bool:
         lead.heard(peer, coming(base), self.now)
-        return lead.hold_back(base, [peer] if self.now < gone else [], self.now, timeout_s=GRACE_S)
+        return lead.hold_back(base, [peer] if self.now < gone else [], self.now, leads=self.leads, timeout_s=GRACE_S)
 
 
 STAYS: dict[str, Callable[[], float]] = {
@@ -164,7 +164,7 @@ def test_short_waits_may_follow_each_other_until_what_was_saved_is_spent() -> No
     for number in range(6):
         base, now = msgspec.structs.replace(start, round=number), 10.0 + number
         lead.heard(peer, coming(base), now)
-        held.append(lead.hold_back(base, [peer], now, timeout_s=GRACE_S))
+        held.append(lead.hold_back(base, [peer], now, leads=members, timeout_s=GRACE_S))
         lead.planned(base, now + 0.6)
     # Three waits of 0.6 s at 8 members cost 14.4 s, of which 10 were saved and 0.1 came in.
     assert held == [True, True, True, False, False, False]
@@ -202,7 +202,7 @@ def test_only_a_joiner_without_a_state_is_coming() -> None:
     ):
         newcomers = Newcomers()
         newcomers.heard(peer, ready, 0.0)
-        assert newcomers.hold_back(previous, [peer], 0.0, timeout_s=1.0) is awaited
+        assert newcomers.hold_back(previous, [peer], 0.0, leads=len(previous.members), timeout_s=1.0) is awaited
 
 
 def test_wait_ends_with_the_patience_and_is_paid_for() -> None:
@@ -211,13 +211,13 @@ def test_wait_ends_with_the_patience_and_is_paid_for() -> None:
     newcomers = Newcomers()
     newcomers.heard(one, coming(previous), 0.0)
     for now in (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5):
-        assert newcomers.hold_back(previous, [one], now, timeout_s=8.0)
-    assert not newcomers.hold_back(previous, [one], 8.0, timeout_s=8.0)
+        assert newcomers.hold_back(previous, [one], now, leads=len(previous.members), timeout_s=8.0)
+    assert not newcomers.hold_back(previous, [one], 8.0, leads=len(previous.members), timeout_s=8.0)
     newcomers.planned(previous, 8.0)
     over = 8.0 + REST * (3 * 7.5 - SAVED_LIMIT_S)
     for now, awaited in ((over - 0.1, False), (over + 0.1, True)):
         newcomers.heard(other, coming(previous), now)
-        assert newcomers.hold_back(previous, [other], now, timeout_s=8.0) is awaited
+        assert newcomers.hold_back(previous, [other], now, leads=len(previous.members), timeout_s=8.0) is awaited
 
 
 def test_newcomers_one_after_the_other_hold_a_plan_back_no_longer_than_one() -> None:
@@ -226,7 +226,7 @@ def test_newcomers_one_after_the_other_hold_a_plan_back_no_longer_than_one() -> 
     held = []
     for second, identity in enumerate(paper_identities(6)):
         newcomers.heard(identity.peer_id, coming(previous), second)
-        held.append(newcomers.hold_back(previous, [identity.peer_id], second, timeout_s=4.0))
+        held.append(newcomers.hold_back(previous, [identity.peer_id], second, leads=3, timeout_s=4.0))
     assert held == [True, True, True, True, False, False]
 
 
@@ -236,19 +236,19 @@ def test_wait_that_a_lost_quorum_or_another_lead_ended_costs_what_it_took(then: 
     previous, peer = RoundLab(3).start, paper_identities(1)[0].peer_id
     newcomers = Newcomers()
     newcomers.heard(peer, coming(previous), 0.0)
-    assert newcomers.hold_back(previous, [peer], 0.0, timeout_s=8.0)
+    assert newcomers.hold_back(previous, [peer], 0.0, leads=3, timeout_s=8.0)
     for now in range(1, 6):
-        assert newcomers.hold_back(previous, [peer], now, timeout_s=8.0)
+        assert newcomers.hold_back(previous, [peer], now, leads=len(previous.members), timeout_s=8.0)
     later = msgspec.structs.replace(previous, round=7) if then == "a plan of another round" else previous
     if then == "the question again":
         newcomers.heard(peer, coming(later), 3600.0)
-        assert not newcomers.hold_back(later, [peer], 3600.0, timeout_s=8.0)
+        assert not newcomers.hold_back(later, [peer], 3600.0, leads=3, timeout_s=8.0)
     else:
         newcomers.planned(later, 3600.0)
     over = 3600.0 + REST * (3 * (5.0 + LAPSE_LIMIT_S) - SAVED_LIMIT_S)
     for now, awaited in ((over - 0.1, False), (over + 0.1, True)):
         newcomers.heard(peer, coming(later), now)
-        assert newcomers.hold_back(later, [peer], now, timeout_s=8.0) is awaited
+        assert newcomers.hold_back(later, [peer], now, leads=len(previous.members), timeout_s=8.0) is awaited
 
 
 def test_who_did_not_come_has_to_say_so_again() -> None:
@@ -256,11 +256,11 @@ def test_who_did_not_come_has_to_say_so_again() -> None:
     peer = paper_identities(1)[0].peer_id
     newcomers = Newcomers()
     newcomers.heard(peer, coming(previous), 0.0)
-    assert newcomers.hold_back(previous, [peer], 0.0, timeout_s=2.0)
+    assert newcomers.hold_back(previous, [peer], 0.0, leads=3, timeout_s=2.0)
     newcomers.planned(previous, 0.01)
-    assert not newcomers.hold_back(previous, [peer], 1.0, timeout_s=2.0)
+    assert not newcomers.hold_back(previous, [peer], 1.0, leads=3, timeout_s=2.0)
     newcomers.heard(peer, coming(previous), 1.0)
-    assert newcomers.hold_back(previous, [peer], 1.0, timeout_s=2.0)
+    assert newcomers.hold_back(previous, [peer], 1.0, leads=3, timeout_s=2.0)
 
 
 def test_rounds_in_which_nobody_was_waited_for_cost_nothing() -> None:
@@ -269,7 +269,7 @@ def test_rounds_in_which_nobody_was_waited_for_cost_nothing() -> None:
     newcomers = Newcomers()
     newcomers.planned(previous, 5.0)
     newcomers.heard(peer, coming(previous), 6.0)
-    assert newcomers.hold_back(previous, [peer], 6.0, timeout_s=2.0)
+    assert newcomers.hold_back(previous, [peer], 6.0, leads=3, timeout_s=2.0)
 
 
 def test_list_of_newcomers_is_bounded() -> None:
@@ -278,6 +278,6 @@ def test_list_of_newcomers_is_bounded() -> None:
     peers = [identity.peer_id for identity in paper_identities(NEWCOMERS_LIMIT + 1)]
     for peer in peers:
         newcomers.heard(peer, coming(previous), 0.0)
-    assert not newcomers.hold_back(previous, peers[:1], 0.0, timeout_s=1.0)
-    assert newcomers.hold_back(previous, peers[1:2], 0.0, timeout_s=1.0)
+    assert not newcomers.hold_back(previous, peers[:1], 0.0, leads=len(previous.members), timeout_s=1.0)
+    assert newcomers.hold_back(previous, peers[1:2], 0.0, leads=len(previous.members), timeout_s=1.0)
     assert len(newcomers._said_at) == NEWCOMERS_LIMIT

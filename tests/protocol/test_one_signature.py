@@ -20,7 +20,7 @@ from shoal.lab.signed import (
     vote_of,
 )
 from shoal.protocol.agreement import Agreement, Broadcast, Decided, DurableRecord, Mismatch, Persist
-from shoal.protocol.certificate import FaultModel, check_certificate, is_quorum
+from shoal.protocol.certificate import check_certificate
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import LocalError, RemoteError
@@ -47,12 +47,15 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.view_change import is_prepared
+from shoal.protocol.voting import FaultModel, Voting, is_quorum
 from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]
+
+LYING = Voting(FaultModel.LYING)
 
 
 # -- names in a value ----------------------------------------------------------------------------------------
@@ -506,14 +509,14 @@ def test_quorum_of_liars_is_more_than_two_thirds_of_all(members: int, needed: in
     previous = Lab(members).start
     for count in range(members + 1):
         some = previous.members[:count]
-        assert is_quorum(previous, some, faults=FaultModel.LYING) == (count >= needed)
-        assert is_quorum(previous, some, previous.members[count:], faults=FaultModel.LYING) == (count >= needed)
+        assert is_quorum(previous, some, voting=LYING) == (count >= needed)
+        assert is_quorum(previous, some, previous.members[count:], voting=LYING) == (count >= needed)
 
 
 def test_four_that_may_lie_decide_by_three_prepares_and_three_votes() -> None:
     lab = Lab(4)
     identities = [lab.members[lab.lead(view)].identity for view in range(4)]
-    machine = Agreement(identity=identities[1], previous=lab.start, faults=FaultModel.LYING)
+    machine = Agreement(identity=identities[1], previous=lab.start, voting=LYING)
     value = value_of(lab.start, plan_hash("x"), identities[0].peer_id)
     machine.computed(honest_report(lab.start, value.plan))
     machine.receive(identities[0].peer_id, propose_of(identities[0], 0, value))
@@ -532,8 +535,8 @@ def test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_
     peers = [one.peer_id for one in staying]
     value = value_of(lab.start, plan_hash("x"), peers[0], peers, [gone.peer_id], signing=identities)
     for signing, holds in ((staying[:5], True), ([*staying[:4], gone], False)):
-        assert is_prepared(prepared_by(signing, 0, value), value, lab.start, FaultModel.LYING) is holds
-    machine = Agreement(identity=identities[1], previous=lab.start, faults=FaultModel.LYING)
+        assert is_prepared(prepared_by(signing, 0, value), value, lab.start, voting=LYING) is holds
+    machine = Agreement(identity=identities[1], previous=lab.start, voting=LYING)
     machine.receive(peers[0], propose_of(identities[0], 0, value))
     for one in (gone, identities[0], *identities[2:5]):  # none of them is known here to have left
         assert not machine.receive(one.peer_id, vote_of(one, 0, value))

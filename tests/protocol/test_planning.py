@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
@@ -36,6 +36,7 @@ from shoal.protocol.planning import (
     make_plan,
     separated,
 )
+from shoal.protocol.voting import lead
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_node import deal_evenly
 

@@ -21,10 +21,10 @@ def before(round: int, rollbacks: int = 0) -> Value:
     return msgspec.structs.replace(RoundLab(3).start, term=Term(0, rollbacks), round=round - 1)
 
 
-def rest_after(probation: Probation, round: int, *, led: bool = False) -> int:
+def rest_after(probation: Probation, round: int, *, turn_rounds: int = 1) -> int:
     """How many of the rounds after `round` are without the loser of a dispute in it."""
     (loser,) = (identity.peer_id for identity in paper_identities(1))
-    probation.lost({loser}, before(round), led=led)
+    probation.lost({loser}, before(round), turn_rounds=turn_rounds)
     after = range(round + 1, round + 3 * REST_LIMIT_TURNS)
     rounds = [number for number in after if probation.left_out(before(number)) == {loser}]
     assert rounds == list(after[: len(rounds)]), "they follow on each other"
@@ -53,9 +53,9 @@ def test_two_plans_of_one_round_count_once() -> None:
     assert rest_after(probation, 5) == FIRST_REST_TURNS
 
 
-def test_who_led_leaves_it_out_for_as_many_rounds_as_there_are_members() -> None:
+def test_who_led_leaves_it_out_for_as_many_rounds_as_there_are_voters() -> None:
     probation = Probation()
-    assert rest_after(probation, 1, led=True) == 3 * FIRST_REST_TURNS
+    assert rest_after(probation, 1, turn_rounds=3) == 3 * FIRST_REST_TURNS
     assert rest_after(probation, 1 + 6 * FIRST_REST_TURNS) == 6 * FIRST_REST_TURNS, "also if another led then"
 
 
@@ -74,7 +74,7 @@ def lab_without(count: int, *numbers: int) -> RoundLab:
     lab = RoundLab(count, seed=count)
     losers = {lab.nodes[number].peer for number in numbers}
     for node in lab.nodes:
-        node.member._probation.lost(losers, lab.start, led=False)
+        node.member._probation.lost(losers, lab.start, turn_rounds=1)
     return lab
 
 

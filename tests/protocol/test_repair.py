@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, OwnedRange, Participant, Plan, Relay, Term, domain_hash
 from shoal.protocol.planning import Deal, Eviction, PlanOrder, RoundSettings, check_plan, reroute_plan, revise_plan
+from shoal.protocol.voting import lead
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_node import deal_evenly
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.lab.signed import change_of, leave_of, prepare_of, prepared_by, propose_of, vote_of
-from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.certificate import genesis
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import BrokenLeave, DoubleCommitment, DoubleVote, HiddenPrepare
@@ -18,6 +18,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose, Ready, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
+from shoal.protocol.voting import lead
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import plan_hash, value_of
 from tests.protocol.round_node import deal_evenly

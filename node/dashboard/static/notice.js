@@ -22,12 +22,13 @@ export function noticeOf(node) {
     };
   }
   if (node.phase === "no quorum") {
-    const here = node.members - node.missing;
+    const here = node.voters - node.missing;
+    const quorum = node.lying ? "more than two thirds" : "a majority";
     const whom = node.missing ? ` Start ${names(node.missing_peers, node.missing)} again, each with its \`--data-dir\`.` : "";
     const gone = node.long_missing ? ` Nothing was heard for an hour of ${names(node.long_missing_peers, node.long_missing)}; for who of them is gone for good there is \`shoal rebase --forget\`, where the authority’s key is.` : "";
     return {
       soft: false,
-      first: `Rounds wait for a majority: ${here} of ${plural(node.members, "member")} here.`,
+      first: `Rounds wait for ${quorum}: ${here} of ${plural(node.voters, "voter")} here.`,
       rest: `This node trains on alone meanwhile.${whom}${gone}`,
     };
   }

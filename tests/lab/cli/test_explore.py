@@ -52,6 +52,14 @@ def test_explore_as_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert document["states_per_s"] > 0
 
 
+def test_explore_of_named_voters_says_who_has_no_vote(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["explore", "agreement", "--members", "2", "--strangers", "1", "--views", "2", "--crashes", "0"]
+    assert execute([*named, "--liars", "1", "--liar", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "quorums of `crash`, member 2 lies, 1 stranger beside 2 members, views 0 to 1" in out
+    assert "violations none in any schedule" in out
+
+
 def test_explore_that_was_cut_short_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute([*SMALL, "--limit", "50"]) == 0
     assert "none in what was visited, which is not all" in capsys.readouterr().out

@@ -29,6 +29,13 @@ one_way = true
 """
 
 
+def test_simulate_with_named_voters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["simulate", "--peers", "5", "--rounds", "2", "--voters", "4", "--lying", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds_certified"] == 2
+    assert execute(["simulate", "--peers", "5", "--rounds", "2", "--lying"]) == 2
+    assert "lying takes 4 named voters or more" in capsys.readouterr().err
+
+
 def test_simulate_as_json_has_the_keys_and_the_same_trace_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     documents = []
     for _ in range(2):

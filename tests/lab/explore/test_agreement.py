@@ -23,11 +23,12 @@ from shoal.lab.explore.walk import walk
 from shoal.lab.explore.word import broken_promise, still_binding
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
+from shoal.protocol import voting as voting_module
 from shoal.protocol.agreement import Agreement, DurableRecord
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Prepared, PreparedValue, Propose, Value, ViewChange, Vote
+from shoal.protocol.voting import FaultModel, is_quorum
 from tests.protocol import seeded
 
 IDENTITIES, PREVIOUS = electorate(3, planner=0)
@@ -44,6 +45,37 @@ def kinds(exploration: Exploration[Scope]) -> list[str]:
 
 
 # -- every schedule --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"members": 2, "strangers": 1, "views": 3, "crashes": 1, "planner": 1},
+        {"members": 2, "strangers": 3, "views": 2, "rollbacks": 1},
+        {"members": 3, "strangers": 1, "views": 2, "plans": 2},
+        {"members": 4, "strangers": 1, "views": 2, "faults": FaultModel.LYING},
+    ],
+    ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
+)
+def test_every_schedule_of_named_voters_certifies_one_value_by_their_votes(scope: dict[str, Any]) -> None:
+    exploration = explore(**scope)
+    assert exploration.violations == ()
+    assert exploration.complete
+    assert {len(names) for names in exploration.certified} == {0, 1}
+    planned = {name.partition("/")[-1] or name[1:] for names in exploration.certified for name in names}
+    assert planned == {str(lead) for lead in range(min(scope["members"], scope["views"]))}, "no stranger planned it"
+
+
+@pytest.mark.parametrize(("members", "faults"), [(3, FaultModel.CRASH), (4, FaultModel.LYING)])
+def test_contributor_that_votes_beside_named_voters_is_found(members: int, faults: FaultModel) -> None:
+    exploration = explore(seeded.CountsContributors, members=members, strangers=3, views=2, faults=faults)
+    assert kinds(exploration) == ["a word of who has no vote"]
+
+
+def test_scope_of_named_voters_has_no_leaves_and_an_end() -> None:
+    for scope, why in (({"leaves": 1, "strangers": 1}, "--leaves 1"), ({"strangers": 62}, "--strangers 62")):
+        with pytest.raises(ConfigError, match=why):
+            Scope(members=3, views=1, **scope)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +172,7 @@ def test_scope_out_of_range_is_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize(("members", "planner"), [(2, 1), (4, 2), (5, 0)])
 def test_electorate_leads_in_the_order_of_its_members(members: int, planner: int) -> None:
     identities, previous = electorate(members, planner)
-    order = [certificate_module.lead(previous, view) for view in range(members)]
+    order = [voting_module.lead(previous, view) for view in range(members)]
     assert order == [identity.peer_id for identity in identities]
     assert previous.planner == identities[planner].peer_id
     for mask in range(1 << members):

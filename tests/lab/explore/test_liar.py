@@ -18,8 +18,8 @@ from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, NeedFinals
-from shoal.protocol.certificate import FaultModel
 from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Prepared, Propose, Value, ViewChange, Vote
+from shoal.protocol.voting import FaultModel
 from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING
@@ -42,6 +42,33 @@ def kinds(exploration: Exploration[Scope]) -> list[str]:
 
 
 # -- what holds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("faults", "members"), [(CRASH, 2), (CRASH, 3), (LYING, 4)], ids=str)
+def test_stranger_that_says_anything_beside_named_voters_has_no_say(faults: FaultModel, members: int) -> None:
+    scope = Scope(members=members, strangers=1, views=2, liars=1, liar=members, faults=faults)
+    explorer = LiarExplorer(scope)
+    exploration = explorer.run(limit=1500)
+    assert exploration.violations == ()
+    assert exploration.certified <= {frozenset(), frozenset({"A0"}), frozenset({"A1"})}
+    assert exploration.complete == (members == 2)
+    assert explorer.forks == 0, "not in crash either"
+
+
+@pytest.mark.parametrize(("faults", "members"), [(CRASH, 3), (LYING, 4)], ids=str)
+def test_walks_beside_a_liar_that_may_be_a_voter_or_not_fork_nothing(faults: FaultModel, members: int) -> None:
+    scope = Scope(members=members, strangers=2, faults=faults, **WALK | {"leaves": 0})
+    exploration = walk_with_liar(scope, 3000, 1)
+    assert exploration.violations == ()
+    assert any(exploration.certified)
+
+
+@pytest.mark.parametrize("faults", [CRASH, LYING], ids=str)
+def test_machine_that_follows_a_stranger_is_found(faults: FaultModel) -> None:
+    members = 4 if faults is LYING else 3
+    scope = Scope(members=members, strangers=1, views=1, liars=1, liar=members, faults=faults)
+    exploration = LiarExplorer(scope, partial(seeded.made_by, seeded.FollowsAnybody)).run(limit=20_000)
+    assert kinds(exploration) == ["an honest member signed what a stranger proposed"]
 
 
 @pytest.mark.parametrize(("faults", "members"), [(LYING, 4), (CRASH, 3), (CRASH, 4), (LYING, 7)], ids=str)
@@ -191,7 +218,9 @@ def anything(*_: object, **__: object) -> bool:
     return True
 
 
-def compelled_by_anything(sender: object, view: int, value: Value, moves: object, prepared: object, *_: object) -> bool:
+def compelled_by_anything(
+    sender: object, view: int, value: Value, moves: object, prepared: object, *_: object, **__: object
+) -> bool:
     return not isinstance(prepared, msgspec.UnsetType)
 
 

@@ -124,12 +124,12 @@ class OneLossIsDeath(MembershipMachine):
         return super()._overdue(peer, watched, now)
 
 
-def anyone_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), *, faults: Any = None) -> bool:
+def anyone_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), **_: Any) -> bool:
     """One member is a quorum."""
     return bool(set(previous.members) & set(supporters))
 
 
-def half_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), *, faults: Any = None) -> bool:
+def half_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), **_: Any) -> bool:
     """Two quorums need not meet."""
     return 2 * len(set(previous.members) & set(supporters)) >= len(previous.members)
 

@@ -25,8 +25,8 @@ from shoal.protocol import certificate as certificate_module
 from shoal.protocol import round as round_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
-from shoal.protocol.certificate import lead
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.voting import lead
 from tests.lab.simulate.seeded_bugs import (
     GivesNobodyUp,
     GoesBack,

@@ -29,10 +29,10 @@ from shoal.protocol import round as round_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.bans import NeedEvidence
-from shoal.protocol.certificate import lead
 from shoal.protocol.effects import DrawGenesis, MemberEffect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
+from shoal.protocol.voting import lead
 from tests.lab.simulate.seeded_bugs import (
     GivesNobodyUp,
     GoesBack,

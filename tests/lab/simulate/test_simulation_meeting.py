@@ -7,8 +7,8 @@ import pytest
 
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.facts import RoundFacts
+from shoal.protocol.voting import is_quorum
 
 LEFT = Scenario(
     peers=5,

@@ -8,8 +8,8 @@ from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.scenario import Scenario
 from shoal.lab.simulate.simulation import Simulation
 from shoal.lab.simulate.talk import Payload
-from shoal.protocol.certificate import lead
 from shoal.protocol.messages import Message, Vote
+from shoal.protocol.voting import lead
 from shoal.swarm.lanes.frame import FrameKind
 
 

@@ -205,7 +205,7 @@ def test_order_that_cannot_be_is_refused_and_nothing_is_on_disk(tmp_path: Path) 
     assert not (tmp_path / NAME).exists()
     bench.me = identity(50)
     bench.restart()
-    with pytest.raises(ConfigError, match="no member"):
+    with pytest.raises(ConfigError, match="no vote"):
         bench.order(*FEWER)
 
 

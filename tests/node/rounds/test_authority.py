@@ -17,6 +17,7 @@ LEDGER = Ledger()
 LEDGER.certify(3)
 HEAD = LEDGER.chain.head
 ME, OTHER, THIRD = LEDGER.founders
+VOTERS = HEAD.members
 REST = {OTHER.peer_id, THIRD.peer_id}
 
 
@@ -34,39 +35,39 @@ def refused(authority: Authority, *arguments: object) -> str:
 
 def test_rebase_is_signed_once_per_term_and_given_out_again(tmp_path: Path) -> None:
     authority, key = authority_of(tmp_path)
-    rebase = authority.rebase(HEAD, REST, {ME.peer_id})
+    rebase = authority.rebase(HEAD, VOTERS, REST, {ME.peer_id})
     check_rebase(rebase, HEAD, key.peer_id)
     assert (rebase.value.term, rebase.value.members) == (Term(1, 0), (ME.peer_id,))
     again, _ = authority_of(tmp_path)  # after a restart, say
-    assert again.rebase(HEAD, REST, ()) == rebase
-    text = refused(again, HEAD, {OTHER.peer_id}, ())
+    assert again.rebase(HEAD, VOTERS, REST, ()) == rebase
+    text = refused(again, HEAD, VOTERS, {OTHER.peer_id}, ())
     assert "was signed here before" in text
     assert ME.peer_id in text
     assert "there can be no other" in text
-    assert "was signed here before" in refused(again, LEDGER.chain.value(2), REST, ())
-    following = again.rebase(rebase.value, (), ())
+    assert "was signed here before" in refused(again, LEDGER.chain.value(2), VOTERS, REST, ())
+    following = again.rebase(rebase.value, rebase.value.members, (), ())
     assert following.value.term == Term(2, 0)
 
 
 def test_node_key_serves_where_the_manifest_names_no_other(tmp_path: Path) -> None:
-    rebase = Authority(tmp_path, authority=ME.peer_id, node=ME).rebase(HEAD, REST, ())
+    rebase = Authority(tmp_path, authority=ME.peer_id, node=ME).rebase(HEAD, VOTERS, REST, ())
     check_rebase(rebase, HEAD, ME.peer_id)
 
 
 def test_without_the_key_there_is_no_rebase(tmp_path: Path) -> None:
-    text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, REST, ())
+    text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, VOTERS, REST, ())
     assert OTHER.peer_id in text
     assert "do it at the founder's node" in text
     assert not (tmp_path / "authority.key").exists()
     authority_of(tmp_path)  # a key, but not that of this swarm
-    text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, REST, ())
+    text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, VOTERS, REST, ())
     assert "is not it" in text
 
 
 def test_only_members_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     authority, _ = authority_of(tmp_path)
     stranger = Identity.generate().peer_id
-    assert f"{stranger} is no member of round 4" in refused(authority, HEAD, {stranger}, ())
-    assert "cannot forget itself" in refused(authority, HEAD, {ME.peer_id}, ())
-    assert f"{OTHER.peer_id} is here" in refused(authority, HEAD, REST, {OTHER.peer_id})
+    assert f"{stranger} has no vote in round 4" in refused(authority, HEAD, VOTERS, {stranger}, ())
+    assert "cannot forget itself" in refused(authority, HEAD, VOTERS, {ME.peer_id}, ())
+    assert f"{OTHER.peer_id} is here" in refused(authority, HEAD, VOTERS, REST, {OTHER.peer_id})
     assert not (tmp_path / "rebases.log").exists()

@@ -1,0 +1,107 @@
+"""Simulated swarms whose voters are named: strangers contribute and certify nothing, whatever befalls either."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario, with_named_voters
+from shoal.lab.simulate.shrink import as_test, candidates
+from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.protocol import chain as chain_module
+from shoal.protocol import round as round_module
+from shoal.protocol.agreement import Agreement
+from shoal.protocol.voting import Voting
+from tests.protocol.seeded import CountsContributors
+
+PLAIN = Scenario(peers=5, rounds=4, seed=2, voters=3)
+
+
+def test_strangers_work_counts_and_three_founders_alone_certify_with_one_killed() -> None:
+    killed = Fault(kind="kill", peer=1, at_s=6.0)
+    simulation = Simulation(msgspec.structs.replace(PLAIN, fault=(killed,), rounds=6))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 6)
+    ids = [peer.id for peer in simulation.peers]
+    entries = simulation.peers[0].disk.ledger.entries
+    assert all(set(entry.signers) <= set(ids[:3]) for entry in entries)
+    plan, _ = simulation.judge.plan_of(entries[-1].value)
+    assert {p.peer for p in plan.participants if p.weight} == {*ids[:1], *ids[2:]}
+    assert entries[-1].value.members == tuple(sorted([*ids[:1], *ids[2:]]))
+
+
+def test_four_founders_of_whom_one_may_lie_certify_with_one_killed_and_not_with_two() -> None:
+    scenario = Scenario(peers=5, rounds=4, seed=2, voters=4, lying=True)
+    for killed, certified in ((1, True), (2, False)):
+        faults = tuple(Fault(kind="kill", peer=peer, at_s=0.5) for peer in range(killed))
+        outcome = run_scenario(msgspec.structs.replace(scenario, fault=faults))
+        assert outcome.violation == ""
+        assert (outcome.rounds_certified == 4) is certified
+
+
+def test_strangers_go_on_without_no_quorum_of_founders_until_the_authority_says_who_votes() -> None:
+    faults = tuple(Fault(kind="kill", peer=peer, at_s=9.0) for peer in range(2))
+    stalled = Simulation(msgspec.structs.replace(PLAIN, fault=faults, rounds=8))
+    assert stalled.run().rounds_certified < 8, "three others are no quorum"
+    rebased = Simulation(msgspec.structs.replace(PLAIN, fault=faults, rounds=8, rebases=True))
+    outcome = rebased.run()
+    assert (outcome.violation, outcome.met["rebased"]) == ("", 1)
+    ledger = rebased.peers[2].disk.ledger
+    assert ledger.voters == (rebased.peers[2].id,)
+    assert set(ledger.head.members) == {peer.id for peer in rebased.peers[2:]}
+
+
+def test_seeds_have_the_same_faults_with_named_voters() -> None:
+    scenarios = [random_scenario(seed) for seed in range(60)]
+    named = [with_named_voters(one) for one in scenarios]
+    assert [one.fault for one in named] == [one.fault for one in scenarios]
+    assert all((one.voters == 0) == one.rollouts for one in named)
+    assert any(one.lying for one in named)
+    assert any(0 < one.voters < one.peers and not one.lying for one in named)
+
+
+@pytest.mark.parametrize("seed", [3, 6])
+def test_seed_of_named_voters_keeps_every_promise(seed: int) -> None:
+    outcome = run_scenario(with_named_voters(random_scenario(seed)))
+    assert (outcome.violation, outcome.rounds_certified) == ("", 4)
+
+
+def test_seeded_vote_of_a_contributor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "Agreement", CountsContributors)
+    assert run_scenario(PLAIN).violation in ("named voters vote", "no double vote")
+
+
+def test_seeded_chain_that_forgets_who_votes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_module.Chain, "voting", Voting())
+    assert run_scenario(PLAIN).violation in ("named voters vote", "no double vote", "no fork")
+
+
+def test_seeded_quorum_of_two_thirds_of_all_members_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfMembers(Agreement):
+        def _certified(self, *asked):  # type: ignore[no-untyped-def]
+            named, self.voting = self.voting, Voting(self.voting.faults)
+            try:
+                return super()._certified(*asked)
+            finally:
+                self.voting = named
+
+    monkeypatch.setattr(round_module, "Agreement", OfMembers)
+    outcome = run_scenario(Scenario(peers=8, rounds=4, seed=2, voters=4, lying=True))
+    assert (outcome.violation, outcome.rounds_certified < 4) == ("progress", True)
+
+
+def test_failing_seed_is_told_with_its_voters_and_shrunk_with_them() -> None:
+    scenario = Scenario(peers=5, rounds=2, seed=1, voters=4, lying=True)
+    assert "fault=faults, voters=4, lying=True)" in as_test(scenario, "no fork")
+    smaller = list(candidates(scenario))
+    assert {(one.peers, one.voters, one.lying) for one in smaller} >= {(4, 4, True), (5, 4, False), (5, 0, False)}
+    assert all(one.voters <= one.peers for one in smaller)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"voters": 6}, "up to 64 peers"), ({"voters": 3, "lying": True}, "4 named voters"), ({"lying": True}, "4 named")],
+)
+def test_scenario_that_cannot_be_is_refused(given: dict[str, int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Scenario(peers=5, rounds=1, **given)
