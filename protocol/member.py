@@ -484,6 +484,8 @@ class Member:
     def _go_back(self, event: GoBack) -> Steps:
         self.check(event)
         yield from self._going_back.order(event.round)
+        if self.machine is not None:  # as the check has it
+            yield from self._seek(self._going_back.due(self.machine, self._now))
 
     def _amend(self, event: Amend) -> Steps:
         self.check(event)
