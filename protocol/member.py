@@ -516,7 +516,7 @@ class Member:
         """Hold what was found, if it is still wanted, and take part from there."""
         if self.catching_up.over(event) and event.state is not None:
             yield Adopt(event.state)
-            self.catching_up.adopted(event, self._now)
+            self.catching_up.adopted(self._now)
         yield from self._look_around()
         yield from self._take_part()
 

@@ -362,7 +362,7 @@ def looked_into(here: Paper) -> PeerId | None:
 
 
 def nothing_found() -> StateSought:
-    return StateSought(None, 0.0)
+    return StateSought(None)
 
 
 def test_what_is_early_waits_for_its_round_and_whoever_is_late_is_answered_once_a_second() -> None:
@@ -425,7 +425,7 @@ def test_founder_draws_the_initial_state_and_others_wait_for_it() -> None:
 
 def test_what_was_found_is_held_before_a_round_begins_on_it_and_only_while_it_is_wanted() -> None:
     here = paper(current=False)
-    found = StateSought(Somewhere(Term(), 3), 1.0)
+    found = StateSought(Somewhere(Term(), 3))
     here.held = Somewhere(Term(), 3)
     assert here.feed(found) == [], "another as old is here"
     here.held = Somewhere(Term(), 2)
