@@ -135,7 +135,7 @@ def test_seeded_newcomer_that_counts_at_once_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr("shoal.protocol.leading.make_plan", lambda *args, weightless, **more: _counted(*args, **more))
     monkeypatch.setattr("shoal.protocol.member.JOINER", TRAINING)
     assert JOINER != TRAINING
-    assert run_scenario(scenario(Fault(kind="join", at_s=1.0))).violation == "newcomers wait"
+    assert run_scenario(scenario(Fault(kind="join", at_s=3.0))).violation == "newcomers wait"
 
 
 def _counted(*args: Any, **more: Any) -> Any:
