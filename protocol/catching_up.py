@@ -17,8 +17,8 @@ rounds. When it is over, what came of it is an input of the member (`StateSought
                   replay the rest
 
 Whoever is told at once that the head moved (`head_moved`, `hurry`) asks nobody for a newer one, unless somebody claims
-that there is one. Where rounds are shorter than this takes, a newcomer says that it comes (newcomers.py), and follows
-the chain until that one stands still.
+that there is one. Where rounds are shorter than this takes, a newcomer says at each head that it comes (newcomers.py),
+and follows the chain until that one stands still.
 
 What is tried again, and when, is said here, but for what happens within one transfer: who stalls and who takes over.
 """
@@ -60,7 +60,7 @@ from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import GenesisFetched, OfState, StateHeld, StateSought
-from shoal.protocol.messages import Entry, Target, Value
+from shoal.protocol.messages import NO_HASH, Entry, Target, Value
 from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.surroundings import Rules
@@ -205,7 +205,7 @@ class CatchingUp:
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
         self._retry_at = 0.0
-        self._took_s: float | None = None  # to come to the state at the head, the last time
+        self._took_s: float | None = None  # to come to the state at a head, the last time
 
     def claimed(self, peer: PeerId, position: Position) -> None:
         """This peer claims that all before `position` is decided."""
@@ -264,9 +264,9 @@ class CatchingUp:
             return False
         return held is None or state.round > held.round or not on_branch(chain, held)
 
-    def adopted(self, sought: StateSought, now: float) -> None:
+    def adopted(self, now: float) -> None:
         """Note that the state it brought is held, so that a newer one is looked for at once."""
-        self._took_s, self._retry_at = sought.seconds, now
+        self._retry_at = now
 
     # -- errands ---------------------------------------------------------------------------------------------
 
@@ -353,21 +353,17 @@ class CatchingUp:
 
     def _come(self) -> Steps:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
-        here, clock, state = self._here, self._search.clock, None
-        began = clock.now
+        here, state = self._here, None
         first, fresh, self._fresh = self._claims.claimants(here.chain.head), self._fresh, False
         peers = list(here.linked())
         if first or not fresh:
             peers.sort(key=lambda peer: peer not in first)
             yield from self._look_for_entries(self._in_order(peers, first))
         if not here.current:
-            awaited = self._can_be_awaited()
-            if awaited:
-                yield Broadcast(coming(here.chain.head))
-            state = yield from self._pursue(peers, closely=awaited)
+            state = yield from self._pursue(peers)
         if state is not None or here.current:
             yield LookUp(tuple(peers))
-        return StateSought(state, clock.now - began)
+        return StateSought(state)
 
     def _in_order(self, peers: Collection[PeerId], first: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Members before others, those in `first` before these, and who did not answer lately after them."""
@@ -384,22 +380,26 @@ class CatchingUp:
         grace_s = self._here.rules(head.next_round).settings.grace_s
         return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members
 
-    def _pursue(self, peers: Sequence[PeerId], *, closely: bool) -> Steps:
+    def _pursue(self, peers: Sequence[PeerId]) -> Steps:
         """The state at the head, from peers; None when none of them can help now.
 
-        Rounds that are certified while a state is on its way are followed too. If in the end the way to the head is not
+        Rounds that are certified while a state is on its way are followed too. Leads that would wait are told of each
+        head that this node comes: who was told before has planned without it. If in the end the way to the head is not
         to be had, what is returned is older, and the next attempt begins from it.
-
-        closely: rounds may have been certified however short it took, and states be gone that were there a moment ago.
         """
         here, search = self._here, self._search
-        state, found = here.held, None
+        state, found, goal = here.held, None, NO_HASH
         for _ in range(PURSUIT_LIMIT):
-            began, goal = search.clock.now, here.chain.head.hash
+            began, before, goal = search.clock.now, goal, here.chain.head.hash
+            awaited = self._can_be_awaited()
+            if awaited and goal != before:
+                yield Broadcast(coming(here.chain.head))
             nearer: OfState | None = yield from search.nearer(state, here.chain.snapshot(), peers)
             if nearer is not None:
                 state = found = nearer
-            if closely or (nearer is not None and search.clock.now - began > PURSUE_AFTER_S):
+                self._took_s = search.clock.now - began
+            # Where it is awaited, rounds are short, and states gone that were there a moment ago.
+            if awaited or (nearer is not None and search.clock.now - began > PURSUE_AFTER_S):
                 order = tuple(sorted(peers, key=lambda peer: peer not in here.donors))
                 yield from self._look_for_entries(order, until_one=True)
             if here.chain.head.hash == goal if nearer is None else is_state_of(here.chain.standing, nearer):

@@ -1,11 +1,13 @@
 """Rollbacks as one member sees them: what its user ordered, what others want, and the state that it takes.
 
     its user ordered it, or others want it and the policy agrees  ─► have S(k) on disk ─► Consent, anew in each round
+                                                                      of which this node is a member
     a rollback was proposed that it has to vote on                ─► have S(k) on disk ─► its vote
 
 Having the state comes first: members that consent can then decide it at once. It is looked for on this node's disk,
-then asked of peers, by an errand beside the rounds, which go on meanwhile. An order is on disk too, until it is carried
-out, withdrawn, or can no longer be: a restart does not forget it.
+then asked of peers, by an errand beside the rounds, which go on meanwhile. For an order that is at once, member or not:
+the state was on disk when it was ordered, and gives way to newer ones unless it is kept. An order is on disk too, until
+it is carried out, withdrawn, or can no longer be: a restart does not forget it.
 
 The policy for what others' users want: `never` and `always`; `spike`, where the held-out loss that this node measured
 last is worse than that of round k by SPIKE_SHARE, or is no number any more. A consent that follows a policy is no
@@ -119,7 +121,8 @@ class GoingBack:
         kept = [target for target in self._held if self._chain.can_go_back_to(target)][-HELD_LIMIT:]
         self._held = {target: self._held[target] for target in kept}
         if self._begun and self._getting is None:  # what is there at the start may be what was voted for before
-            yield ForgetEarlier(frozenset(target.round for target in kept))
+            asked = () if self._asked is None else (self._asked,)
+            yield ForgetEarlier(frozenset(target.round for target in (*kept, *asked)))
         self._begun = True
 
     def advise(self, machine: RoundMachine, now: float) -> Sequence[Effect]:
@@ -144,7 +147,7 @@ class GoingBack:
 
     def _wanted(self, machine: RoundMachine) -> Target | None:
         if self._asked is not None or not machine.agreement.votes:
-            return self._asked if machine.agreement.votes else None
+            return self._asked
         consents = machine.consents().items()
         ordered = {consent.target for peer, consent in consents if consent.asked and peer != machine.me}
         return next((target for target in sorted(ordered, key=_age) if self._agrees(target)), None)

@@ -177,10 +177,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class StateSought:
-    """An attempt to come to the state at the head is over, `seconds` after it began; with a state, or none."""
+    """An attempt to come to the state at the head is over; with a state, or none."""
 
     state: OfState | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

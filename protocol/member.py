@@ -498,6 +498,8 @@ class Member:
     def _go_back(self, event: GoBack) -> Steps:
         self.check(event)
         yield from self._going_back.order(event.round)
+        if self.machine is not None:  # as the check has it
+            yield from self._seek(self._going_back.due(self.machine, self._now))
 
     def _amend(self, event: Amend) -> Steps:
         self.check(event)
@@ -528,7 +530,7 @@ class Member:
         """Hold what was found, if it is still wanted, and take part from there."""
         if self.catching_up.over(event) and event.state is not None:
             yield Adopt(event.state)
-            self.catching_up.adopted(event, self._now)
+            self.catching_up.adopted(self._now)
         yield from self._look_around()
         yield from self._take_part()
 

@@ -307,7 +307,7 @@ class Run:
             make=self._components.machine,
         )
         self._box = self._boxed(member)
-        self._feed(StateSought(None, 0.0))
+        self._feed(StateSought(None))
 
     def restart(self, way: WayBack) -> None:
         """Killed: what was not on disk is gone, and all that was kept of reductions."""

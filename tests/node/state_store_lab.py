@@ -20,6 +20,7 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.errands import Performers, carry_out
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.store import Store
+from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.chain import Chain
 from shoal.protocol.errands import AwaitLinks, Clock, Errand, LookElsewhere, Steps
@@ -38,6 +39,10 @@ GOOD, BAD = PeerId("good"), PeerId("bad")
 
 
 async def _linked_already(request: AwaitLinks) -> None:
+    pass
+
+
+async def _unheard(request: Broadcast) -> None:
     pass
 
 
@@ -90,7 +95,7 @@ class Home:
 
     async def fetch(self, peers: Sequence[PeerId]) -> CertifiedState | None:
         """The state at the head, from peers; None when none of them can help now."""
-        return await self._outcome(self.catching_up._pursue(peers, closely=False))
+        return await self._outcome(self.catching_up._pursue(peers))
 
     async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
         """S(0) as this founder has it."""
@@ -110,7 +115,8 @@ class Home:
         return self.catching_up._search.clock
 
     async def _outcome(self, steps: Steps) -> Any:
-        return await carry_out(Errand(steps, self._clock), {**self.state_store.performers, **NOWHERE_ELSE})
+        performers = {**self.state_store.performers, **NOWHERE_ELSE, Broadcast: _unheard}
+        return await carry_out(Errand(steps, self._clock), performers)
 
     # -- what catching up looks at ---------------------------------------------------------------------------
 

@@ -288,6 +288,30 @@ SHELL: tuple[Bug, ...] = (
         "pass",
     ),
     bug(
+        "the state of an order is kept by members alone",
+        "tests/node/rounds/test_going_back.py::test_state_of_an_order_is_kept_while_this_node_is_no_member",
+        """
+        if self._asked is not None or not machine.agreement.member:
+            return self._asked
+        """,
+        """
+        if self._asked is not None or not machine.agreement.member:
+            return self._asked if machine.agreement.member else None
+        """,
+    ),
+    bug(
+        "the state of an order is forgotten before it is read again",
+        "tests/node/rounds/test_going_back.py::test_state_of_an_order_outlives_rounds_in_which_it_is_not_read_yet",
+        "asked = () if self._asked is None else (self._asked,)",
+        "asked: tuple[Target, ...] = ()",
+    ),
+    bug(
+        "the state of an order is sought with the next tick",
+        "tests/protocol/test_member.py::test_order_to_go_back_is_kept_and_the_state_that_it_takes_is_sought_at_once",
+        "if self.machine is not None:  # as the check has it",
+        "if False:",
+    ),
+    bug(
         "an order that was carried out stays on disk",
         "tests/node/rounds/test_going_back.py::test_order_outlives_a_restart_until_it_is_carried_out",
         "if self._asked is not None and not self._chain.can_go_back_to(self._asked):",

@@ -236,6 +236,18 @@ STATE: tuple[Bug, ...] = (
         "self._took_s <= 2 * grace_s",
     ),
     bug(
+        "who is overtaken on its way says only once that it comes",
+        "tests/protocol/test_catching_up.py::test_who_is_overtaken_on_its_way_says_anew_that_it_comes_if_the_last_step_was_quick",
+        "if awaited and goal != before:",
+        "if awaited and before == NO_HASH:",
+    ),
+    bug(
+        "who gets an older state says once more that it comes",
+        "tests/protocol/test_catching_up.py::test_who_gets_an_older_state_of_its_peers_does_not_say_anew_that_it_comes",
+        "if awaited and goal != before:",
+        "if awaited:",
+    ),
+    bug(
         "any founder gives the initial state",
         "tests/protocol/test_catching_up.py::test_initial_state_is_the_first_founders_if_founders_differ",
         "key=lambda peer: (peer != value.planner, ranked.index(peer))",

@@ -208,7 +208,7 @@ class Table:
         self.decided: Value | None = None
         self.said: deque[tuple[PeerId, Message]] = deque()
         self.seats = {identity.peer_id: Seat(self, identity, chain) for identity in identities}
-        for event in (StateSought(None, 0.0), Trained(chain.head.next_round, None)):
+        for event in (StateSought(None), Trained(chain.head.next_round, None)):
             for seat in self.seats.values():
                 seat.box.put(event)
             self._deliver()

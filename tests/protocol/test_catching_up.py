@@ -177,7 +177,7 @@ class Here:
         sought: StateSought = self.carry_out(errand)
         if self.catching_up.over(sought):
             self.held = sought.state
-            self.catching_up.adopted(sought, self.now)
+            self.catching_up.adopted(self.now)
         return sought
 
     def kinds(self) -> list[type]:
@@ -367,7 +367,7 @@ def test_an_attempt_that_brought_nothing_is_made_again_after_a_while_and_one_tha
 
 def test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long() -> None:
     for takes_s, follows in ((0.0, False), (PURSUE_AFTER_S, True)):
-        here = Here(3, has={ONE: {3}}, takes_s=takes_s, donors=[TWO])
+        here = Here(3, has={ONE: {3}}, takes_s=takes_s, donors=[TWO], me=identity(1).peer_id)  # a member
         more = iter([1])
 
         def certify(request: Request, here: Here = here, more: Any = more) -> None:
@@ -401,11 +401,36 @@ def test_who_came_quickly_once_says_that_it_comes_and_looks_whether_more_was_cer
     here.come()
     assert here.every(Broadcast) == [Broadcast(coming(head))]
     assert here.worth_s[-1][1] == 0.0
-    here = Here(3, has={ONE: {3}}, takes_s=GRACE_S / 16)
+    here = Here(3, has={ONE: {3}}, takes_s=GRACE_S / 6)
     here.come()
     here.ledger.certify()
     here.come()
     assert Broadcast not in here.kinds()
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 0.9 * GRACE_S])
+def test_who_is_overtaken_on_its_way_says_anew_that_it_comes_if_the_last_step_was_quick(takes_s: float) -> None:
+    here = Here(3, has={ONE: {3}})
+    more = iter(range(3))
+
+    def certify(request: Request) -> None:
+        if isinstance(request, Replay) and next(more, None) is not None:
+            here.ledger.certify()
+            here.now += takes_s
+
+    here.meanwhile = certify
+    assert here.come().state == At(6)
+    said = [coming(here.chain.value(round)) for round in (4, 5, 6)]
+    assert [request.message for request in here.every(Broadcast)] == (said if takes_s == 0.0 else [])
+
+
+def test_who_gets_an_older_state_of_its_peers_does_not_say_anew_that_it_comes() -> None:
+    here = Here(3, has={ONE: {2}}, replays_to=2)
+    assert here.come().state == At(2)
+    assert here.every(Broadcast) == []
+    here.replayed_rounds = 0
+    here.come()
+    assert len(here.every(Broadcast)) == 1
 
 
 def test_initial_state_is_fetched_from_the_founder_once_at_a_time() -> None:

@@ -421,16 +421,18 @@ def test_order_that_takes_a_round_is_refused_outside_of_one_and_a_withdrawal_is_
         assert here.feed(Withdraw(kind)) == [DropOrder(kind)]
 
 
-def test_order_to_go_back_is_kept_and_the_state_that_it_takes_is_sought() -> None:
+def test_order_to_go_back_is_kept_and_the_state_that_it_takes_is_sought_at_once() -> None:
     here = paper()
     here.results[FindEarlierRounds] = lambda effect: [0, 1]
     here.begin()
     with pytest.raises(ConfigError, match="does not have the state of that round"):
         here.feed(GoBack(2))
     target = Target(1, here.chain.value(1).hash)
-    assert here.feed(GoBack(1)) == [FindEarlierRounds(), KeepOrder(target)]
-    (errand,) = (effect.errand for effect in here.feed(Tick()) if isinstance(effect, Seek))
-    assert errand.go_on(None, here.now) == FindEarlier(1, NO_HASH)
+    found, kept, seek = here.feed(GoBack(1))
+    assert (found, kept) == (FindEarlierRounds(), KeepOrder(target))
+    assert isinstance(seek, Seek)
+    assert seek.errand.go_on(None, here.now) == FindEarlier(1, NO_HASH)
+    assert Seek not in kinds(here.feed(Tick()))
     assert here.feed(StateHeld(target, here.chain.digest(1))) == []
     said = [effect.message for effect in here.feed(Tick()) if isinstance(effect, Broadcast)]
     assert [message.target for message in said if isinstance(message, Consent)] == [target]
@@ -456,7 +458,7 @@ def looked_into(here: Paper) -> PeerId | None:
 
 
 def nothing_found() -> StateSought:
-    return StateSought(None, 0.0)
+    return StateSought(None)
 
 
 def test_what_is_early_waits_for_its_round_and_whoever_is_late_is_answered_once_a_second() -> None:
@@ -519,7 +521,7 @@ def test_founder_draws_the_initial_state_and_others_wait_for_it() -> None:
 
 def test_what_was_found_is_held_before_a_round_begins_on_it_and_only_while_it_is_wanted() -> None:
     here = paper(current=False)
-    found = StateSought(Somewhere(Term(), 3), 1.0)
+    found = StateSought(Somewhere(Term(), 3))
     here.held = Somewhere(Term(), 3)
     assert here.feed(found) == [], "another as old is here"
     here.held = Somewhere(Term(), 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -97,8 +98,10 @@ class Bench:
         """Have a state on disk as its saver leaves it."""
         write_state(self.folder / "state" / f"{state.round}.safetensors", state, header_of(state, GRID))
 
-    def new_machine(self) -> RoundMachine:
+    def new_machine(self, *, member: bool = True) -> RoundMachine:
         head = self.ledger.chain.head
+        if not member:
+            head = msgspec.structs.replace(head, members=(self.other.peer_id, self.third.peer_id))
         return RoundMachine(
             identity=self.me, previous=head, state=head.digest, life=bytes(32), settings=SETTINGS, deal=deal
         )
@@ -352,6 +355,32 @@ def test_order_outlives_a_restart_until_it_is_carried_out(tmp_path: Path) -> Non
     bench.begins_round()
     assert bench.notices == []
     assert bench.says() == []
+
+
+def test_state_of_an_order_is_kept_while_this_node_is_no_member(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="never", saved=[3, 6])
+    bench.order(3)
+    bench.machine = bench.new_machine(member=False)
+    bench.begins_round()
+    assert bench.seeks()
+    assert bench.says() == []
+    (bench.folder / "state" / "3.safetensors").unlink()  # newer ones were saved
+    bench.machine = bench.new_machine()
+    bench.begins_round()
+    assert bench.says() == [(3, True)]
+
+
+def test_state_of_an_order_outlives_rounds_in_which_it_is_not_read_yet(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="never", saved=[3, 6])
+    bench.order(3)
+    assert bench.seeks()
+    (bench.folder / "state" / "3.safetensors").unlink()
+    bench.restart()
+    for _ in range(2):
+        bench.begins_round()
+    assert bench.seeks()
+    assert bench.fetched == []
+    assert bench.says() == [(3, True)]
 
 
 def test_order_that_was_withdrawn_stays_withdrawn(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Here:
             elif isinstance(event, StateSought):
                 if self.catching_up.over(event):
                     await self.hold(event.state)
-                    self.catching_up.adopted(event, trio.current_time())
+                    self.catching_up.adopted(trio.current_time())
                 self._over.set()
             elif isinstance(event, GenesisFetched):
                 await self.hold(event.state)
@@ -151,15 +151,18 @@ async def here(folder: Path, *, me: Identity = NEWCOMER, rounds: int = 4) -> Asy
 
 
 @pytest.mark.virtual_time
-async def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(tmp_path: Path) -> None:
+async def test_newcomer_that_was_overtaken_says_each_time_that_it_comes_and_follows_to_the_head(
+    tmp_path: Path,
+) -> None:
     async with here(tmp_path) as node:
         await node.obtain()
         assert node.said == []  # nobody waits for a first state, which may take long
         node.world.certify()
-        head = node.world.ledger.chain.head
+        round = node.world.ledger.chain.head.round
         node.overtake(3)
         await node.catch_up()
-        assert node.said == [coming(head)]
+        heads = [node.world.ledger.chain.value(one) for one in range(round, round + 4)]
+        assert node.said == [coming(head) for head in heads]
         node.assert_at_head()
         assert node.begins()  # at once: more may have been certified meanwhile
 
