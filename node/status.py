@@ -121,7 +121,7 @@ def _member(parts: Parts, peer: PeerId, phase: Phase) -> MemberStatus:
         speed = None if phase == "paused" else parts.training_client.tokens_per_s
         return MemberStatus(peer_id=peer, phase=phase, tokens_per_s=speed, reach="self")
     record = parts.members.record_of(peer)
-    gone = peer not in parts.members.alive()
+    gone = peer not in parts.members.present()
     if record is None or gone:
         return MemberStatus(peer_id=peer, phase="missing", tokens_per_s=None, reach="gone")
     silent, linked = peer in parts.members.suspected(), peer in parts.members.links.linked()
