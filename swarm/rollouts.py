@@ -4,7 +4,8 @@
     offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for
                 (`CatchUp`)
     fetch       chosen groups in chunks, from the origin or from others who say to have them; every group's hash is
-                checked before anybody sees it
+                checked before anybody sees it. Where not all are linked, over a connection made for it
+                (`shoal.swarm.brief_connections`)
 
 A group that was pulled is kept and announced as held, so that a popular one does not load its origin alone. A server
 that is slow, absent or wrong is passed over, and left alone for a while. Per peer there are quotas of gossip messages,
@@ -13,6 +14,7 @@ announcements and bytes served; what is refused is counted in `rejected` by reas
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -28,6 +30,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook
 from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
+from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_BYTES,
     BATCH_LIMIT_ITEMS,
@@ -49,6 +52,7 @@ from shoal.protocol.rollouts import (
     seal_announcement,
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
+from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
 from shoal.swarm.questions import REQUEST_DEADLINE_S
@@ -103,8 +107,9 @@ class RolloutExchange:
     """One node's side of the exchange. `run` it; then announce, look at the offers, fetch what was chosen.
 
     `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
-    round. `members`, where given, are those who may announce and be served. `ignored` tells whose announcements are
-    dropped unread; `blame` is called with who broke which rule.
+    round. `takes_part` tells who may announce and be served, `ignored` whose announcements are dropped unread, `rank`
+    who comes first where there is not room for all; `blame` is called with who broke which rule. `connections`: to
+    peers that hold groups and are not connected; None where those alone are asked that are.
     """
 
     def __init__(
@@ -115,13 +120,15 @@ class RolloutExchange:
         swarm_id: SwarmId,
         holdings: Holdings,
         round_number: Callable[[], int],
-        members: Callable[[], Collection[PeerId]] | None = None,
+        takes_part: Callable[[PeerId], bool] = lambda peer: True,
+        rank: Callable[[PeerId], Rank] = lambda peer: Rank.STRANGER,
+        connections: BriefConnections | None = None,
         ignored: Callable[[PeerId], bool] = lambda peer: False,
         blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
         limits: ExchangeLimits | None = None,
     ) -> None:
         limits = limits or ExchangeLimits()
-        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book)
+        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book, rank=rank)
         self.rejected: Counter[Reason] = Counter()
         self.announcements_sent = 0
         self.announcements_received = 0
@@ -132,7 +139,8 @@ class RolloutExchange:
         self._protocol = f"{ROLLOUT_PROTOCOL}/{swarm_id.hex()[:16]}"
         self._holdings = holdings
         self._round_number = round_number
-        self._members = members
+        self._takes_part = takes_part
+        self._connections = connections
         self._ignored = ignored
         self._blame = blame
         self._limits = limits
@@ -171,6 +179,8 @@ class RolloutExchange:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._publish)
                 nursery.start_soon(self._catch_up.run)
+                if self._connections is not None:
+                    nursery.start_soon(self._connections.run)
                 task_status.started()
                 async for message in mailbox:
                     self._collect(message)
@@ -194,6 +204,9 @@ class RolloutExchange:
         await self._outbox.send((True, sealed))
 
     def _announce_held(self, digest: bytes) -> None:
+        """Say that a group is here as well, unless as many have said so as anybody notes."""
+        if not self.book.notes_holders(digest):
+            return
         try:
             self._outbox.send_nowait((False, digest))
         except trio.WouldBlock:
@@ -234,7 +247,7 @@ class RolloutExchange:
 
     def _collect(self, message: GossipMessage) -> None:
         peer = message.origin
-        if self._is_stranger(peer):
+        if not self._takes_part(peer):
             self.rejected[Reason.STRANGER] += 1
         elif self._ignored(peer):
             self.rejected[Reason.IGNORED] += 1
@@ -269,12 +282,7 @@ class RolloutExchange:
 
     def _partners(self) -> Collection[PeerId]:
         """The connected peers that may announce."""
-        connected = self._host.connected()
-        admitted = connected if self._members is None else connected.intersection(self._members())
-        return {peer for peer in admitted if not self._ignored(peer)}
-
-    def _is_stranger(self, peer: PeerId) -> bool:
-        return self._members is not None and peer not in self._members()
+        return {peer for peer in self._host.connected() if self._takes_part(peer) and not self._ignored(peer)}
 
     def _reject(self, peer: PeerId, reason: Reason) -> None:
         self.rejected[reason] += 1
@@ -302,7 +310,7 @@ class RolloutExchange:
     def _chunk(self, peer: PeerId, request: GroupRequest) -> GroupChunk:
         if not self._served.take(peer, trio.current_time(), REQUEST_COST_BYTES):
             return GroupChunk(status="busy")
-        group = None if self._is_stranger(peer) else self._holdings.get(request.digest)
+        group = self._holdings.get(request.digest) if self._takes_part(peer) else None
         if group is None or request.offset >= len(group):
             return GroupChunk(status="absent")
         data = group[request.offset : request.offset + CHUNK_LIMIT_BYTES]
@@ -388,24 +396,27 @@ class RolloutExchange:
             pull.failed()
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
-        """Return who may have it: connected, and not left alone; the origin, then others that hold it."""
+        """Return who may have it and is not left alone: the origin, then others that hold it; the connected first."""
         holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
-        reachable = self._host.connected()
-        allowed = self._left_alone.allowed(holders, now)
-        return [peer for peer in allowed if peer in reachable and not self._ignored(peer)]
+        connected, more = self._host.connected(), self._connections
+        allowed = [peer for peer in self._left_alone.allowed(holders, now) if not self._ignored(peer)]
+        others = [] if more is None else [peer for peer in allowed if peer not in connected and more.may_reach(peer)]
+        return [*(peer for peer in allowed if peer in connected), *others]
 
     def _pass_over(self, peer: PeerId, error: Exception) -> None:
         logger.info("a group is asked of others: %s", error)
         self._left_alone.pass_over(peer, trio.current_time())
 
     async def _ask(self, ask: Ask) -> GroupChunk:
-        answer = await self._host.request(
-            ask.peer,
-            self._protocol,
-            canonical(ask.request),
-            deadline_s=self._limits.chunk_deadline_s,
-            limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
-        )
+        connection = contextlib.nullcontext() if self._connections is None else self._connections.to(ask.peer)
+        async with connection:
+            answer = await self._host.request(
+                ask.peer,
+                self._protocol,
+                canonical(ask.request),
+                deadline_s=self._limits.chunk_deadline_s,
+                limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
+            )
         return decode_chunk(answer, peer=ask.peer)
 
 

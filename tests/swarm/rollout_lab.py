@@ -57,14 +57,14 @@ class Node:
         self.scope = trio.CancelScope()
 
     def new_exchange(self) -> RolloutExchange:
-        members = None if self.members is None else frozenset(identity(seed).peer_id for seed in self.members)
+        members = None if self.members is None else {identity(seed).peer_id for seed in self.members}
         return RolloutExchange(
             host=self.host,
             sealer=self.sealer,
             swarm_id=SWARM,
             holdings=self.store,
             round_number=lambda: self.round,
-            members=None if members is None else lambda: members,
+            takes_part=lambda peer: members is None or peer in members,
             ignored=self.is_ignored,
             blame=self.blame,
             limits=self.limits,
