@@ -119,12 +119,14 @@ def start_process(command: Sequence[str], log: Path) -> Started:
 class Runtime:
     """Kind of a testnet's nodes: real ones, or stand-ins in tests of the testnet itself.
 
-    start: makes a process of a command line, in a session of its own, with its output at the end of a file.
+    start: makes a process of a command line, in a session of its own, with its output at the end of a file. poll_s:
+    seconds from one look at a node's log to the next.
     """
 
     command: Callable[[Launch], list[str]] = node_command
     ask: Ask = ask_node
     start: Callable[[Sequence[str], Path], Started] = start_process
+    poll_s: float = POLL_S
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -198,7 +200,7 @@ class NodeProcess:
     async def _watch(self) -> None:
         while True:
             self._read_events()
-            await trio.sleep(POLL_S)
+            await trio.sleep(self._runtime.poll_s)
 
     def _read_events(self) -> None:
         for event in self._tail.read():
