@@ -54,7 +54,7 @@ class BriefConnections:
     ) -> None:
         self._host = host
         self._addresses_of = addresses_of
-        self._is_linked = is_linked
+        self.is_linked = is_linked
         self._made: dict[PeerId, _Connection] = {}
         self._places = trio.Semaphore(CONNECTIONS_LIMIT)  # of those in use
 
@@ -109,5 +109,5 @@ class BriefConnections:
         for peer in peers:
             del self._made[peer]
         for peer in peers:
-            if not self._is_linked(peer):
+            if not self.is_linked(peer):
                 await self._host.disconnect(peer)

@@ -1,8 +1,8 @@
 """Rollouts between nodes: announced over gossip by digest, pulled by whoever chose them, served by whoever has them.
 
     announce    sealed, gathered for ANNOUNCE_PERIOD_S, then one gossip message; `announce` waits while too many wait
-    offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for
-                (`CatchUp`)
+    offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for, of its
+                origin (`CatchUp`), and where not all are linked of neighbours (`shoal.protocol.offer_news`)
     fetch       chosen groups in chunks, from the origin or from others who say to have them; every group's hash is
                 checked before anybody sees it. Where not all are linked, over a connection made for it
                 (`shoal.swarm.brief_connections`)
@@ -30,6 +30,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook
 from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
+from shoal.protocol.offer_news import NEWS_ANSWERS_PER_TURN, NEWS_PERIOD_S, OfferNews
 from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_BYTES,
@@ -45,6 +46,8 @@ from shoal.protocol.rollouts import (
     decode_batch,
     decode_catch_up,
     decode_chunk,
+    decode_news,
+    decode_news_request,
     decode_request,
     digest_of,
     encode_batch,
@@ -62,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 ROLLOUT_PROTOCOL = "/shoal/rollouts/1"
 CATCH_UP_PROTOCOL = "/shoal/rollout-offers/1"
+NEWS_PROTOCOL = "/shoal/rollout-news/1"
 CATCH_UP_DEADLINE_S = 10.0
 ANNOUNCE_PERIOD_S = 0.2
 PUBLISH_PAUSE_S = 1.0
@@ -156,6 +160,9 @@ class RolloutExchange:
             take=self._caught_up,
             blame=lambda peer, error: self._reject(peer, error.reason),
         )
+        self._news = OfferNews(boot=sealer.boot)
+        self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
+        self._me = sealer.peer_id
         self._answering = 0
         self._fetching = trio.Semaphore(limits.fetches)
         self._left_alone = LeftAlone(limits.pause_s)
@@ -174,6 +181,7 @@ class RolloutExchange:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce, collect and serve until cancelled, or until the host ends."""
         self._host.serve(self._protocol, self._answer_stream, limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES)
+        self._host.serve(self._news_protocol, self._answer_news, limit_bytes=BATCH_LIMIT_BYTES)
         mailbox = await self._host.subscribe(self._topic)
         try:
             async with trio.open_nursery() as nursery:
@@ -181,6 +189,7 @@ class RolloutExchange:
                 nursery.start_soon(self._catch_up.run)
                 if self._connections is not None:
                     nursery.start_soon(self._connections.run)
+                    nursery.start_soon(self._ask_for_news, self._connections)
                 task_status.started()
                 async for message in mailbox:
                     self._collect(message)
@@ -201,6 +210,7 @@ class RolloutExchange:
         sealed = seal_announcement(self._sealer, announcement)
         self._holdings.keep(announcement.digest, group)
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
+        self._news.note(sealed)
         await self._outbox.send((True, sealed))
 
     def _announce_held(self, digest: bytes) -> None:
@@ -278,7 +288,43 @@ class RolloutExchange:
             logger.debug("an announcement was refused: %s", error)
             self._reject(peer, error.reason)
         else:
-            self.announcements_received += offer is not None
+            if offer is not None:
+                self.announcements_received += 1
+                self._news.note(sealed)
+
+    # -- news of neighbours ----------------------------------------------------------------------------------
+
+    async def _answer_news(self, stream: MessageStream) -> None:
+        data = await stream.receive(deadline_s=CATCH_UP_DEADLINE_S)
+        request = decode_news_request(data, peer=stream.peer)
+        if not self._takes_part(stream.peer):
+            raise RemoteError("asks for news of a swarm that it is not in", peer=stream.peer)
+        await stream.send(canonical(self._news.answer(request)), deadline_s=CATCH_UP_DEADLINE_S)
+
+    async def _ask_for_news(self, connections: BriefConnections) -> None:
+        """Ask one neighbour each period, until cancelled."""
+        while True:
+            await trio.sleep(NEWS_PERIOD_S)
+            peer = self._news.turn([peer for peer in self._partners() if connections.is_linked(peer)])
+            if peer is not None:
+                try:
+                    await self._ask_neighbour(peer)
+                except (NetworkError, RemoteError) as error:
+                    logger.debug("news of a neighbour: %s", error)
+
+    async def _ask_neighbour(self, peer: PeerId) -> None:
+        for _ in range(NEWS_ANSWERS_PER_TURN):
+            request = canonical(self._news.request(peer))
+            answer = await self._host.request(
+                peer, self._news_protocol, request, deadline_s=CATCH_UP_DEADLINE_S, limit_bytes=BATCH_LIMIT_BYTES
+            )
+            news = decode_news(answer, peer=peer)
+            for sealed in news.announcements:
+                origin = PeerId(peek_announcement(sealed, peer=peer).sender)
+                if origin != self._me and self._takes_part(origin) and not self._ignored(origin):
+                    self._receive(origin, sealed, asked_for=True)
+            if not self._news.came(peer, news):
+                return
 
     def _partners(self) -> Collection[PeerId]:
         """The connected peers that may announce."""

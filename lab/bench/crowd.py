@@ -47,7 +47,8 @@ PRELOAD: Final = ("shoal.cli.commands", "shoal.node.node", "shoal.node.options",
 
 HEARD: Final = Target(name="of the group heard by fewest, nodes that heard it within 60 s", unit="of all", least=0.99)
 MEMORY: Final = Target(name="memory of the largest daemon (PSS)", unit="MB", most=120, aim=70)
-LINKS: Final = Target(name="links of a node", most=NEIGHBOUR_LIMIT)
+LINKS: Final = Target(name="links of a node", most=NEIGHBOUR_LIMIT + 1)
+"""One more for a moment: a founder has the place that was just promised to a stranger."""
 PULLED: Final = Target(name="groups that came of those wanted", unit="of all")
 DELAY: Final = Target(name="announced to heard, median", unit="s")
 LATE: Final = Target(name="announced to heard, 99 in 100", unit="s")

@@ -189,14 +189,14 @@ def note_all(notes: Notes) -> None:
                 notes.write(heard=offer.digest.hex())
             return offer
 
-    rollouts.OfferBook = NotedBook  # type: ignore[misc]
+    vars(rollouts)["OfferBook"] = NotedBook
     send_all = trio.SocketStream.send_all
 
     async def counted(stream: trio.SocketStream, data: bytes | bytearray | memoryview) -> None:
         notes.sent_bytes += len(data)
         await send_all(stream, data)
 
-    trio.SocketStream.send_all = counted  # type: ignore[method-assign]
+    trio.SocketStream.send_all = counted  # type: ignore[method-assign, assignment]
 
 
 def _data_dir(arguments: Iterable[str]) -> Path:

@@ -14,6 +14,7 @@ from shoal.node.sapo.store import GroupStore
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import Sealer, SwarmId
+from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.host import Host
 from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
 
@@ -47,6 +48,7 @@ class Node:
     blamed: Counter[tuple[PeerId, Reason]] = field(default_factory=Counter)
     ignores: set[PeerId] = field(default_factory=set)
     round: int = 0
+    has_neighbours: bool = False
     store: GroupStore = field(default_factory=lambda: GroupStore(None))
 
     def __post_init__(self) -> None:
@@ -65,10 +67,18 @@ class Node:
             holdings=self.store,
             round_number=lambda: self.round,
             takes_part=lambda peer: members is None or peer in members,
+            connections=self.connections,
             ignored=self.is_ignored,
             blame=self.blame,
             limits=self.limits,
         )
+
+    @property
+    def connections(self) -> BriefConnections | None:
+        """Whoever is connected is a neighbour, where it has any."""
+        if not self.has_neighbours:
+            return None
+        return BriefConnections(self.host, addresses_of=lambda peer: (), is_linked=lambda peer: True)
 
     @property
     def peer(self) -> PeerId:
