@@ -88,7 +88,7 @@ class Neighbours:
 
     def kept_places(self, linked: Collection[PeerId]) -> int:
         """Count the links that this node has not yet made by its own choice: nobody who comes has their places."""
-        return CHOSEN_LINKS - len(self._chosen.intersection(linked))
+        return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))
 
     def choose(
         self,
@@ -99,7 +99,7 @@ class Neighbours:
         may_dial: Callable[[PeerId], bool],
         is_proven: Callable[[PeerId], bool],
     ) -> list[PeerId]:
-        """Choose whom to dial now, at most CHOSEN_LINKS.
+        """Choose whom to dial now, at most CHOSEN_LINKS; one more than these where another comes next in the circle.
 
         known: everybody else of whom this node knows. dialled: those whose dials are under way. may_dial: whether a
         peer that is neither linked nor dialled may be dialled by now.

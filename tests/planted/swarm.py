@@ -152,8 +152,14 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "whoever comes first has the places that a node keeps for its own choice",
         "tests/protocol/test_neighbours.py::test_whoever_comes_never_has_the_places_of_those_that_a_node_chooses",
-        "return CHOSEN_LINKS - len(self._chosen.intersection(linked))",
+        "return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))",
         "return 0",
+    ),
+    bug(
+        "whoever is next in the circle makes room for one more that comes",
+        "tests/protocol/test_neighbours.py::test_next_in_the_circle_beyond_the_choices_makes_no_place_for_others",
+        "return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))",
+        "return CHOSEN_LINKS - len(self._chosen.intersection(linked))",
     ),
     bug(
         "all neighbours are drawn from whom anybody can invent",

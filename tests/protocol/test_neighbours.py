@@ -189,6 +189,20 @@ def test_whoever_comes_never_has_the_places_of_those_that_a_node_chooses() -> No
     assert world.machines[victim].kept_places(world.links[victim]) <= 1
 
 
+def test_next_in_the_circle_beyond_the_choices_makes_no_place_for_others() -> None:
+    ahead = list(circle_after(peer(0), [peer(n) for n in range(1, 20)]))
+    world = World(20, seed=1)
+    world.known[peer(0)] = set(ahead[1:])
+    for target in world.choices(peer(0)):
+        world.dial(peer(0), target)
+    assert world.machines[peer(0)].kept_places(world.links[peer(0)]) == 0
+    world.known[peer(0)].add(ahead[0])  # it has come, and is next
+    assert world.choices(peer(0)) == [ahead[0]]
+    world.dial(peer(0), ahead[0])
+    assert len(world.links[peer(0)]) == CHOSEN_LINKS + 1
+    assert world.machines[peer(0)].kept_places(world.links[peer(0)]) == 0
+
+
 def test_half_of_the_choices_are_among_those_that_have_proven_something() -> None:
     proven = {peer(n) for n in range(1, 9)}
     world = World(400, seed=2, proven=proven)
