@@ -22,7 +22,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
     standing = rounds.standing()
     counted = frozenset(standing.members)
     first = counted.union(standing.voters)
-    alive, linked = members.alive(), members.links.linked()
+    alive, linked = members.present(), members.links.linked()
     suspected, dead = members.suspected(), frozenset(machine.in_state(State.DEAD))
     records = {record.peer: record for record in members.book.records()}
 

@@ -199,14 +199,14 @@ def probe_interval_s(peers: int) -> float:
     return PROBE_INTERVAL_S * max(1.0, peers / PROBES_PER_S)
 
 
-def detection_bound_s(peers: int, late_s: float = 0.0) -> float:
+def detection_bound_s(peers: int, late_s: float = 0.0, pace: float = 1.0) -> float:
     """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
 
     late_s: how long its answers took shortly before; of more than LATE_LIMIT_S no more is held.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
-    waits_s = max(ACK_DEADLINE_S, waited_s) + INDIRECT_DEADLINE_S + max(SUSPICION_S, waited_s)
-    return probe_interval_s(peers) + waits_s + 4 * TICK_S
+    waits_s = max(pace * ACK_DEADLINE_S, waited_s) + pace * INDIRECT_DEADLINE_S + max(pace * SUSPICION_S, waited_s)
+    return pace * probe_interval_s(peers) + waits_s + 4 * TICK_S
 
 
 class _Probe(msgspec.Struct):
@@ -270,6 +270,7 @@ class MembershipMachine:
     tick_s: how often `tick` is called.
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
+    pace: how many times as long as the constants say is waited, where nobody waits for who is gone.
     """
 
     me: PeerId
@@ -279,6 +280,7 @@ class MembershipMachine:
     can_ask: Callable[[PeerId, PeerId], bool] = _always
     first: Callable[[], Collection[PeerId]] = tuple
     tick_s: float = TICK_S
+    pace: float = 1.0
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
     _relays: dict[int, _Relay] = field(default_factory=dict)
     lag: Lateness = field(default_factory=Lateness)
@@ -389,7 +391,7 @@ class MembershipMachine:
             is_gone = watched.cut or watched.state is _DEAD  # else its link is being made again
             return [Say(requester, Nack(target=target, nonce=nonce))] if is_gone else []
         ours = self._nonce()
-        self._relays[ours] = _Relay(requester, nonce, target, now + INDIRECT_DEADLINE_S)
+        self._relays[ours] = _Relay(requester, nonce, target, now + self.pace * INDIRECT_DEADLINE_S)
         return [self._say_ping(target, ours)]
 
     def on_indirect_ack(self, via: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
@@ -487,7 +489,7 @@ class MembershipMachine:
         if probe.indirect:
             return self._happens(peer, watched, Event.UNANSWERED, now)
         probe.indirect = True
-        probe.deadline = now + INDIRECT_DEADLINE_S + self.lag.waited_s(now)
+        probe.deadline = now + self.pace * INDIRECT_DEADLINE_S + self.lag.waited_s(now)
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
         return [self._say_ping(peer, probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
@@ -520,9 +522,9 @@ class MembershipMachine:
             if state is _ALIVE:
                 if probe is not None:
                     continue
-                at = watched.heard_at + (among_first if peer in first else interval)
+                at = watched.heard_at + self.pace * (among_first if peer in first else interval)
             elif state is _SUSPECT:
-                at = watched.pinged_at + PROBE_INTERVAL_S
+                at = watched.pinged_at + self.pace * PROBE_INTERVAL_S
             else:
                 at = watched.pinged_at + DEAD_PROBE_INTERVAL_S
             if now >= at:
@@ -589,7 +591,7 @@ class MembershipMachine:
 
     def _suspicion_s(self, watched: _Watched, now: float) -> float:
         """How long a suspect has to say something."""
-        return max(SUSPICION_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+        return max(self.pace * SUSPICION_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.
@@ -602,7 +604,8 @@ class MembershipMachine:
             del watched.asked[next(iter(watched.asked))]
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
-            wait_s = INDIRECT_DEADLINE_S if indirect else max(ACK_DEADLINE_S, watched.round_trip.waited_s(now))
+            at_once_s = max(self.pace * ACK_DEADLINE_S, watched.round_trip.waited_s(now))
+            wait_s = self.pace * INDIRECT_DEADLINE_S if indirect else at_once_s
             watched.probe = _Probe(nonce, now + wait_s + self.lag.waited_s(now), indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)

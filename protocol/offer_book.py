@@ -1,8 +1,10 @@
 """The offers of a swarm: what other nodes announced, who holds it, and what is refused at the door.
 
 Sans-IO: sealed announcements go in, offers come out, time and round are arguments. Bounded everywhere: a peer that
-announces without end loses its own oldest offers, the largest holder's go first when the book is full, and a token
-bucket per peer refuses announcements before their signature is checked.
+announces without end loses its own oldest offers, and a token bucket per peer refuses announcements before their
+signature is checked. Where the book is full the one with the most offers loses its oldest, and since names are free,
+strangers together have no more than STRANGERS_SHARE of the room while others want it; an origin of higher rank
+(`shoal.protocol.places`) is followed in the place of a stranger.
 
 Gossip keeps no order, so a replay is not what is older than the newest: each origin has a window of sequence numbers,
 in which each counts once, and what is older than the window counts never. Gossip also loses; `missing` says which
@@ -12,11 +14,13 @@ numbers of an origin have not come, to be asked for.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
+from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     Announcement,
     CatchUpRequest,
@@ -35,6 +39,8 @@ ORIGIN_LIMIT = 4096
 """Peers followed at once; one that has no offer left makes room. It could then replay what is its own, no more."""
 MISSING_WINDOW = 1024
 """The distance behind an origin's newest number within which the missing ones are asked for."""
+STRANGERS_SHARE = 0.5
+"""Of the book's offers: of all who never proved anything, together."""
 HOLDER_LIMIT = 8
 """Peers noted as holders of one group, next to its origin."""
 
@@ -67,9 +73,13 @@ class Offer:
 
 @dataclass(slots=True)
 class _Origin:
-    """The state of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers."""
+    """The state of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers.
+
+    rank: as it was when the last announcement came.
+    """
 
     bucket: TokenBucket
+    rank: Rank = Rank.STRANGER
     boot: int = -1
     newest: int = 0
     seen: int = 0
@@ -100,9 +110,17 @@ class _Origin:
 
 
 class OfferBook:
-    """The offers of all peers but `me`, and the order in which they came."""
+    """The offers of all peers but `me`, and the order in which they came. rank: of a peer, where there is no room."""
 
-    def __init__(self, swarm_id: SwarmId, me: PeerId, limits: BookLimits | None = None) -> None:
+    def __init__(
+        self,
+        swarm_id: SwarmId,
+        me: PeerId,
+        limits: BookLimits | None = None,
+        *,
+        rank: Callable[[PeerId], Rank] = lambda peer: Rank.STRANGER,
+    ) -> None:
+        self._rank = rank
         self._swarm_id = swarm_id
         self._me = me
         self._limits = limits or BookLimits()
@@ -133,6 +151,7 @@ class OfferBook:
         Raises RolloutError, with the reason by which it counts. A peer publishes announcements of its own only.
         """
         origin = self._origin(peer, now)
+        origin.rank = self._rank(peer)
         if not asked_for and not origin.bucket.take(1, now):
             raise RolloutError("announces more often than allowed", reason=Reason.QUOTA, peer=peer)
         envelope = peek_announcement(data, peer=peer)
@@ -168,6 +187,10 @@ class OfferBook:
         if origin is None or origin.boot < 0:
             return CatchUpRequest()
         return CatchUpRequest(boot=origin.boot, newest=origin.newest, missing=origin.missing(count))
+
+    def notes_holders(self, digest: bytes) -> bool:
+        """True if it would be noted that one more peer serves this group."""
+        return digest in self._offers and len(self._holders.get(digest, ())) < HOLDER_LIMIT
 
     def note_holder(self, digest: bytes, peer: PeerId) -> None:
         """`peer` says that it serves this group as well."""
@@ -209,19 +232,29 @@ class OfferBook:
         return made
 
     def _forget_idle_origin(self, newcomer: PeerId) -> None:
-        idle = next((peer for peer, origin in self._origins.items() if not origin.offers), None)
-        if idle is None:
+        gone = next((peer for peer, origin in self._origins.items() if not origin.offers), None)
+        if gone is None and self._rank(newcomer) > Rank.STRANGER:
+            gone = next((peer for peer, origin in self._origins.items() if origin.rank is Rank.STRANGER), None)
+        if gone is None:
             raise RolloutError("more origins than this node follows", reason=Reason.QUOTA, peer=newcomer)
-        del self._origins[idle]
+        self.forget(gone)
+        del self._origins[gone]
 
     def _insert(self, offer: Offer, origin: _Origin) -> None:
         if len(origin.offers) >= self._limits.offers_per_peer:
             self._crowd_out(origin)
         elif len(self._offers) >= self._limits.offers:
-            self._crowd_out(max(self._origins.values(), key=lambda one: len(one.offers)))
+            self._crowd_out(self._largest())
         self._offers[offer.digest] = offer
         origin.offers[offer.digest] = None
         self._seeds.add((offer.origin, offer.announcement.task.seed))
+
+    def _largest(self) -> _Origin:
+        """Find the origin that has the most offers; among strangers alone, where these have more than their share."""
+        strangers = [origin for origin in self._origins.values() if origin.rank is Rank.STRANGER]
+        of_strangers = sum(len(origin.offers) for origin in strangers)
+        crowd = strangers if of_strangers > STRANGERS_SHARE * self._limits.offers else self._origins.values()
+        return max(crowd, key=lambda origin: len(origin.offers))
 
     def _crowd_out(self, origin: _Origin) -> None:
         self._drop(next(iter(origin.offers)))

@@ -52,6 +52,8 @@ ANNOUNCEMENT_LIMIT_BYTES = 2048
 SEALED_LIMIT_BYTES = ANNOUNCEMENT_LIMIT_BYTES + ENVELOPE_OVERHEAD_LIMIT_BYTES
 BATCH_LIMIT_BYTES = 192 << 10
 BATCH_LIMIT_ITEMS = 64
+NEWS_LIMIT_BYTES = BATCH_LIMIT_BYTES - 1024
+"""Announcements in one answer of news; the rest is what they are wrapped in."""
 HELD_LIMIT_ITEMS = 512
 VARIANCE_TOLERANCE = 1e-9
 
@@ -149,6 +151,26 @@ class CatchUpRequest(Message, frozen=True, kw_only=True):
     boot: CounterField = 0
     newest: CounterField = 0
     missing: Annotated[tuple[CounterField, ...], Meta(max_length=BATCH_LIMIT_ITEMS)] = ()
+
+
+class NewsRequest(Message, frozen=True, kw_only=True):
+    """Asks a neighbour for the announcements, of whomever, that came to it after its number `after` in its life `boot`.
+
+    `boot` 0: for the last ones. The answer is `News`.
+    """
+
+    boot: CounterField = 0
+    after: CounterField = 0
+
+
+class News(Message, frozen=True, kw_only=True):
+    """Sealed announcements as they came to a node in its life `boot`, up to its number `last`."""
+
+    boot: CounterField
+    last: CounterField
+    announcements: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=SEALED_LIMIT_BYTES)], ...], Meta(max_length=BATCH_LIMIT_ITEMS)
+    ] = ()
 
 
 class GroupRequest(Message, frozen=True, kw_only=True):
@@ -311,6 +333,16 @@ def decode_batch(data: bytes, *, peer: PeerId | None = None) -> AnnouncementBatc
 def decode_catch_up(data: bytes, *, peer: PeerId | None = None) -> CatchUpRequest:
     """Read which announcements a peer asks for. Raises RolloutError."""
     return _decode(data, CatchUpRequest, 64 + 9 * BATCH_LIMIT_ITEMS, peer)
+
+
+def decode_news_request(data: bytes, *, peer: PeerId | None = None) -> NewsRequest:
+    """Read from where on a peer asks for news. Raises RolloutError."""
+    return _decode(data, NewsRequest, 64, peer)
+
+
+def decode_news(data: bytes, *, peer: PeerId | None = None) -> News:
+    """Read a neighbour's news; what is announced is still sealed. Raises RolloutError."""
+    return _decode(data, News, BATCH_LIMIT_BYTES, peer)
 
 
 def decode_request(data: bytes, *, peer: PeerId | None = None) -> GroupRequest:

@@ -1,4 +1,4 @@
-"""Dialling: a node dials by itself everybody it knows of and has no link with.
+"""Dialling: a node dials by itself everybody it knows of and has no link with, or those whom it chose as neighbours.
 
 Of two that know each other the lower PeerId dials at once, the other only after DIAL_DEFERRAL_S. Who was not reached is
 dialled again after a pause that doubles; who refuses this node, or has no place left for it, after the longest. Anybody
@@ -19,6 +19,7 @@ from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.neighbours import Neighbours
 from shoal.protocol.places import Rank
 from shoal.protocol.records import RecordBook
 from shoal.swarm.host import NotReached
@@ -29,6 +30,8 @@ DIAL_DEADLINE_S = 5.0
 DIAL_PERIOD_S = 0.5
 DIALS_AT_ONCE_LIMIT = 16
 """Of those who come first, and as many of all others."""
+NEIGHBOURS_DIALLED_LIMIT = 2
+"""Of the neighbours that a node lacks, dialled at once."""
 DIAL_BACKOFF_S = 1.0
 DIAL_BACKOFF_LIMIT_S = 30.0  # longest pause between dials
 FOUND_LIMIT_PEERS = 1024  # peers whose addresses discovery found
@@ -49,7 +52,8 @@ class Dialling:
     """The dials of one node.
 
     never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else. shut_out: is
-    told the addresses at which somebody was and did not let this node through.
+    told the addresses at which somebody was and did not let this node through. neighbours: chooses whom to dial, where
+    that is not everybody.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Dialling:
         never_heard: Callable[[PeerId], bool],
         start: Callable[[Callable[[], Awaitable[None]]], None],
         shut_out: Callable[[Sequence[str]], None],
+        neighbours: Neighbours | None = None,
     ) -> None:
+        self._neighbours = neighbours
         self._me, self._links, self._book, self._admission = me, links, book, admission
         self._never_heard, self._start, self._shut_out = never_heard, start, shut_out
         self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
@@ -107,8 +113,11 @@ class Dialling:
         self._dials.pop(peer, None)
 
     def dial_now(self, peers: Iterable[PeerId]) -> None:
-        """Dial these without delay, who comes first before the others."""
+        """Dial these without delay, who comes first before the others; where not all are dialled, whom it chooses."""
         now = trio.current_time()
+        if self._neighbours is not None:
+            self._dial_neighbours(self._neighbours, now)
+            return
         for peer in sorted(set(peers), key=lambda one: (-self._admission.rank(one), one)):
             self._dials.setdefault(peer, _Dial(at=now))
             self._dial_when_due(peer, now)
@@ -117,6 +126,10 @@ class Dialling:
         self._book.expire(now)
         known = self.known()
         self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
+        if self._neighbours is not None:
+            self._neighbours.keep(known)
+            self._dial_neighbours(self._neighbours, now)
+            return
         strangers = []
         for peer in known - self._links.linked() - self._links.resting() - {self._me}:
             record = self._book.get(peer)
@@ -125,6 +138,28 @@ class Dialling:
                 if record is not None and self._never_heard(peer):
                     strangers.append(peer)
         self.strangers = frozenset(strangers)
+
+    def _dial_neighbours(self, neighbours: Neighbours, now: float) -> None:
+        """Dial whom this node chooses now, a few at a time: a link costs both ends some work."""
+        under_way = {peer for peer, dial in self._dials.items() if dial.under_way}
+        if len(under_way) >= NEIGHBOURS_DIALLED_LIMIT:
+            return
+        chosen = neighbours.choose(
+            known=[peer for peer in self.known() - {self._me} if self._is_here(neighbours, peer)],
+            linked=self._links.linked(),
+            dialled=under_way,
+            may_dial=lambda peer: peer not in self._dials or now >= self._dials[peer].at,
+            is_proven=lambda peer: self._admission.rank(peer) > Rank.STRANGER,
+        )
+        for peer in chosen[: NEIGHBOURS_DIALLED_LIMIT - len(under_way)]:
+            self._dials.setdefault(peer, _Dial(at=now))
+            self._dial_when_due(peer, now)
+
+    def _is_here(self, neighbours: Neighbours, peer: PeerId) -> bool:
+        record = self._book.get(peer)
+        is_leaving = record is not None and record.phase == "leaving"
+        is_silent = peer in self._links.resting()
+        return not (is_leaving or is_silent or neighbours.is_gone(peer, self._book.order(peer)))
 
     def _dial_when_due(self, peer: PeerId, now: float) -> None:
         deferral = 0.0 if self._me < peer else DIAL_DEFERRAL_S
@@ -136,7 +171,8 @@ class Dialling:
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
         try:
             async with self._slots[self._admission.rank(peer) is Rank.FIRST]:
-                await self._links.meet(peer, self.addresses_of(peer), deadline_s=DIAL_DEADLINE_S)
+                deadline_s = self._links.pace * DIAL_DEADLINE_S
+                await self._links.meet(peer, self.addresses_of(peer), deadline_s=deadline_s)
         except Refused as error:
             logger.warning("%s", error)
             dial.backoff.exhaust()

@@ -17,8 +17,9 @@ The first thing that comes over it makes a link of it again, without a dial and 
 was stopped, or had too much to do, costs nothing to have back, and one that gives many up at once, since it is slow
 itself, does not have to make all of its links anew.
 
-There are LINK_LIMIT places. Where all are taken somebody of a lower rank gives way (`shoal.protocol.places`), or the
-newcomer is told that this node is full: before it is welcomed, so that no link is up at one end alone.
+There are LINK_LIMIT places, or fewer. Where all are taken somebody of a lower rank gives way
+(`shoal.protocol.places`), or the newcomer is told that this node is full: before it is welcomed, so that no link is up
+at one end alone.
 """
 
 from __future__ import annotations
@@ -172,7 +173,11 @@ class AdmissionControl(Protocol):
 
 
 class Links:
-    """All message links of this node."""
+    """All message links of this node.
+
+    places: how many links there may be, where this node dialled the next one (True) or was dialled; LINK_LIMIT else.
+    pace: how many times as long as the deadlines say is waited for a link to come up, where nobody waits for it.
+    """
 
     def __init__(
         self,
@@ -182,8 +187,12 @@ class Links:
         sealer: Sealer,
         admission_control: AdmissionControl,
         refusals: Refusals | None = None,
+        places: Callable[[bool], int] | None = None,
+        pace: float = 1.0,
     ) -> None:
         self._host = host
+        self.pace = pace
+        self._places = places or (lambda dialled: LINK_LIMIT)
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
@@ -237,7 +246,7 @@ class Links:
         """
         if peer not in self._links:
             if not self._may_dial(peer):
-                raise NoPlaceLeft(f"all {LINK_LIMIT} links of this node are taken; there is none for {peer}")
+                raise self._no_place(peer)
             if (parted := self._parting.get(peer)) is not None:
                 await parted.wait()  # else the connection that is on its way out would seem to do
             await self._host.dial_peer(peer, addresses, deadline_s=deadline_s)
@@ -327,7 +336,7 @@ class Links:
 
     def _wake(self, link: _Link) -> None:
         """Something came over a link that rests: it is up, if there is a place for it still."""
-        if not self._make_room(link.peer):
+        if not self._make_room(link.peer, dialled=False):
             self._part(link.peer)
             return
         del self._resting[link.peer]
@@ -357,7 +366,9 @@ class Links:
 
     async def _introduce(self, peer: PeerId) -> None:
         hello = canonical(self._gate.hello())
-        reply = await self._host.request(peer, HELLO_PROTOCOL, hello, deadline_s=HELLO_DEADLINE_S, limit_bytes=1 << 20)
+        reply = await self._host.request(
+            peer, HELLO_PROTOCOL, hello, deadline_s=self.pace * HELLO_DEADLINE_S, limit_bytes=1 << 20
+        )
         answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
         if isinstance(answer, Refusal):
             raise Refused(f"refused: {answer.reason}", peer=peer)
@@ -365,19 +376,20 @@ class Links:
             self._gate.turned_away(peer, answer)
             raise NoPlaceLeft(f"{peer} is full: all of its links are taken; others are tried, and it again later")
         self._gate.welcomed(peer, answer)
-        if not self._make_room(peer):
+        if not self._make_room(peer, dialled=True):
             await self._host.disconnect(peer)
-            raise NoPlaceLeft(f"all {LINK_LIMIT} links of this node are taken; there is none for {peer}")
+            raise self._no_place(peer)
         self._admit(peer)
 
     async def _answer_hello(self, stream: MessageStream) -> None:
-        hello = decode(await stream.receive(deadline_s=HELLO_DEADLINE_S), Hello, peer=stream.peer)
+        deadline_s = self.pace * HELLO_DEADLINE_S
+        hello = decode(await stream.receive(deadline_s=deadline_s), Hello, peer=stream.peer)
         answer = self._gate.welcome(stream.peer, hello)
-        if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer):
+        if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer, dialled=False):
             answer = self._gate.full(stream.peer)
         admitted = isinstance(answer, Welcome) and bool(answer.record)
         with self._promise(stream.peer, admitted):
-            await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
+            await stream.send(canonical(answer), deadline_s=deadline_s)
         if admitted:
             self._admit(stream.peer)
         elif stream.peer not in self._turning_away:
@@ -423,14 +435,19 @@ class Links:
         finally:
             self._promised.discard(peer)
 
-    def _has_room(self, peer: PeerId) -> bool:
+    def _has_room(self, peer: PeerId, *, dialled: bool) -> bool:
         """True if there is a place for `peer`; those that are promised to others are none for a stranger."""
         promised = 0 if self._gate.rank(peer) is Rank.FIRST else len(self._promised - {peer, *self._links})
-        return peer in self._links or len(self._links) + promised < LINK_LIMIT
+        return peer in self._links or len(self._links) + promised < self._places(dialled)
+
+    def _no_place(self, peer: PeerId) -> NoPlaceLeft:
+        return NoPlaceLeft(f"all {self._places(True)} links of this node are taken; there is none for {peer}")
 
     def _may_dial(self, peer: PeerId) -> bool:
         """True if a link with `peer` would come of it; for strangers that it finds by itself a node ends no links."""
-        return self._has_room(peer) or (self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None)
+        if self._has_room(peer, dialled=True):
+            return True
+        return self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None
 
     def _loser(self, peer: PeerId) -> PeerId | None:
         now = trio.current_time()
@@ -440,15 +457,15 @@ class Links:
         )
         return gives_way(places, self._gate.rank(peer))
 
-    def _make_room(self, peer: PeerId) -> bool:
+    def _make_room(self, peer: PeerId, *, dialled: bool) -> bool:
         """Have a place for `peer`, if need be another's; whether there is one."""
-        if self._has_room(peer):
+        if self._has_room(peer, dialled=dialled):
             return True
         self._refusals.note(Reason.LINKS)
         loser = self._loser(peer)
         if loser is None:
             return False
-        logger.info("all %d links are taken: that with %s ends for one with %s", LINK_LIMIT, loser, peer)
+        logger.info("all links are taken: that with %s ends for one with %s", loser, peer)
         self._part(loser)
         self._gate.gave_way(loser)
         return True
@@ -476,7 +493,8 @@ class Links:
         """The outgoing stream of one link, until it breaks."""
         try:
             with link.scope:
-                stream = await self._host.open(link.peer, MESSAGES_PROTOCOL, deadline_s=OPEN_DEADLINE_S)
+                deadline_s = self.pace * OPEN_DEADLINE_S
+                stream = await self._host.open(link.peer, MESSAGES_PROTOCOL, deadline_s=deadline_s)
                 try:
                     async for item in link.queue:
                         if isinstance(item, trio.Event):
@@ -493,7 +511,7 @@ class Links:
 
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
-        with trio.move_on_after(ADMISSION_DEADLINE_S):
+        with trio.move_on_after(self.pace * ADMISSION_DEADLINE_S):
             while not self.holds(stream.peer):
                 await self._admitted.wait()
         link = self._links.get(stream.peer) or self._resting.get(stream.peer)

@@ -1,9 +1,13 @@
-"""Membership of the swarm: admission, records by gossip, the failure detector, and links to everyone.
+"""Membership of the swarm: admission, records by gossip, the failure detector, and links to everyone or to neighbours.
 
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
 `RecordBook` keeps the newest signed record of each. This module moves their bytes; `shoal.swarm.dialling` dials whoever
 is known and not linked. Whom this node does not reach all the same it tells its neighbours, who help out
 (`shoal.swarm.message_relay`).
+
+Where the strategy does not link all (`Strategy.links_all`), links are kept with a few (`shoal.protocol.neighbours`),
+and these alone are watched. Of all others a node knows what their records say, for as long as these last; it can
+connect to one of them for a while (`shoal.swarm.brief_connections`).
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import trio
 
 from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
@@ -39,6 +44,7 @@ from shoal.protocol.membership import (
     Suspected,
 )
 from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.neighbours import CHOSEN_LINKS, NEIGHBOUR_LIMIT, UNLINKED_S, WATCH_PACE, Neighbours, record_period_s
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
     RECORDS_IN_WELCOME_LIMIT,
@@ -56,12 +62,13 @@ from shoal.protocol.peering import (
 from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
+from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.last_seen import LastSeen
 from shoal.swarm.limits import KnownHosts, Reason
-from shoal.swarm.links import Links, NoPlaceLeft
+from shoal.swarm.links import LINK_LIMIT, Links, NoPlaceLeft
 from shoal.swarm.strangers import Strangers
 from shoal.swarm.streams import Mailbox
 
@@ -73,6 +80,10 @@ REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
 """Links that one node makes again at once: who loses many, since its network fails or it is slow itself, does not spend
 all that it has on handshakes. Those beyond are dialled like anybody who is known."""
 RECORD_PERIOD_S = 5.0  # between two publications of a record
+NEIGHBOURS_RECORD_PERIOD_S = 30.0
+"""Between two times that neighbours are told a record: who says nothing for long gives its place to others."""
+EARLY_PERIOD_S = 2.0
+"""Between the first two publications by gossip of a node that has its first neighbour; doubled each time."""
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
@@ -134,8 +145,18 @@ class Members:
             found=lambda record: self.on_elsewhere(record),
         )
         self._me = host.peer_id
+        self._rng = random.Random(self._me)
+        self._neighbours = None if manifest.strategy.links_all else Neighbours(me=self._me, rng=self._rng)
         self._topic = f"shoal/{swarm_id.hex()}/records"
-        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, admission_control=self, refusals=host.refusals)
+        self.links = Links(
+            host=host,
+            swarm_id=swarm_id,
+            sealer=sealer,
+            admission_control=self,
+            refusals=host.refusals,
+            places=None if self._neighbours is None else partial(self._places_for_neighbours, self._neighbours),
+            pace=1.0 if self._neighbours is None else WATCH_PACE,
+        )
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._strangers = Strangers(host)
@@ -145,7 +166,6 @@ class Members:
         host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
         self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
         self._last_seen = LastSeen(-math.inf)
-        self._rng = random.Random(self._me)
         self._redials = TokenBucket(REDIALS_PER_S, REDIALS_BURST)
         self.machine = MembershipMachine(
             me=self._me,
@@ -153,6 +173,7 @@ class Members:
             has_link=lambda peer: peer in self.links.linked(),
             can_ask=lambda via, target: not self.links.message_relay.apart(via, target),
             first=self.admission.first,
+            pace=1.0 if self._neighbours is None else WATCH_PACE,
         )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
@@ -164,6 +185,7 @@ class Members:
             never_heard=lambda peer: self.machine.state_of(peer) is None,
             start=self._jobs.send_nowait,
             shut_out=self.probe.shut_out,
+            neighbours=self._neighbours,
         )
         self.addresses_of = self._dialling.addresses_of
         self.found = self._dialling.found
@@ -171,6 +193,8 @@ class Members:
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
+        self._early = Backoff(EARLY_PERIOD_S, NEIGHBOURS_RECORD_PERIOD_S)
+        self._by_gossip_at = -math.inf
         self._takers: dict[type, Taker] = {}
         self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
         self.register(
@@ -212,6 +236,40 @@ class Members:
     def suspected(self) -> frozenset[PeerId]:
         """Those of them that neither this node nor those it asked could reach."""
         return frozenset(self.machine.in_state(State.SUSPECT))
+
+    def present(self) -> frozenset[PeerId]:
+        """The peers believed to be here: those not believed dead, and where not all are watched, by their records."""
+        if self._neighbours is None:
+            return self.alive()
+        dead = self.machine.in_state(State.DEAD)
+        by_record = {
+            record.peer
+            for record in self.book.records()
+            if record.phase != "leaving" and not self._neighbours.is_gone(record.peer, self.book.order(record.peer))
+        }
+        return frozenset(by_record.union(self.alive()).difference(dead, (self._me,)))
+
+    def takes_part(self, peer: PeerId) -> bool:
+        """True if what a peer says to the whole swarm counts here: it is there, or may be and is not watched."""
+        if self._neighbours is None:
+            return peer in self.links.linked() or self.machine.state_of(peer) in (State.ALIVE, State.SUSPECT)
+        return self.may_join(peer)
+
+    def brief_connections(self) -> BriefConnections | None:
+        """Connections to those who are not linked, where not all are to be."""
+        if self._neighbours is None:
+            return None
+        return BriefConnections(self._host, addresses_of=self.addresses_of, is_linked=self.links.holds)
+
+    @property
+    def links_all(self) -> bool:
+        """True if a link is kept with everybody."""
+        return self._neighbours is None
+
+    @property
+    def links_wanted(self) -> int:
+        """Number of links for which a node that has none dials at once."""
+        return LINK_LIMIT if self._neighbours is None else CHOSEN_LINKS
 
     def leaving(self) -> frozenset[PeerId]:
         """Those not believed dead whose records say that they are about to leave."""
@@ -275,6 +333,8 @@ class Members:
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
+        if self._neighbours is not None:
+            self._rng.shuffle(others)  # each who asks is told others
         others.sort(key=lambda other: -self.rank(other))  # else strangers could fill it
         sealed = (self.book.sealed(other) for other in others[:RECORDS_IN_WELCOME_LIMIT])
         return tuple(data for data in sealed if data is not None)
@@ -315,9 +375,18 @@ class Members:
         self._note_seen(peer)
         self._take_others(peer, full.others)
 
+    def _places_for_neighbours(self, neighbours: Neighbours, dialled: bool) -> int:
+        """Links that there may be; some places are kept for whom this node chooses itself."""
+        return NEIGHBOUR_LIMIT - (0 if dialled else neighbours.kept_places(self.links.linked()))
+
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
         self._dialling.linked(peer)
+        if self._neighbours is not None:
+            self._neighbours.lives(peer)
+            if len(self.links.linked()) == 1:  # what was published before reached nobody
+                self._early.reset()
+                self.announce()
         self._hosts[peer] = self._host.host_of(peer)
         self._note_host(peer)
         self._host.gossip_with(peer)
@@ -445,14 +514,29 @@ class Members:
             now = trio.current_time()
             self._carry_out(self.machine.tick(now))
             self.links.end_long_rests(now)
-            self._tell_reach(now)
+            if self._neighbours is None:
+                self._tell_reach(now)
+            else:
+                self._watch_neighbours_only(now)
             await trio.sleep(TICK_S)
+
+    def _watch_neighbours_only(self, now: float) -> None:
+        """Stop watching whose link was lost, once it was time enough to make it again or to find its end."""
+        self._note_without_link(frozenset(filter(self._is_unlinked, self.machine.in_state(*State))), now)
+        for peer, since in self._without_link.items():
+            if now - since >= UNLINKED_S:
+                self.machine.forget(peer)
+
+    def _is_unlinked(self, peer: PeerId) -> bool:
+        return not self.links.holds(peer)
+
+    def _note_without_link(self, peers: frozenset[PeerId], now: float) -> None:
+        self._without_link = {peer: self._without_link.get(peer, now) for peer in peers}
 
     def _tell_reach(self, now: float) -> None:
         """Tell the others whom this node does not reach itself, when that changed."""
         linked, alive = self.links.linked(), self.alive()
-        without = (alive | self._dialling.strangers) - linked
-        self._without_link = {peer: self._without_link.get(peer, now) for peer in without}
+        self._note_without_link((alive | self._dialling.strangers) - linked, now)
         before = self.links.message_relay.lacking
         settled = {
             peer
@@ -481,8 +565,12 @@ class Members:
             elif isinstance(effect, Died):
                 self.changes.put(Change("died", effect.peer))
                 self.links.rest(effect.peer)
+                if self._neighbours is not None:
+                    self._neighbours.died(effect.peer, self.book.order(effect.peer))
             elif isinstance(effect, Revived):
                 self.changes.put(Change("revived", effect.peer))
+                if self._neighbours is not None:
+                    self._neighbours.lives(effect.peer)
             elif isinstance(effect, Refute):
                 self.announce()
 
@@ -508,18 +596,34 @@ class Members:
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:
+        is_news = True
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
             for peer in self.links.linked():
                 self._note_host(peer)  # some of them are members only since they were linked
             record = self._sealed_record()
             self.links.broadcast(Announce(record=record))
-            try:
-                await self._host.publish(self._topic, record)
-            except NetworkError as error:
-                logger.debug("record not published: %s", error)
-            with trio.move_on_after(RECORD_PERIOD_S):
+            if self._is_due_by_gossip(trio.current_time(), is_news=is_news):
+                try:
+                    await self._host.publish(self._topic, record)
+                except NetworkError as error:
+                    logger.debug("record not published: %s", error)
+            with trio.move_on_after(self._until_next_record_s()):
                 await self._announce.wait()
+            is_news = self._announce.is_set()
+
+    def _is_due_by_gossip(self, now: float, *, is_news: bool) -> bool:
+        """True if this node's record is to be published now, beside being told to those that are linked."""
+        if self._neighbours is None:
+            return True
+        is_early = self._early.pause_s < NEIGHBOURS_RECORD_PERIOD_S
+        if not (is_news or is_early or now >= self._by_gossip_at):
+            return False
+        self._by_gossip_at = now + record_period_s(len(self.book)) * self._rng.uniform(0.75, 1)
+        return True
+
+    def _until_next_record_s(self) -> float:
+        return RECORD_PERIOD_S if self._neighbours is None else self._early.next_s()
 
 
 def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:

@@ -1,10 +1,11 @@
 """Rollouts between nodes: announced over gossip by digest, pulled by whoever chose them, served by whoever has them.
 
     announce    sealed, gathered for ANNOUNCE_PERIOD_S, then one gossip message; `announce` waits while too many wait
-    offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for
-                (`CatchUp`)
+    offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for, of its
+                origin (`CatchUp`), and where not all are linked of neighbours (`shoal.protocol.offer_news`)
     fetch       chosen groups in chunks, from the origin or from others who say to have them; every group's hash is
-                checked before anybody sees it
+                checked before anybody sees it. Where not all are linked, over a connection made for it
+                (`shoal.swarm.brief_connections`)
 
 A group that was pulled is kept and announced as held, so that a popular one does not load its origin alone. A server
 that is slow, absent or wrong is passed over, and left alone for a while. Per peer there are quotas of gossip messages,
@@ -13,6 +14,7 @@ announcements and bytes served; what is refused is counted in `rejected` by reas
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -28,6 +30,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook
 from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
+from shoal.protocol.offer_news import NEWS_ANSWERS_PER_TURN, NEWS_PERIOD_S, OfferNews
+from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_BYTES,
     BATCH_LIMIT_ITEMS,
@@ -42,6 +46,8 @@ from shoal.protocol.rollouts import (
     decode_batch,
     decode_catch_up,
     decode_chunk,
+    decode_news,
+    decode_news_request,
     decode_request,
     digest_of,
     encode_batch,
@@ -49,6 +55,7 @@ from shoal.protocol.rollouts import (
     seal_announcement,
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
+from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
 from shoal.swarm.questions import REQUEST_DEADLINE_S
@@ -58,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 ROLLOUT_PROTOCOL = "/shoal/rollouts/1"
 CATCH_UP_PROTOCOL = "/shoal/rollout-offers/1"
+NEWS_PROTOCOL = "/shoal/rollout-news/1"
 CATCH_UP_DEADLINE_S = 10.0
 ANNOUNCE_PERIOD_S = 0.2
 PUBLISH_PAUSE_S = 1.0
@@ -103,8 +111,9 @@ class RolloutExchange:
     """One node's side of the exchange. `run` it; then announce, look at the offers, fetch what was chosen.
 
     `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
-    round. `members`, where given, are those who may announce and be served. `ignored` tells whose announcements are
-    dropped unread; `blame` is called with who broke which rule.
+    round. `takes_part` tells who may announce and be served, `ignored` whose announcements are dropped unread, `rank`
+    who comes first where there is not room for all; `blame` is called with who broke which rule. `connections`: to
+    peers that hold groups and are not connected; None where those alone are asked that are.
     """
 
     def __init__(
@@ -115,13 +124,15 @@ class RolloutExchange:
         swarm_id: SwarmId,
         holdings: Holdings,
         round_number: Callable[[], int],
-        members: Callable[[], Collection[PeerId]] | None = None,
+        takes_part: Callable[[PeerId], bool] = lambda peer: True,
+        rank: Callable[[PeerId], Rank] = lambda peer: Rank.STRANGER,
+        connections: BriefConnections | None = None,
         ignored: Callable[[PeerId], bool] = lambda peer: False,
         blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
         limits: ExchangeLimits | None = None,
     ) -> None:
         limits = limits or ExchangeLimits()
-        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book)
+        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book, rank=rank)
         self.rejected: Counter[Reason] = Counter()
         self.announcements_sent = 0
         self.announcements_received = 0
@@ -132,7 +143,8 @@ class RolloutExchange:
         self._protocol = f"{ROLLOUT_PROTOCOL}/{swarm_id.hex()[:16]}"
         self._holdings = holdings
         self._round_number = round_number
-        self._members = members
+        self._takes_part = takes_part
+        self._connections = connections
         self._ignored = ignored
         self._blame = blame
         self._limits = limits
@@ -148,6 +160,9 @@ class RolloutExchange:
             take=self._caught_up,
             blame=lambda peer, error: self._reject(peer, error.reason),
         )
+        self._news = OfferNews(boot=sealer.boot)
+        self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
+        self._me = sealer.peer_id
         self._answering = 0
         self._fetching = trio.Semaphore(limits.fetches)
         self._left_alone = LeftAlone(limits.pause_s)
@@ -166,11 +181,15 @@ class RolloutExchange:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce, collect and serve until cancelled, or until the host ends."""
         self._host.serve(self._protocol, self._answer_stream, limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES)
+        self._host.serve(self._news_protocol, self._answer_news, limit_bytes=BATCH_LIMIT_BYTES)
         mailbox = await self._host.subscribe(self._topic)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._publish)
                 nursery.start_soon(self._catch_up.run)
+                if self._connections is not None:
+                    nursery.start_soon(self._connections.run)
+                    nursery.start_soon(self._ask_for_news, self._connections)
                 task_status.started()
                 async for message in mailbox:
                     self._collect(message)
@@ -191,9 +210,13 @@ class RolloutExchange:
         sealed = seal_announcement(self._sealer, announcement)
         self._holdings.keep(announcement.digest, group)
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
+        self._news.note(sealed)
         await self._outbox.send((True, sealed))
 
     def _announce_held(self, digest: bytes) -> None:
+        """Say that a group is here as well, unless as many have said so as anybody notes."""
+        if not self.book.notes_holders(digest):
+            return
         try:
             self._outbox.send_nowait((False, digest))
         except trio.WouldBlock:
@@ -234,7 +257,7 @@ class RolloutExchange:
 
     def _collect(self, message: GossipMessage) -> None:
         peer = message.origin
-        if self._is_stranger(peer):
+        if not self._takes_part(peer):
             self.rejected[Reason.STRANGER] += 1
         elif self._ignored(peer):
             self.rejected[Reason.IGNORED] += 1
@@ -265,16 +288,47 @@ class RolloutExchange:
             logger.debug("an announcement was refused: %s", error)
             self._reject(peer, error.reason)
         else:
-            self.announcements_received += offer is not None
+            if offer is not None:
+                self.announcements_received += 1
+                self._news.note(sealed)
+
+    # -- news of neighbours ----------------------------------------------------------------------------------
+
+    async def _answer_news(self, stream: MessageStream) -> None:
+        data = await stream.receive(deadline_s=CATCH_UP_DEADLINE_S)
+        request = decode_news_request(data, peer=stream.peer)
+        if not self._takes_part(stream.peer):
+            raise RemoteError("asks for news of a swarm that it is not in", peer=stream.peer)
+        await stream.send(canonical(self._news.answer(request)), deadline_s=CATCH_UP_DEADLINE_S)
+
+    async def _ask_for_news(self, connections: BriefConnections) -> None:
+        """Ask one neighbour each period, until cancelled."""
+        while True:
+            await trio.sleep(NEWS_PERIOD_S)
+            peer = self._news.turn([peer for peer in self._partners() if connections.is_linked(peer)])
+            if peer is not None:
+                try:
+                    await self._ask_neighbour(peer)
+                except (NetworkError, RemoteError) as error:
+                    logger.debug("news of a neighbour: %s", error)
+
+    async def _ask_neighbour(self, peer: PeerId) -> None:
+        for _ in range(NEWS_ANSWERS_PER_TURN):
+            request = canonical(self._news.request(peer))
+            answer = await self._host.request(
+                peer, self._news_protocol, request, deadline_s=CATCH_UP_DEADLINE_S, limit_bytes=BATCH_LIMIT_BYTES
+            )
+            news = decode_news(answer, peer=peer)
+            for sealed in news.announcements:
+                origin = PeerId(peek_announcement(sealed, peer=peer).sender)
+                if origin != self._me and self._takes_part(origin) and not self._ignored(origin):
+                    self._receive(origin, sealed, asked_for=True)
+            if not self._news.came(peer, news):
+                return
 
     def _partners(self) -> Collection[PeerId]:
         """The connected peers that may announce."""
-        connected = self._host.connected()
-        admitted = connected if self._members is None else connected.intersection(self._members())
-        return {peer for peer in admitted if not self._ignored(peer)}
-
-    def _is_stranger(self, peer: PeerId) -> bool:
-        return self._members is not None and peer not in self._members()
+        return {peer for peer in self._host.connected() if self._takes_part(peer) and not self._ignored(peer)}
 
     def _reject(self, peer: PeerId, reason: Reason) -> None:
         self.rejected[reason] += 1
@@ -302,7 +356,7 @@ class RolloutExchange:
     def _chunk(self, peer: PeerId, request: GroupRequest) -> GroupChunk:
         if not self._served.take(peer, trio.current_time(), REQUEST_COST_BYTES):
             return GroupChunk(status="busy")
-        group = None if self._is_stranger(peer) else self._holdings.get(request.digest)
+        group = self._holdings.get(request.digest) if self._takes_part(peer) else None
         if group is None or request.offset >= len(group):
             return GroupChunk(status="absent")
         data = group[request.offset : request.offset + CHUNK_LIMIT_BYTES]
@@ -388,24 +442,27 @@ class RolloutExchange:
             pull.failed()
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
-        """Return who may have it: connected, and not left alone; the origin, then others that hold it."""
+        """Return who may have it and is not left alone: the origin, then others that hold it; the connected first."""
         holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
-        reachable = self._host.connected()
-        allowed = self._left_alone.allowed(holders, now)
-        return [peer for peer in allowed if peer in reachable and not self._ignored(peer)]
+        connected, more = self._host.connected(), self._connections
+        allowed = [peer for peer in self._left_alone.allowed(holders, now) if not self._ignored(peer)]
+        others = [] if more is None else [peer for peer in allowed if peer not in connected and more.may_reach(peer)]
+        return [*(peer for peer in allowed if peer in connected), *others]
 
     def _pass_over(self, peer: PeerId, error: Exception) -> None:
         logger.info("a group is asked of others: %s", error)
         self._left_alone.pass_over(peer, trio.current_time())
 
     async def _ask(self, ask: Ask) -> GroupChunk:
-        answer = await self._host.request(
-            ask.peer,
-            self._protocol,
-            canonical(ask.request),
-            deadline_s=self._limits.chunk_deadline_s,
-            limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
-        )
+        connection = contextlib.nullcontext() if self._connections is None else self._connections.to(ask.peer)
+        async with connection:
+            answer = await self._host.request(
+                ask.peer,
+                self._protocol,
+                canonical(ask.request),
+                deadline_s=self._limits.chunk_deadline_s,
+                limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
+            )
         return decode_chunk(answer, peer=ask.peer)
 
 

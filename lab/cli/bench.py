@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "scale": "scale:CASE",
     "train": "train_page:CASE",
     "sapo": "sapo_table:CASE",
+    "crowd": "crowd:CASE",
     "attack": "attack:CASE",
     "train-table": "train_page:write_page",
     "sapo-table": "sapo_page:write_page",

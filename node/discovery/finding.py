@@ -197,6 +197,8 @@ class Finding:
             except NoPlaceLeft as error:
                 self._note_full(address, error)
                 await trio.sleep(full.next_s())
+                if self._links.linked() and not self._members.links_all:
+                    return  # others of whom it told this node do as well
                 continue
             except NetworkError as error:
                 news = self._failed.get(address) != str(error)
@@ -258,7 +260,7 @@ class Finding:
         retries = Backoff(BOOK_RETRY_S, BOOK_RETRY_LIMIT_S)
         while True:
             self._alone = trio.Event()
-            dialled = self.book.in_order()[:BOOK_DIALS_LIMIT]
+            dialled = self.book.in_order()[: min(BOOK_DIALS_LIMIT, self._members.links_wanted)]
             async with trio.open_nursery() as nursery:
                 for known in dialled:
                     nursery.start_soon(self._seek, known)

@@ -126,7 +126,6 @@ class RolloutEngine:
 
     def __init__(self, parts: RolloutParts) -> None:
         self._p = parts
-        self._alive: frozenset[PeerId] = frozenset()
         self._child: Child[AgentReport] | None = None
         self._paused = False
         self._changed = trio.Event()  # the user paused, or went on
@@ -161,8 +160,7 @@ class RolloutEngine:
             self._p.members.announce()
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Note that who is believed alive changed."""
-        self._alive = peers
+        """Note that who is believed alive changed: nobody waits for another here."""
 
     def linked(self, peer: PeerId, certified: Position) -> None:
         """A link came up; announcements travel by gossip."""
@@ -184,8 +182,9 @@ class RolloutEngine:
 
     @property
     def others(self) -> frozenset[PeerId]:
-        """The other nodes that are alive and linked."""
-        return self._alive & self._p.members.links.linked()
+        """The other nodes that are here; where all are linked, those that are alive and linked."""
+        members = self._p.members
+        return members.present() & members.links.linked() if members.links_all else members.present()
 
     @property
     def phase(self) -> str:
@@ -219,7 +218,9 @@ class RolloutEngine:
             swarm_id=self._p.config.manifest.swarm_id,
             holdings=self._store,
             round_number=lambda: self.state_round,
-            members=lambda: self._alive | self._p.members.links.linked(),
+            takes_part=self._p.members.takes_part,
+            rank=self._p.members.rank,
+            connections=self._p.members.brief_connections(),
             ignored=self._trust.ignored,
             blame=self._trust.fault,
         )

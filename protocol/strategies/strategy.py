@@ -100,6 +100,11 @@ class Strategy:
         """True if rollouts are all that is exchanged."""
         return self.exchanges is Exchanges.ROLLOUTS
 
+    @property
+    def links_all(self) -> bool:
+        """True if each node keeps a link with each other; else with a few, and what all are to hear goes by gossip."""
+        return not self.shares_rollouts
+
     def defaults(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the defaults of [sync] that differ from those of the keys themselves.
 

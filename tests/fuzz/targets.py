@@ -197,6 +197,8 @@ def rollout_targets(rng: random.Random) -> Iterator[Target]:
         "rollout group": (rollouts.RolloutGroup, rollouts.decode_group),
         "rollout batch": (rollouts.AnnouncementBatch, rollouts.decode_batch),
         "rollout catch-up": (rollouts.CatchUpRequest, rollouts.decode_catch_up),
+        "rollout news request": (rollouts.NewsRequest, rollouts.decode_news_request),
+        "rollout news": (rollouts.News, rollouts.decode_news),
         "rollout request": (rollouts.GroupRequest, rollouts.decode_request),
         "rollout chunk": (rollouts.GroupChunk, rollouts.decode_chunk),
     }

@@ -151,5 +151,119 @@ SWARM: tuple[Bug, ...] = (
         "tests/swarm/test_muxer.py::test_peer_that_hangs_is_given_up_within_a_minute",
         "silent_at = self.secured_conn.heard_at + self._silence_s",
         "silent_at = trio.current_time() + self._silence_s",
+        "neighbours are chosen without the circle",
+        "tests/protocol/test_neighbours.py::test_halves_that_were_apart_until_both_had_enough_links_come_together",
+        "following = self._next_in_circle(known, taken, may_dial)",
+        "following = None",
+    ),
+    bug(
+        "a neighbour that was lost is not replaced",
+        "tests/protocol/test_neighbours.py"
+        "::test_a_fifth_that_is_gone_at_once_leaves_the_others_connected_and_is_replaced",
+        """
+        self._chosen &= taken
+        """,
+        """
+        """,
+    ),
+    bug(
+        "whoever comes first has the places that a node keeps for its own choice",
+        "tests/protocol/test_neighbours.py::test_whoever_comes_never_has_the_places_of_those_that_a_node_chooses",
+        "return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))",
+        "return 0",
+    ),
+    bug(
+        "whoever is next in the circle makes room for one more that comes",
+        "tests/protocol/test_neighbours.py::test_next_in_the_circle_beyond_the_choices_makes_no_place_for_others",
+        "return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))",
+        "return CHOSEN_LINKS - len(self._chosen.intersection(linked))",
+    ),
+    bug(
+        "all neighbours are drawn from whom anybody can invent",
+        "tests/protocol/test_neighbours.py::test_half_of_the_choices_are_among_those_that_have_proven_something",
+        "lacking, proven if len(proven) >= PROVEN_LEAST else set())",
+        "lacking, set())",
+    ),
+    bug(
+        "a lone founder is dialled by everybody",
+        "tests/protocol/test_neighbours.py::test_few_that_have_proven_something_are_not_dialled_by_everybody",
+        "lacking, proven if len(proven) >= PROVEN_LEAST else set())",
+        "lacking, proven)",
+    ),
+    bug(
+        "nodes that share rollouts have as many links as there are places",
+        "tests/swarm/test_neighbours.py"
+        "::test_eight_nodes_with_four_links_each_at_most_hear_every_group_and_pull_it_from_whoever_has_it",
+        "return NEIGHBOUR_LIMIT - (0 if dialled else neighbours.kept_places(self.links.linked()))",
+        "return LINK_LIMIT",
+    ),
+    bug(
+        "who died is taken for present by its old record",
+        "tests/protocol/test_neighbours.py::test_who_died_is_gone_until_it_signs_a_newer_record_or_is_linked",
+        "return peer in self._died and order <= self._died[peer]",
+        "return peer in self._died and order < self._died[peer]",
+    ),
+    bug(
+        "idle connections to holders of groups stay",
+        "tests/swarm/test_brief_connections.py"
+        "::test_connection_is_made_once_for_requests_that_follow_each_other_and_ended_when_idle",
+        "if now - self._made[peer].idle_since >= IDLE_LIMIT_S]",
+        "if now - self._made[peer].idle_since >= 100 * IDLE_LIMIT_S]",
+    ),
+    bug(
+        "a connection ends while a group comes over it",
+        "tests/swarm/test_brief_connections.py"
+        "::test_connection_is_made_once_for_requests_that_follow_each_other_and_ended_when_idle",
+        "if not connection.users]",
+        "if True]",
+    ),
+    bug(
+        "a connection that a link uses is ended as an idle one",
+        "tests/swarm/test_brief_connections.py::test_what_others_made_is_used_and_left_alone",
+        """
+        if not self._is_linked(peer):
+        """,
+        """
+        if True:
+        """,
+    ),
+    bug(
+        "strangers crowd others out of the book of offers",
+        "tests/protocol/test_offer_book.py::test_strangers_together_have_half_of_a_full_book_however_many_they_are",
+        "crowd = strangers if of_strangers > STRANGERS_SHARE * self._limits.offers else self._origins.values()",
+        "crowd = self._origins.values()",
+    ),
+    bug(
+        "origins that strangers invented keep others out",
+        "tests/protocol/test_offer_book.py::test_origin_of_a_higher_rank_is_followed_in_the_place_of_a_stranger",
+        "if gone is None and self._rank(newcomer) > Rank.STRANGER:",
+        "if gone is None and self._rank(newcomer) > Rank.FIRST:",
+    ),
+    bug(
+        "what gossip did not bring is asked for anew each time",
+        "tests/protocol/test_offer_news.py::test_who_asks_again_and_again_has_everything_once_though_it_begins_late",
+        "self._places[peer] = NewsRequest(boot=news.boot, after=news.last)",
+        "self._places[peer] = NewsRequest()",
+    ),
+    bug(
+        "what came from others is not passed on as news",
+        "tests/swarm/test_rollouts.py::test_what_gossip_did_not_bring_comes_from_a_neighbour_though_its_origin_is_gone",
+        """
+        self.announcements_received += 1
+        self._news.note(sealed)
+        """,
+        """
+        self.announcements_received += 1
+        """,
+    ),
+    bug(
+        "strangers are told the news",
+        "tests/swarm/test_rollouts.py::test_news_are_for_those_that_take_part",
+        """
+        if not self._takes_part(stream.peer):
+        """,
+        """
+        if False:
+        """,
     ),
 )

@@ -290,6 +290,21 @@ def test_stopped_process_is_dead_to_all_within_the_bound(count: int) -> None:
     assert {effect for node in net.nodes.values() for _, effect in node.events(Died)} == {Died(peer=A)}
 
 
+def test_slow_watch_finds_the_dead_as_many_times_later_and_asks_as_many_times_less() -> None:
+    sent = {}
+    for pace in (1.0, 5.0):
+        net = Net(4)
+        for node in net.nodes.values():
+            node.machine.pace = pace
+        net.run(30.0)
+        sent[pace] = net.sent
+        net.stop(A)
+        net.run(30.0 + detection_bound_s(4, pace=pace) + 0.04)
+        assert set(net.died(A)) == set(net.nodes) - {A}
+        assert min(net.died(A).values()) - 30.0 > pace * (1.0 + 1.5 + 3.0)
+    assert 4.5 <= sent[1.0] / sent[5.0] <= 5.5
+
+
 def test_half_of_the_net_dying_at_once_is_found_within_the_bound() -> None:
     net = Net(16, latency_s=0.02)
     net.run(3.0)

@@ -6,7 +6,8 @@ import pytest
 
 from shoal.protocol import offer_book
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.offer_book import ROUND_WINDOW, BookLimits, OfferBook
+from shoal.protocol.offer_book import HOLDER_LIMIT, ROUND_WINDOW, BookLimits, OfferBook
+from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     CatchUpRequest,
     Reason,
@@ -200,3 +201,53 @@ def test_origins_are_bounded_and_the_idle_make_room(monkeypatch: pytest.MonkeyPa
     book.expire(1)
     receive(book, carol.announce(0), carol)
     assert {offer.origin for offer in book.offers()} == {alice.peer_id, carol.peer_id}
+
+
+def test_origin_of_a_higher_rank_is_followed_in_the_place_of_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "ORIGIN_LIMIT", 2)
+    alice, bob, carol = (Origin(Identity.from_seed(bytes([seed]) * 32)) for seed in (2, 3, 4))
+    ranks = {alice.peer_id: Rank.CONTRIBUTOR, carol.peer_id: Rank.FIRST}
+    book = OfferBook(SWARM, ME.peer_id, rank=lambda peer: ranks.get(peer, Rank.STRANGER))
+    receive(book, alice.announce(0), alice)
+    receive(book, bob.announce(0), bob)
+    receive(book, carol.announce(0), carol)
+    assert {offer.origin for offer in book.offers()} == {alice.peer_id, carol.peer_id}
+    dave = Origin(Identity.from_seed(bytes([5]) * 32))
+    ranks[dave.peer_id] = Rank.FIRST
+    assert refusal(book, dave.announce(0), dave.peer_id) == Reason.QUOTA  # nobody here gives way
+
+
+def test_strangers_together_have_half_of_a_full_book_however_many_they_are() -> None:
+    member, strangers = Origin(ALICE), [Origin(Identity.from_seed(bytes([seed]) * 32)) for seed in range(10, 18)]
+    book = OfferBook(
+        SWARM,
+        ME.peer_id,
+        BookLimits(offers=8, offers_per_peer=8),
+        rank=lambda peer: Rank.CONTRIBUTOR if peer == member.peer_id else Rank.STRANGER,
+    )
+
+    def held() -> tuple[int, int]:
+        own = sum(offer.origin == member.peer_id for offer in book.offers())
+        return own, len(book) - own
+
+    for stranger in strangers:
+        receive(book, stranger.announce(0), stranger)
+    assert held() == (0, 8)  # while nobody else wants the room
+    for index in range(4):
+        receive(book, member.announce(index), member)
+    assert held() == (4, 4)
+    for stranger in strangers:  # each has one offer at most, and the member four
+        receive(book, stranger.announce(1), stranger)
+        assert held()[0] >= 3
+    receive(book, member.announce(4), member)
+    assert held() == (4, 4)
+
+
+def test_holders_are_noted_until_there_are_enough() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    digest = receive(book, alice.announce(0), alice)
+    for seed in range(20, 20 + HOLDER_LIMIT):
+        assert book.notes_holders(digest)
+        book.note_holder(digest, Identity.from_seed(bytes([seed]) * 32).peer_id)
+    assert not book.notes_holders(digest)
+    assert not book.notes_holders(bytes(32))  # nobody offers it

@@ -14,6 +14,7 @@ from shoal.node.sapo.store import GroupStore
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import Sealer, SwarmId
+from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.host import Host
 from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
 from tests.waiting import until
@@ -42,6 +43,7 @@ class Node:
     blamed: Counter[tuple[PeerId, Reason]] = field(default_factory=Counter)
     ignores: set[PeerId] = field(default_factory=set)
     round: int = 0
+    has_neighbours: bool = False
     store: GroupStore = field(default_factory=lambda: GroupStore(None))
 
     def __post_init__(self) -> None:
@@ -52,18 +54,26 @@ class Node:
         self.scope = trio.CancelScope()
 
     def new_exchange(self) -> RolloutExchange:
-        members = None if self.members is None else frozenset(identity(seed).peer_id for seed in self.members)
+        members = None if self.members is None else {identity(seed).peer_id for seed in self.members}
         return RolloutExchange(
             host=self.host,
             sealer=self.sealer,
             swarm_id=SWARM,
             holdings=self.store,
             round_number=lambda: self.round,
-            members=None if members is None else lambda: members,
+            takes_part=lambda peer: members is None or peer in members,
+            connections=self.connections,
             ignored=self.is_ignored,
             blame=self.blame,
             limits=self.limits,
         )
+
+    @property
+    def connections(self) -> BriefConnections | None:
+        """Whoever is connected is a neighbour, where it has any."""
+        if not self.has_neighbours:
+            return None
+        return BriefConnections(self.host, addresses_of=lambda peer: (), is_linked=lambda peer: True)
 
     @property
     def peer(self) -> PeerId:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from shoal.protocol import offer_catch_up
-from shoal.protocol.errors import LocalError
+from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
@@ -395,3 +395,48 @@ async def test_malformed_requests_end_their_stream_and_are_counted() -> None:
             (attacker.peer, Reason.TOO_LARGE): 1,
         }
         assert server.host.handler_errors == 0
+
+
+# --- news of neighbours ---
+
+
+async def test_what_gossip_did_not_bring_comes_from_a_neighbour_though_its_origin_is_gone() -> None:
+    first, second, deaf = nodes = [Node(seed, has_neighbours=True) for seed in (1, 2, 3)]
+    deaf.exchange._collect = lambda message: None  # type: ignore[method-assign]  # gossip passes it by
+
+    async with running(*nodes):
+        digest = await first.announce(0)
+        own = await deaf.announce(0)
+        await until(lambda: second.offered() == {digest, own})
+        first.scope.cancel()
+        await until(lambda: first.peer not in deaf.host.connected())
+        await deaf.exchange._ask_neighbour(second.peer)
+        assert deaf.offered() == {digest}
+        assert deaf.exchange.announcements_received == 1
+        received = deaf.host.traffic.bytes_received
+        await deaf.exchange._ask_neighbour(second.peer)  # from where the last answer ended
+        assert deaf.host.traffic.bytes_received - received < 100
+        assert not deaf.exchange.rejected
+        assert not deaf.blamed
+
+
+async def test_node_with_neighbours_asks_them_for_news_each_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "NEWS_PERIOD_S", 0.1)
+    monkeypatch.setattr(offer_catch_up, "ASK_PERIOD_S", 1000.0)
+    monkeypatch.setattr(offer_catch_up, "ASK_PERIOD_LIMIT_S", 1000.0)
+    nodes = [Node(seed, has_neighbours=True) for seed in (1, 2)]
+    nodes[1].exchange._collect = lambda message: None  # type: ignore[method-assign]
+
+    async with running(*nodes):
+        digest = await nodes[0].announce(0)
+        await until(lambda: nodes[1].offered() == {digest})
+
+
+async def test_news_are_for_those_that_take_part() -> None:
+    member, stranger = Node(1, members=(1,), has_neighbours=True), Node(2, has_neighbours=True)
+
+    async with running(member, stranger):
+        await member.announce(0)
+        with pytest.raises(NetworkError):
+            await stranger.exchange._ask_neighbour(member.peer)
+        assert member.host.remote_errors == 1

@@ -1,0 +1,131 @@
+"""`shoal bench crowd`: what is refused, what its numbers come to, and a small crowd of real daemons."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import execute
+from shoal.lab.bench.crowd import (
+    CrowdBench,
+    CrowdResult,
+    at_share,
+    heard_by_all,
+    links_over_time,
+    pulled_share,
+    sent_kb_s,
+    to_lines,
+)
+from shoal.lab.bench.crowd_node import Note, Notes, read_notes
+from shoal.lab.targets import Spread, missed
+from shoal.node.reporting.events import Linked, Lost
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--nodes", "1", "--nodes: 1 is not in 2..1024"),
+        ("--minutes", "0", "--minutes: 0.0 is not in 0.1..600"),
+        ("--period-s", "0.5", "--period-s: 0.5 is not in 1..3600"),
+        ("--external", "0", "--external: 0 is not in 1..64"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["bench", "crowd", option, value]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_group_counts_by_who_heard_it_within_a_minute_of_its_making() -> None:
+    notes = [
+        [Note(at=9, made="early"), Note(at=10, made="a"), Note(at=71, made="late")],
+        [Note(at=20, made="b"), Note(at=12, heard="a")],
+        [Note(at=71, heard="a"), Note(at=80, heard="b")],
+    ]
+    found = heard_by_all(notes, 10, 70)
+    # a: heard after 2 s and, too late, after 61; b: by one of two, after 60.
+    assert (found.groups, found.heard, found.least_heard, found.delays_s) == (2, 0.5, 0.5, (2, 60, 61))
+    nothing = heard_by_all([[], []], 10, 70)
+    assert (nothing.groups, nothing.heard, nothing.least_heard) == (0, 0.0, 0.0)
+
+
+def test_pulls_and_bytes_are_those_of_the_time() -> None:
+    notes = [
+        [Note(at=5, wanted=2, got=0), Note(at=11, wanted=2, got=1), Note(at=12, sent=500)],
+        [Note(at=12, wanted=2, got=2), Note(at=10, sent=1000), Note(at=15, sent=8000), Note(at=20, sent=21_000)],
+    ]
+    assert pulled_share(notes, 10, 20) == 0.75
+    assert sent_kb_s(notes[1], 10, 20) == 2.0
+    assert sent_kb_s(notes[0], 10, 20) == 0.0  # one count says nothing of a rate
+
+
+def test_links_are_counted_as_they_come_and_go() -> None:
+    changes = [Linked(peer="a"), Linked(peer="b"), Lost(peer="a"), Linked(peer="b"), Lost(peer="c")]
+    assert links_over_time(changes) == (1, 2)
+
+
+def test_share_of_ordered_numbers() -> None:
+    assert at_share([float(n) for n in range(1, 101)], 0.5) == 51
+    assert at_share([float(n) for n in range(1, 101)], 0.99) == 100
+    assert at_share([], 0.5) == float("inf")
+
+
+def test_notes_are_read_as_they_were_written_without_the_last_that_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    assert read_notes(path) == []
+    with closing(Notes(path)) as notes:
+        notes.write(made="aa")
+        notes.write(wanted=2, got=1)
+    with path.open("ab") as file:
+        file.write(b'{"at":1')
+    assert [(note.made, note.wanted, note.got) for note in read_notes(path)] == [("aa", 0, 0), ("", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("least_heard", "largest_mb", "most_links", "said"),
+    [
+        (0.99, 120.0, 16, []),
+        (0.98, 120.0, 16, ["heard"]),
+        (1.0, 120.1, 16, ["memory"]),
+        (1.0, 60.0, 17, ["links"]),
+    ],
+)
+def test_targets_are_of_the_worst_group_and_the_largest_daemon(
+    least_heard: float, largest_mb: float, most_links: int, said: list[str]
+) -> None:
+    result = CrowdResult(
+        bench=CrowdBench(nodes=3, minutes=1),
+        settled_s=1.0,
+        groups=3,
+        heard=1.0,
+        least_heard=least_heard,
+        delay_median_s=0.3,
+        delay_p99_s=1.0,
+        pulled=1.0,
+        memory_mb=Spread.of([50.0, largest_mb]),
+        links=Spread.of([2, 3]),
+        most_links=most_links,
+        control_kb_s=Spread.of([4.0]),
+        cpu=Spread.of([0.01]),
+    )
+    names = [row.name for row in missed(result.rows)]
+    assert len(names) == len(said)
+    assert all(part in name for part, name in zip(said, names, strict=True))
+    assert to_lines(result)[0] == "3 daemons, 3 groups in 1 min"
+
+
+@pytest.mark.long
+def test_daemons_with_stubbed_agents_hear_and_pull_each_others_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """How soon is for the benchmark to say; here the machine has other things to do."""
+    execute(["bench", "crowd", "--nodes", "4", "--minutes", "0.25", "--period-s", "5", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["groups"] >= 8
+    assert found["least_heard"] == 1.0
+    assert found["pulled"] > 0.5
+    assert found["most_links"] == 3
+    assert found["control_kb_s"]["least"] > 0
+    assert found["memory_mb"]["least"] > 1

@@ -1,0 +1,117 @@
+"""Brief connections by value, with a host that notes whom it dials and parts from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.swarm import brief_connections
+from shoal.swarm.brief_connections import IDLE_LIMIT_S, LOOK_S, BriefConnections
+
+A, B, C, LINKED, CALLER = (PeerId(name) for name in ("a", "b", "c", "linked", "caller"))
+NOWHERE = PeerId("nowhere")
+
+
+class NotedHost:
+    """Connects to whoever has an address, at once."""
+
+    def __init__(self) -> None:
+        self.peers = {LINKED, CALLER}
+        self.dialled: list[PeerId] = []
+        self.parted: list[PeerId] = []
+
+    def connected(self) -> frozenset[PeerId]:
+        return frozenset(self.peers)
+
+    async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+        assert addresses == [f"address of {peer}"]
+        self.dialled.append(peer)
+        self.peers.add(peer)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
+        self.parted.append(peer)
+        self.peers.discard(peer)
+
+
+def connections_of(host: NotedHost, linked: set[PeerId]) -> BriefConnections:
+    return BriefConnections(
+        host,
+        addresses_of=lambda peer: [] if peer == NOWHERE else [f"address of {peer}"],
+        is_linked=lambda peer: peer in linked,
+    )
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[NotedHost, BriefConnections, set[PeerId]]]:
+    host, linked = NotedHost(), {LINKED}
+    connections = connections_of(host, linked)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connections.run)
+        yield host, connections, linked
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.virtual_time(limit_s=600)
+async def test_connection_is_made_once_for_requests_that_follow_each_other_and_ended_when_idle() -> None:
+    async with running() as (host, connections, _):
+        for _ in range(3):
+            async with connections.to(A):
+                await trio.sleep(IDLE_LIMIT_S + 2 * LOOK_S)  # in use for longer than it may be idle
+                assert A in host.peers
+            await trio.sleep(IDLE_LIMIT_S - 2 * LOOK_S)
+        assert (host.dialled, host.parted) == ([A], [])
+        await trio.sleep(3 * LOOK_S)
+        assert host.parted == [A]
+        async with connections.to(A):
+            assert host.dialled == [A, A]
+
+
+@pytest.mark.virtual_time(limit_s=600)
+async def test_what_others_made_is_used_and_left_alone() -> None:
+    async with running() as (host, connections, linked):
+        for peer in (LINKED, CALLER):
+            async with connections.to(peer):
+                pass
+        async with connections.to(A):
+            linked.add(A)  # it became a neighbour meanwhile
+        await trio.sleep(IDLE_LIMIT_S + 2 * LOOK_S)
+        assert (host.dialled, host.parted) == ([A], [])
+
+
+@pytest.mark.virtual_time(limit_s=600)
+async def test_too_many_make_room_idle_longest_first_and_those_in_use_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(brief_connections, "CONNECTIONS_LIMIT", 2)
+    async with running() as (host, connections, _):
+        for peer in (A, B):
+            async with connections.to(peer):
+                pass
+            await trio.sleep(0.1)
+        async with connections.to(C):
+            assert host.peers == {LINKED, CALLER, B, C}
+            async with connections.to(B):
+                with trio.move_on_after(1) as waited:
+                    async with connections.to(A):
+                        pytest.fail("a third one in use")
+                assert waited.cancelled_caught
+        async with connections.to(A):
+            assert len(host.peers - {LINKED, CALLER}) == 2
+
+
+@pytest.mark.virtual_time(limit_s=600)
+async def test_peer_without_an_address_is_not_reached() -> None:
+    host = NotedHost()
+    connections = connections_of(host, set())
+    assert not connections.may_reach(NOWHERE)
+    assert connections.may_reach(A)
+    with pytest.raises(NetworkError, match="no address of nowhere is known"):
+        async with connections.to(NOWHERE):
+            pytest.fail("it is nowhere")
