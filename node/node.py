@@ -228,8 +228,10 @@ class Node:
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed
-        if rounds.certifying is not None and self.auditing is not None:
-            rounds.certifying.observer = self.auditing
+        if rounds.certifying is not None:
+            parts.members.machine.awaited = rounds.certifying.member.awaited
+            if self.auditing is not None:
+                rounds.certifying.observer = self.auditing
             parts.reduce.excluded = self.auditing.excluded
         if self.page is not None:
             parts.events.listen(self.page.hear)

@@ -285,6 +285,10 @@ class Member:
         """Number of messages that wait for their round."""
         return len(self._early)
 
+    def awaited(self) -> frozenset[PeerId]:
+        """Peers for which it waits in the round under way: their silence is to be noticed first."""
+        return frozenset() if self.machine is None else self.machine.awaited()
+
     def missing(self) -> tuple[PeerId, ...]:
         """The electorate's members that are not here; a machine that has just begun has not heard who is."""
         alive = self._here.alive()

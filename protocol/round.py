@@ -306,6 +306,17 @@ class RoundMachine:
             return ()
         return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
 
+    def awaited(self) -> frozenset[PeerId]:
+        """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to report."""
+        facts, plan = self._facts, self.plan
+        if self.phase in (Phase.TRAIN, Phase.DECIDED):
+            return frozenset()
+        leader = self.agreement.lead(self.agreement.view)
+        if leader != self.me:
+            return frozenset((leader,))
+        waits = plan is not None and facts.my_report() is not None
+        return frozenset(facts.remaining(plan) - facts.reported(plan)) if plan is not None and waits else frozenset()
+
     def missing(self) -> tuple[PeerId, ...]:
         """The electorate's members that are not here."""
         here = self._facts.alive | self.agreement.leaves
