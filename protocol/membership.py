@@ -61,8 +61,7 @@ from __future__ import annotations
 import enum
 import math
 import random
-from bisect import bisect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +71,7 @@ from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
+from shoal.protocol.places import next_around
 
 
 class State(enum.Enum):
@@ -556,15 +556,12 @@ class MembershipMachine:
 
         Of those that come `first` there is a ring too, lest strangers stand between them.
         """
-        answering = sorted(p for p, w in self._peers.items() if w.state is _ALIVE and not (w.probe and w.probe.indirect))
-        closely = {*self.awaited(), *self._next_around(answering)}
+        alive = ((peer, watched.probe) for peer, watched in self._peers.items() if watched.state is _ALIVE)
+        answering = sorted(peer for peer, probe in alive if probe is None or not probe.indirect)
+        closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}
         if self.me in first:
-            closely.update(self._next_around([peer for peer in answering if peer in first]))
+            closely.update(next_around([peer for peer in answering if peer in first], self.me, CLOSE_PEERS))
         return closely
-
-    def _next_around(self, ring: Sequence[PeerId]) -> Sequence[PeerId]:
-        here = bisect(ring, self.me)
-        return (*ring[here:], *ring[:here])[:CLOSE_PEERS]
 
     def _notice_stall(self, now: float) -> None:
         """If we did not run for a while, nobody else is to blame for the silence: begin all waits anew.

@@ -54,7 +54,7 @@ from shoal.protocol.peering import (
     Welcome,
 )
 from shoal.protocol.places import Rank
-from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
+from shoal.protocol.records import NodeRecord, RecordBook, open_record, renewal_s, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
@@ -72,14 +72,16 @@ REDIAL_PAUSE_S = 0.1
 REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
 """Links that one node makes again at once: who loses many, since its network fails or it is slow itself, does not spend
 all that it has on handshakes. Those beyond are dialled like anybody who is known."""
-RECORD_PERIOD_S = 5.0  # between two publications of a record
+RECORD_PERIOD_S = 5.0
+"""Between two looks at what this node's record says: what is new in it is told at once."""
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
 STRANGER_SETTLE_S = 3.0
 """The same for one that was never heard; it may be about to be linked."""
 REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
-"""At most so often others are told; the latter where nobody is concerned who comes first."""
+"""At most so often others are told; the latter where nobody is lacking anew who comes first: of who is there again
+they hear later, for it may be lacking again before that."""
 CHANGE_LIMIT_ITEMS = 1024
 
 Taker = Callable[[PeerId, Any], None]
@@ -464,7 +466,7 @@ class Members:
             settled | self.machine.silent(now), key=lambda peer: (peer not in first, peer not in alive, peer)
         )
         lacking = frozenset(found[:MEMBER_LIMIT])
-        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S
+        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking - before) else REACH_PERIOD_S
         if lacking != before and now - self._reach_told_at >= period_s:
             self._reach_told_at = now
             self.links.lack(lacking)
@@ -503,23 +505,39 @@ class Members:
         elif record is not None and self.admission.reason_not_admitted(record) is not None:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None:
+            self.links.note_said(record.peer)
             order = self.book.order(record.peer)
             self._last_seen.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:
+        """Tell what is new in this node's record to all at once; whoever is not linked hears of it by gossip.
+
+        Gossip repeats it from time to time, and where somebody was linked since.
+        """
+        told: NodeRecord | None = None
+        published_at, linked = -math.inf, frozenset[PeerId]()
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
-            for peer in self.links.linked():
+            now, before, linked = trio.current_time(), linked, self.links.linked()
+            for peer in linked:
                 self._note_host(peer)  # some of them are members only since they were linked
-            record = self._sealed_record()
-            self.links.broadcast(Announce(record=record))
-            try:
-                await self._host.publish(self._topic, record)
-            except NetworkError as error:
-                logger.debug("record not published: %s", error)
+            record = self._record()
+            is_news = told is None or not record.says_the_same(told)
+            if is_news or not linked <= before or now - published_at >= renewal_s(len(self.book)):
+                told, published_at = record, now
+                await self._tell(seal_record(self._sealer, record), is_news=is_news)
             with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
+                told = None
+
+    async def _tell(self, record: bytes, *, is_news: bool) -> None:
+        if is_news:
+            self.links.broadcast(Announce(record=record))
+        try:
+            await self._host.publish(self._topic, record)
+        except NetworkError as error:
+            logger.debug("record not published: %s", error)
 
 
 def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:

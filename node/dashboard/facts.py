@@ -274,6 +274,8 @@ class NodeSource:
         records = {record.peer: record for record in members.book.records()}
         everyone: set[str] = {*records, *electorate, *alive, me}
         known = sorted(everyone, key=lambda peer: (peer not in electorate, peer))
+        newest = self._rounds.position[1]
+        certified = frozenset() if self._rounds.certifying is None else electorate  # who reported this very round
         found = []
         for peer in known[:PEER_LIMIT]:
             record = records.get(peer)  # type: ignore[call-overload]
@@ -294,7 +296,7 @@ class NodeSource:
                     phase=self._phase() if mine else ("unknown" if record is None else record.phase),
                     reach=reach,
                     member=peer in electorate,
-                    round=self._rounds.position[1] if mine else (0 if record is None else record.round),
+                    round=newest if mine or peer in certified else (0 if record is None else record.round),
                     tokens_per_s=parts.training_client.tokens_per_s
                     if mine
                     else (0.0 if record is None else record.tokens_per_s),
