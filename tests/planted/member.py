@@ -50,22 +50,22 @@ MEMBER: tuple[Bug, ...] = (
         "a certified round is never appended where it was not computed",
         """
         yield Append(certificate)
-        yield Broadcast(certificate)
+        yield from self._tell_certificate(certificate)
         """,
         """
         if computed:
             yield Append(certificate)
-        yield Broadcast(certificate)
+        yield from self._tell_certificate(certificate)
         """,
     ),
     simulated(
         "a certificate is said before it is on disk",
         """
         yield Append(certificate)
-        yield Broadcast(certificate)
+        yield from self._tell_certificate(certificate)
         """,
         """
-        yield Broadcast(certificate)
+        yield from self._tell_certificate(certificate)
         yield Append(certificate)
         """,
     ),

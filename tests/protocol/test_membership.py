@@ -341,7 +341,7 @@ def test_one_of_which_nobody_tells_is_found_by_each_for_itself() -> None:
     tell = net._carry_out
     quiet = lambda me, effects: tell(me, [e for e in effects if not isinstance(e, Suspected)])  # noqa: E731
     net._carry_out = quiet  # type: ignore[method-assign]
-    net.run(3.0 + detection_bound_s(24) + 0.04)
+    net.run(3.0 + 24 / PROBES_PER_S + 6.4 + 0.04)
     assert set(net.nodes[ME].machine.in_state(State.DEAD)) == {A}
     assert all(node.machine.state_of(A) is State.DEAD for me, node in net.nodes.items() if me != A)
 
