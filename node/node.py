@@ -230,8 +230,8 @@ class Node:
             parts.members.admission.contributed = rounds.contributed
         if rounds.certifying is not None:
             parts.members.machine.awaited = rounds.certifying.member.awaited
-            if self.auditing is not None:
-                rounds.certifying.observer = self.auditing
+        if rounds.certifying is not None and self.auditing is not None:
+            rounds.certifying.observer = self.auditing
             parts.reduce.excluded = self.auditing.excluded
         if self.page is not None:
             parts.events.listen(self.page.hear)

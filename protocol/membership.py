@@ -69,7 +69,7 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES, Lateness
+from shoal.protocol.lateness import HALF_LIFE_S, LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 from shoal.protocol.places import next_around
 
@@ -213,8 +213,8 @@ def probe_interval_s(peers: int) -> float:
 def detection_bound_s(peers: int, late_s: float = 0.0, *, told: bool = False) -> float:
     """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
 
-    late_s: how long its answers took shortly before; of more than LATE_LIMIT_S no more is held. told: one of those that
-    watch it closely lives, and what it says comes through at once.
+    late_s: how long its answers took shortly before, or those of most; of more than LATE_LIMIT_S no more is held.
+    told: one of those that watch it closely lives, and what it says comes through at once.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
     looks_s = max(ACK_DEADLINE_S, waited_s) + INDIRECT_DEADLINE_S
@@ -622,7 +622,17 @@ class MembershipMachine:
 
     def _suspicion_s(self, watched: _Watched, now: float) -> float:
         """How long a suspect has to say something."""
-        return max(SUSPICION_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+        return max(SUSPICION_S, self._answer_s(watched, now)) + self.lag.waited_s(now)
+
+    def _answer_s(self, watched: _Watched, now: float) -> float:
+        """How long an answer is waited for where answers are late: as its own were, or as most peers' were of late.
+
+        Most of whom this node pings it pings seldom, and knows no more of them than what it sees of the others.
+        """
+        others = (other.round_trip for other in self._peers.values())
+        lately = sorted(trip.seconds(now) for trip in others if trip.noted_within(HALF_LIFE_S, now))
+        usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0
+        return WAITED_TIMES * max(usual_s, watched.round_trip.seconds(now))
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.
@@ -636,7 +646,7 @@ class MembershipMachine:
             del watched.asked[next(iter(watched.asked))]
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
-            wait_s = INDIRECT_DEADLINE_S if indirect else max(ACK_DEADLINE_S, watched.round_trip.waited_s(now))
+            wait_s = INDIRECT_DEADLINE_S if indirect else max(ACK_DEADLINE_S, self._answer_s(watched, now))
             watched.probe = _Probe(nonce, now + wait_s + self.lag.waited_s(now), indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)

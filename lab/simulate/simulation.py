@@ -495,7 +495,8 @@ class Simulation:
         """From here on everyone who watches it has the detector's bound to give it up."""
         now = self.timeline.now
         peer.silent_since = peer.disturbed_at = now
-        late_s = LATE_LIMIT_S if now - peer.woke_at < LATE_REMEMBERED_S else 0.0
+        some_late = any(now - other.woke_at < LATE_REMEMBERED_S for other in self.peers)
+        late_s = LATE_LIMIT_S if some_late else 0.0
         bound_s = detection_bound_s(len(self.peers), late_s) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
         for observer in self.peers:
             if observer.running and observer.watch.machine.state_of(peer.id) is State.ALIVE:

@@ -1066,4 +1066,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "return min(max(RENEWAL_S, records), RECORD_TTL_S / 3)",
         "return max(RENEWAL_S, records)",
     ),
+    bug(
+        "where most answer late each is waited for no longer",
+        "tests/protocol/test_membership.py"
+        "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
+        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "usual_s = 0.0",
+    ),
+    bug(
+        "one that answers late has all others waited for",
+        "tests/protocol/test_membership.py"
+        "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
+        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "usual_s = lately[-1] if lately else 0.0",
+    ),
 )

@@ -1003,6 +1003,30 @@ def test_one_that_answered_late_is_found_within_the_bound_that_this_has() -> Non
     assert max(died.values()) - 30.0 <= detection_bound_s(8, late_s=2.2) + 2.2  # and its last words
 
 
+def test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one() -> None:
+    crowd = [name(index) for index in range(1, 6)]
+
+    def waited_s(late: int) -> float:
+        """How long after a ping of the last one, which never answered, others are asked, if some are late."""
+        machine = watching(*crowd)
+        pings = {
+            effect.peer: said(effect, Ping) for _, effect in run_ticks(machine, 0.0, 1.5) if isinstance(effect, Say)
+        }
+        for number, peer in enumerate(crowd[:-1]):
+            if number >= late:
+                machine.on_ack(peer, pings[peer].nonce, 0, 1.5)
+        run_ticks(machine, 1.5, 3.0)
+        for peer in crowd[:late]:
+            machine.on_ack(peer, pings[peer].nonce, 0, 3.0)
+        machine.peer_seen(crowd[-1], 0, 3.0)
+        wanted = [(at, e) for at, e in run_ticks(machine, 3.0, 9.0, talking=tuple(crowd[:-1])) if isinstance(e, Say)]
+        asked = next(at for at, effect in wanted if effect.peer == crowd[-1] and what(effect) is Ping)
+        return next(at for at, effect in wanted if what(effect) is PingRequest) - asked
+
+    assert waited_s(late=1) == pytest.approx(ACK_DEADLINE_S, abs=TICK_S)
+    assert waited_s(late=4) > ACK_DEADLINE_S + 0.3
+
+
 def test_answer_that_was_not_asked_for_is_no_round_trip() -> None:
     machine = watching(A)
     (ping,) = machine.tick(1.0)
