@@ -322,7 +322,7 @@ SEEDS: dict[str, int] = {
     "tokens of work that was left out are lost": 18,
     "what is certified is not decided here": 8,
     "what a newcomer chose is not taken": 4,
-    "what the disk binds a member to does not bind its machine": 15,
+    "what the disk binds a member to does not bind its machine": 6,
     "who has done its rounds stays": 25,
     "who observes is waited for": 101,
     "who wants to go back says so only where others do": 62,
