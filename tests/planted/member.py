@@ -324,7 +324,7 @@ SEEDS: dict[str, int] = {
     "what a newcomer chose is not taken": 4,
     "what the disk binds a member to does not bind its machine": 6,
     "who has done its rounds stays": 25,
-    "who observes is waited for": 101,
+    "who observes is waited for": 12,
     "who wants to go back says so only where others do": 62,
     "work is settled by the finals of the wrong place": 8,
 }
