@@ -231,6 +231,8 @@ class Node:
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed
+        if rounds.certifying is not None:
+            parts.members.machine.awaited = rounds.certifying.member.awaited
         if rounds.certifying is not None and self.auditing is not None:
             rounds.certifying.observer = self.auditing
             parts.reduce.excluded = self.auditing.excluded

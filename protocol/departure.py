@@ -77,7 +77,7 @@ class Departure:
         self._have_certificate.clear()
 
     def has_certificate(self, peer: PeerId) -> None:
-        """Note that this peer sent the certificate of the newest round."""
+        """Note that this peer sent the certificate of the newest round, or something of a later one."""
         self._have_certificate.add(peer)
 
     def known_to(self, peers: AbstractSet[PeerId]) -> bool:

@@ -4,7 +4,8 @@ Two things make answers late, and of both the slowest that was seen lately count
 
     own lag        how late this process runs. An answer that has arrived lies unread for so long, and what it is waited
                    with is late itself: every wait is longer by it
-    a round trip   how long a peer took to answer: one that has more to do than it can is waited for as long as that
+    a round trip   how long a peer took to answer: one that has more to do than it can is waited for as long as that,
+                   and where most that answered lately took long, so is everybody
 
 Waited is `WAITED_TIMES` what was seen, which is forgotten by half in `HALF_LIFE_S`. Who is never late, and hears from
 quick peers, waits no longer than usual, so that a death is found as fast as ever.
@@ -38,6 +39,10 @@ class Lateness:
         before_s = self.seconds(now)
         self._slowest_s = max(before_s, min(late_s, LATE_LIMIT_S) if late_s > NOTED_S else 0.0)
         self._at = now
+
+    def noted_within(self, seconds: float, now: float) -> bool:
+        """True if something was noted, late or not, in so many seconds before now."""
+        return now - self._at <= seconds
 
     def seconds(self, now: float) -> float:
         """Return how late things are by now; 0 for in time."""

@@ -117,6 +117,7 @@ from shoal.protocol.inputs import (
 from shoal.protocol.messages import Certificate, Leave, Ready, Rebase, Report, RoundMessage, Value
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.no_quorum import NoQuorum, abstaining, no_quorum
+from shoal.protocol.places import next_around
 from shoal.protocol.planning import (
     CONTRIBUTOR,
     JOINER,
@@ -134,6 +135,8 @@ from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 ANSWER_PERIOD_S = 1.0
 """Between two answers to one peer that is behind."""
 ANSWERED_LIMIT_PEERS = 1024
+CERTIFICATES_PASSED_ON = 3
+"""By each member; the more, the more often a peer hears one again."""
 FORKED, ABSTAINING = "forked", "abstaining"
 """Why a member stands still, as it is shown to the user."""
 
@@ -174,6 +177,7 @@ class Member:
         self._said: list[str] = []
         self._early = EarlyMessages()
         self._answered: dict[PeerId, float] = {}
+        self._decided_at = float("-inf")
         self._departure = Departure(rounds=rounds, tell=self._said.append)
         self._no_quorum = NoQuorum()
         self._probation = Probation()
@@ -299,6 +303,10 @@ class Member:
         """Number of messages that wait for their round."""
         return len(self._early)
 
+    def awaited(self) -> frozenset[PeerId]:
+        """Peers for which it waits in the round under way: their silence is to be noticed first."""
+        return frozenset() if self.machine is None else self.machine.awaited()
+
     def missing(self) -> tuple[PeerId, ...]:
         """The voters that are not here; a machine that has just begun has not heard who is."""
         alive = self._here.alive()
@@ -342,7 +350,8 @@ class Member:
         if self._may_not_sign() and machine is not None:
             yield from self._abandon_round()
             return
-        if isinstance(message, Certificate) and position >= (head.term, head.round):
+        decided = (head.term, head.round)
+        if position > decided or (position == decided and isinstance(message, Certificate)):
             self._departure.has_certificate(heard.peer)
         if position < current:
             yield from self._answer_late(heard.peer, position, message)
@@ -368,8 +377,9 @@ class Member:
 
     def _answer_late(self, peer: PeerId, position: Position, message: object) -> Steps:
         """Anything of an older round is answered with its certificate, or with the rebase that abandoned it, at most
-        once a second per peer."""
-        due = self._now - self._answered.get(peer, float("-inf")) > ANSWER_PERIOD_S
+        once a second per peer. Just after it nobody is: they count the same votes."""
+        told_at = max(self._decided_at, self._answered.get(peer, float("-inf")))
+        due = self._now - told_at > ANSWER_PERIOD_S
         if due and isinstance(message, RoundMessage) and not isinstance(message, Leave):
             entry = self._here.chain.decided(position)
             if entry is not None:
@@ -698,14 +708,28 @@ class Member:
         early = (heard for heard in self._early if heard.position == position)
         return frozenset(heard.peer for heard in early if isinstance(heard.message, Ready))
 
+    def _tell_certificate(self, certificate: Certificate) -> Steps:
+        """Tell everyone, as one of the two who may be first to know it, or who is done and will say nothing more.
+
+        All others count the votes themselves; lest both are gone, each tells a few, who tell a few.
+        """
+        machine, views = self.machine, (certificate.view, certificate.view + 1)
+        leads = () if machine is None else map(machine.agreement.lead, views)
+        if self._me in leads or self._departure.rounds_done(certificate.value.state_round):
+            yield Broadcast(certificate)
+            return
+        for peer in next_around(sorted(self._here.linked()), self._me, CERTIFICATES_PASSED_ON):
+            yield Send(peer, certificate)
+
     def _decided(self, certificate: Certificate) -> Steps:
         """The round is certified: extend the chain, apply, and go on."""
         value = certificate.value
+        self._decided_at = self._now
         report = self._reports.get(value.plan)
         computed = report is not None and report.digest == value.digest
         yield FinishWork(value)
         yield Append(certificate)
-        yield Broadcast(certificate)
+        yield from self._tell_certificate(certificate)
         yield Certified(certificate)
         yield StopReduction()
         if value.rollback or not computed:

@@ -2,8 +2,13 @@
 
 Each node watches every peer it has heard from, on its own. A peer that was silent for a probe interval is pinged; if
 no answer comes, it is pinged again and three others are asked to ping it; if that fails too it is suspected, and
-told so; if it still says nothing it is dead. A process that hangs (SIGSTOP) keeps its connections open and is caught
-exactly like one that vanished.
+it and all others are told so; if it still says nothing it is dead. A process that hangs (SIGSTOP) keeps its connections
+open and is caught exactly like one that vanished.
+
+Closely, every `PROBE_INTERVAL_S`, a node watches whom it waits for, and the `CLOSE_PEERS` that come after it in the
+order of their PeerIds, around the ring of those that answer: so each peer is watched closely by as many, whatever n,
+and where one of these is silent too, by the one before it. All others are pinged `PROBES_PER_S` times a second in all.
+Whoever is told of a suspicion looks for itself at once.
 
 What a peer is held for after each thing that can happen to it is `TRANSITIONS`:
 
@@ -25,9 +30,8 @@ hang in a reduction is `STALL_S` of `shoal.collectives.stalls`.
 
 Three rules keep it honest:
 
-* *Own evidence outranks hearsay.* Another's suspicion makes us look; it never changes a state. The price is that n
-  nodes each find out for themselves, which small swarms can afford (a ping counts as a sign of life of its sender,
-  so a pair of idle nodes exchanges one ping and one ack per interval).
+* *Own evidence outranks hearsay.* Another's suspicion makes us look; it never changes a state. A liar who accuses
+  everybody has each peer pinged by each other once per `PROBE_INTERVAL_S`, and no more.
 * *The living refute.* A suspect learns of it, raises its incarnation and says so; accusations of an older
   incarnation are void.
 * *Our own sleep is no one's fault.* If `tick` comes late by more than `LOCAL_STALL_S` we were stopped ourselves, and
@@ -41,8 +45,10 @@ seen by a process that is not late, to `Died` at most
 
     probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
 
-pass, the ticks being how late each of four steps may be noticed: 7.4 s for up to 64 live peers. A broken connection
-leaves out the first two terms, and one that is confirmed ends it at once.
+pass, whatever others say, the ticks being how late each of four steps may be noticed: 7.4 s where there are four live
+peers, 10.4 s where there are sixteen, 22.4 s where there are 64. For those that watch it closely it is 7.4 s. The
+others are told after 4.2 s of these and look: 10.6 s, whatever n, if one of those lives and its message comes through.
+A broken connection leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
 evicts on lack of progress.
@@ -63,8 +69,9 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES, Lateness
+from shoal.protocol.lateness import HALF_LIFE_S, LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
+from shoal.protocol.places import next_around
 
 
 class State(enum.Enum):
@@ -163,9 +170,13 @@ Effect = Say | Suspected | Died | Revived | Refute
 
 
 TICK_S = 0.1  # the detector's clock
-PROBE_INTERVAL_S = 1.0  # of silence before a ping
-PROBES_PER_S = 64
-"""Beyond this many live peers the interval grows, so that the load does not."""
+PROBE_INTERVAL_S = 1.0  # of silence before a ping, of a peer that is watched closely
+CLOSE_PEERS = 3
+"""Peers that a node watches closely beside those it waits for."""
+PROBES_PER_S = 4
+"""Of all others: with the number of live peers the interval grows, so that the load does not."""
+CROWD_PEERS = 64
+"""Beyond so many peers those that come first are watched as if they were alone."""
 PROBES_PER_TICK_LIMIT = 64
 ACK_DEADLINE_S = 1.5  # for the direct answer
 INDIRECT_DEADLINE_S = 1.5  # for the answer through others
@@ -177,7 +188,7 @@ PINGS_REMEMBERED = 16
 LOST_WINDOW_S = 0.5
 """Connections to one peer that break within this time broke together."""
 SILENCE_S = 0.5
-"""Beyond the probe interval: a peer that was pinged over its link, and from which nothing came back over it so long."""
+"""Since a ping: a peer from which nothing came back over its link for so long, or as long as its answers take."""
 LOCAL_STALL_S = 1.0
 EXCUSES_PER_SILENCE_LIMIT = 3
 REFUTE_INTERVAL_S = 0.5
@@ -195,18 +206,20 @@ _HEARD, _ACCUSED = Event.HEARD, Event.ACCUSED
 
 
 def probe_interval_s(peers: int) -> float:
-    """Seconds of silence after which one of `peers` live peers is probed."""
-    return PROBE_INTERVAL_S * max(1.0, peers / PROBES_PER_S)
+    """Seconds of silence after which one of `peers` live peers is probed that is not watched closely."""
+    return max(PROBE_INTERVAL_S, peers / PROBES_PER_S)
 
 
-def detection_bound_s(peers: int, late_s: float = 0.0, pace: float = 1.0) -> float:
+def detection_bound_s(peers: int, late_s: float = 0.0, *, pace: float = 1.0, told: bool = False) -> float:
     """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
 
-    late_s: how long its answers took shortly before; of more than LATE_LIMIT_S no more is held.
+    late_s: how long its answers took shortly before, or those of most; of more than LATE_LIMIT_S no more is held.
+    told: one of those that watch it closely lives, and what it says comes through at once.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
-    waits_s = max(pace * ACK_DEADLINE_S, waited_s) + pace * INDIRECT_DEADLINE_S + max(pace * SUSPICION_S, waited_s)
-    return pace * probe_interval_s(peers) + waits_s + 4 * TICK_S
+    looks_s = max(pace * ACK_DEADLINE_S, waited_s) + pace * INDIRECT_DEADLINE_S
+    told_s = pace * PROBE_INTERVAL_S + looks_s + 2 * TICK_S if told else math.inf
+    return min(pace * probe_interval_s(peers), told_s) + looks_s + max(pace * SUSPICION_S, waited_s) + 4 * TICK_S
 
 
 class _Probe(msgspec.Struct):
@@ -228,14 +241,15 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Watched:
-    """Knowledge of one peer. heard_at: of it or about it. said_at: by itself, to us.
+    """Knowledge of one peer. heard_at: of it or about it. asked_at: when it was pinged first since it said something
+    itself, to us; infinity if it was not.
 
     cut: it cannot be reached over a link since it last said something. asked: when each of the last pings was sent.
     """
 
     incarnation: int
     heard_at: float
-    said_at: float
+    asked_at: float = math.inf
     state: State = _ALIVE
     pinged_at: float = -math.inf
     lost_at: float = -math.inf
@@ -271,6 +285,7 @@ class MembershipMachine:
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
     pace: how many times as long as the constants say is waited, where nobody waits for who is gone.
+    awaited: whom this node waits for: watched closely.
     """
 
     me: PeerId
@@ -279,6 +294,7 @@ class MembershipMachine:
     has_link: Callable[[PeerId], bool] = _always
     can_ask: Callable[[PeerId, PeerId], bool] = _always
     first: Callable[[], Collection[PeerId]] = tuple
+    awaited: Callable[[], Collection[PeerId]] = tuple
     tick_s: float = TICK_S
     pace: float = 1.0
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
@@ -302,10 +318,14 @@ class MembershipMachine:
 
     def silent(self, now: float) -> frozenset[PeerId]:
         """The live peers that were pinged over their links and say nothing over them; others may vouch for them."""
-        alive = self.alive()
-        first = self.first() if len(alive) > PROBES_PER_S else ()
-        limits_s = [probe_interval_s(peers) + SILENCE_S for peers in (len(alive), len(first))]
-        return frozenset(peer for peer in alive if now - self._peers[peer].said_at > limits_s[peer in first])
+        return frozenset(
+            peer
+            for peer, watched in self._peers.items()
+            if watched.state is not _DEAD and now - watched.asked_at > self._silence_s(watched, now)
+        )
+
+    def _silence_s(self, watched: _Watched, now: float) -> float:
+        return max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
 
     def forget(self, peer: PeerId) -> None:
         """Stop watching a peer that left or whose record expired."""
@@ -334,12 +354,12 @@ class MembershipMachine:
         watched = self._peers.get(peer)
         if watched is None:
             if peer != self.me and self._has_room(peer):
-                self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=now)
+                self._peers[peer] = _Watched(incarnation, heard_at=now)
             return []
         if incarnation > watched.incarnation:
             watched.incarnation = incarnation
         watched.lost_at = -math.inf
-        watched.said_at = now
+        watched.asked_at = math.inf
         watched.cut = False
         return self._happens(peer, watched, _HEARD, now)
 
@@ -349,7 +369,7 @@ class MembershipMachine:
         watched = self._peers.get(peer)
         if watched is None:
             if peer != self.me and self._has_room(peer):
-                self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=-math.inf, cut=True)
+                self._peers[peer] = _Watched(incarnation, heard_at=now, asked_at=-math.inf, cut=True)
                 return [Revived(peer=peer, was=_DEAD)]
             return []
         watched.incarnation = max(watched.incarnation, incarnation)
@@ -507,12 +527,10 @@ class MembershipMachine:
     def _look(self, now: float) -> tuple[list[tuple[PeerId, _Watched]], list[tuple[float, PeerId, _Watched]]]:
         """List the peers that may have let a deadline pass, and those to ping now, the longest overdue first."""
         peers = self._peers
-        interval = among_first = PROBE_INTERVAL_S
-        first: Collection[PeerId] = ()
-        if len(peers) > PROBES_PER_S:
-            first = self.first()
-            interval = probe_interval_s([watched.state for watched in peers.values()].count(_ALIVE))
-            among_first = probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
+        first = self.first() if len(peers) > CROWD_PEERS else ()
+        closely = self._closely(first)
+        interval = probe_interval_s([watched.state for watched in peers.values()].count(_ALIVE))
+        among_first = probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
         overdue: list[tuple[PeerId, _Watched]] = []
         due: list[tuple[float, PeerId, _Watched]] = []
         for peer, watched in peers.items():
@@ -522,7 +540,9 @@ class MembershipMachine:
             if state is _ALIVE:
                 if probe is not None:
                     continue
-                at = watched.heard_at + self.pace * (among_first if peer in first else interval)
+                at = watched.heard_at + self.pace * (
+                    PROBE_INTERVAL_S if peer in closely else among_first if peer in first else interval
+                )
             elif state is _SUSPECT:
                 at = watched.pinged_at + self.pace * PROBE_INTERVAL_S
             else:
@@ -532,6 +552,18 @@ class MembershipMachine:
         if len(due) > 1:
             due.sort()
         return overdue, due[:PROBES_PER_TICK_LIMIT]
+
+    def _closely(self, first: Collection[PeerId]) -> set[PeerId]:
+        """Peers to watch closely: those that are waited for, and the next ones around the ring of all that answer.
+
+        Of those that come `first` there is a ring too, lest strangers stand between them.
+        """
+        alive = ((peer, watched.probe) for peer, watched in self._peers.items() if watched.state is _ALIVE)
+        answering = sorted(peer for peer, probe in alive if probe is None or not probe.indirect)
+        closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}
+        if self.me in first:
+            closely.update(next_around([peer for peer in answering if peer in first], self.me, CLOSE_PEERS))
+        return closely
 
     def _notice_stall(self, now: float) -> None:
         """If we did not run for a while, nobody else is to blame for the silence: begin all waits anew.
@@ -547,7 +579,8 @@ class MembershipMachine:
         self._ran_at = now
         for watched in self._peers.values():
             watched.lost_at = -math.inf
-            watched.said_at = now
+            if watched.asked_at > -math.inf:
+                watched.asked_at = math.inf
             if watched.excuses < EXCUSES_PER_SILENCE_LIMIT:
                 watched.excuses += 1
                 watched.probe = None
@@ -591,7 +624,17 @@ class MembershipMachine:
 
     def _suspicion_s(self, watched: _Watched, now: float) -> float:
         """How long a suspect has to say something."""
-        return max(self.pace * SUSPICION_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+        return max(self.pace * SUSPICION_S, self._answer_s(watched, now)) + self.lag.waited_s(now)
+
+    def _answer_s(self, watched: _Watched, now: float) -> float:
+        """How long an answer is waited for where answers are late: as its own were, or as most peers' were of late.
+
+        Most of whom this node pings it pings seldom, and knows no more of them than what it sees of the others.
+        """
+        others = (other.round_trip for other in self._peers.values())
+        lately = sorted(trip.seconds(now) for trip in others if trip.noted_within(HALF_LIFE_S, now))
+        usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0
+        return WAITED_TIMES * max(usual_s, watched.round_trip.seconds(now))
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.
@@ -600,11 +643,12 @@ class MembershipMachine:
         """
         nonce, indirect = self._nonce(), not self.has_link(peer)
         watched.pinged_at = watched.asked[nonce] = now
+        watched.asked_at = min(watched.asked_at, now)
         if len(watched.asked) > PINGS_REMEMBERED:
             del watched.asked[next(iter(watched.asked))]
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
-            at_once_s = max(self.pace * ACK_DEADLINE_S, watched.round_trip.waited_s(now))
+            at_once_s = max(self.pace * ACK_DEADLINE_S, self._answer_s(watched, now))
             wait_s = self.pace * INDIRECT_DEADLINE_S if indirect else at_once_s
             watched.probe = _Probe(nonce, now + wait_s + self.lag.waited_s(now), indirect)
         if indirect or watched.state is not _ALIVE:

@@ -14,8 +14,7 @@ NEIGHBOUR_LIMIT at most. When one is lost another is chosen.
 * *Who is gone is known by its neighbours alone.* A record says that a peer was there at most RECORD_TTL_S ago. Who
   watched it die counts it as gone until it signs a newer record.
 
-What all are to hear travels by gossip over these links. How often each renews its record follows from how many there
-are: all together RECORDS_PER_S.
+What all are to hear travels by gossip over these links.
 
 Sans-IO: who is known, linked and being dialled are arguments, and so is whom to dial again by now.
 
@@ -33,7 +32,7 @@ from functools import lru_cache
 from blake3 import blake3
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.records import RECORD_LIMIT, RECORD_TTL_S
+from shoal.protocol.records import RECORD_LIMIT
 
 CHOSEN_LINKS = 5
 """Links that a node makes by its own choice; others choose it about as often."""
@@ -43,9 +42,6 @@ PROVEN_SHARE = 0.5
 """Of the choices at random: among peers that have proven something."""
 PROVEN_LEAST = 8
 """Known peers that have proven something from which on these are preferred: fewer would be dialled by everybody."""
-RECORDS_PER_S = 2.0
-"""Records that all nodes together publish."""
-RECORD_PERIOD_LIMIT_S = RECORD_TTL_S / 3
 WATCH_PACE = 5.0
 """Neighbours are watched, and links with them waited for, so many times as long as where rounds wait for everybody:
 nobody waits for a neighbour, and another one costs more work than a slow one, which slow nodes have no time for."""
@@ -70,11 +66,6 @@ def circle_after(me: PeerId, peers: Collection[PeerId]) -> Iterator[PeerId]:
     heapq.heapify(ahead)
     while ahead:
         yield heapq.heappop(ahead)[2]
-
-
-def record_period_s(known: int) -> float:
-    """Seconds between two publications of a node's record where `known` others are known."""
-    return min((known + 1) / RECORDS_PER_S, RECORD_PERIOD_LIMIT_S)
 
 
 class Neighbours:

@@ -14,14 +14,15 @@ A peer that this node dials only because somebody's record has its address gains
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from shoal.protocol.identity import PeerId
 
-SILENT_STRANGER_S = 60.0
-"""Without a word beyond signs of life. Every node that runs says who it is every few seconds."""
+SILENT_STRANGER_S = 300.0
+"""Without a word beyond signs of life. Every node that runs says who it is every 200 s at least (records.py)."""
 
 CONTRIBUTORS_LIMIT = 1024
 
@@ -53,6 +54,12 @@ def _may_give_way(place: Place, newcomer: Rank) -> bool:
     if place.rank == newcomer == Rank.STRANGER:
         return place.silent_s >= SILENT_STRANGER_S
     return place.rank < newcomer
+
+
+def next_around(ring: Sequence[PeerId], me: PeerId, count: int) -> Sequence[PeerId]:
+    """The next `count` peers after `me` around a ring of peers in order, or all where there are fewer."""
+    here = bisect(ring, me)
+    return (*ring[here:], *ring[:here])[:count]
 
 
 class Contributors:

@@ -41,12 +41,20 @@ RECORD_LIMIT = 4096
 RECORD_LIMIT_BYTES = 16_384
 RECORD_TTL_S = 600.0
 """Time for which a record is kept without a newer one; nodes renew theirs at least every third of it."""
+RENEWAL_S = 60.0
+"""Between two publications of a record that says nothing new, where there are up to so many as seconds; beyond, so
+that gossip passes on no more than one record a second, up to a third of RECORD_TTL_S."""
 RATE_LIMIT = 1e15
 
 Phase = Literal["starting", "joining", "training", "paused", "leaving"]
 Address = Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS, pattern=r"^[!-~]*\Z")]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=ADDRESS_LIMIT)]
 Rate = Annotated[float, Meta(ge=0, le=RATE_LIMIT)]
+
+
+def renewal_s(records: int) -> float:
+    """Seconds until a record that says nothing new is published again, where so many are known."""
+    return min(max(RENEWAL_S, records), RECORD_TTL_S / 3)
 
 
 class NodeRecord(Message, frozen=True, kw_only=True):
@@ -78,6 +86,17 @@ class NodeRecord(Message, frozen=True, kw_only=True):
     def certified(self) -> tuple[tuple[int, int], int]:
         """Progress along its chain: (term, round), to be compared as it stands."""
         return (self.term, self.round)
+
+    def says_the_same(self, other: NodeRecord) -> bool:
+        """True if `other` differs in nothing but what changes all the time: rates and progress."""
+        return self == msgspec.structs.replace(
+            other,
+            tokens_per_s=self.tokens_per_s,
+            upload_bytes_per_s=self.upload_bytes_per_s,
+            download_bytes_per_s=self.download_bytes_per_s,
+            term=self.term,
+            round=self.round,
+        )
 
 
 def seal_record(sealer: Sealer, record: NodeRecord) -> bytes:

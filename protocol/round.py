@@ -88,8 +88,12 @@ LINEAGES_LIMIT = 8
 """Reductions that a lead may begin in one view: it plans anew only where too few remain to go on."""
 ORIGINS_LIMIT = 64
 """Plans of one round that begin a reduction and are remembered."""
-RESEND_S = 3.0
-"""Own standing messages are sent again this often until the round is decided."""
+RESEND_S, RESEND_LIMIT_S = 3.0, 12.0
+"""Own standing messages are sent again so long after the newest of them was said, then after twice that, and so on up
+to the limit, until the round is decided. Links lose nothing; but a message may come before it can be taken, or be
+passed on by others, who lose some."""
+WAITING_RESEND_S = 24.0
+"""The same from the second time on while others train: nobody waits for what was said."""
 
 
 class Phase(enum.Enum):
@@ -166,7 +170,10 @@ class RoundMachine:
         self._closed_off: Held | None = None
         self._relayed: Relayed | None = None
         self._watch = LeadWatch(self._facts)
-        self._sent_at: float | None = None
+        self._said: list[Message] = []
+        self._said_at = float("-inf")
+        self._resend_s = RESEND_S
+        self._asked_at: float | None = None
 
     def remember(self, newcomers: Newcomers, probation: Probation) -> None:
         """Take up what a node knows from round to round: whom a lead waits for, and whom it leaves out."""
@@ -319,6 +326,17 @@ class RoundMachine:
         if self.plan is None or self.phase is not Phase.REDUCE:
             return ()
         return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
+
+    def awaited(self) -> frozenset[PeerId]:
+        """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to report."""
+        facts, plan = self._facts, self.plan
+        if self.phase in (Phase.TRAIN, Phase.DECIDED):
+            return frozenset()
+        leader = self.agreement.lead(self.agreement.view)
+        if leader != self.me:
+            return frozenset((leader,))
+        waits = plan is not None and facts.my_report() is not None
+        return frozenset(facts.remaining(plan) - facts.reported(plan)) if plan is not None and waits else frozenset()
 
     def missing(self) -> tuple[PeerId, ...]:
         """The voters that are not here."""
@@ -538,13 +556,25 @@ class RoundMachine:
             effects += self._lead_on(now)
             self._watch.note_stage(now)
             effects += self._watch_lead(now)
-        period_s = SILENCE_S / 2 if self._is_waited_for() else RESEND_S
-        if self._sent_at is None:
-            self._sent_at = now
-        elif now >= self._sent_at + period_s and self.agreement.certificate is None:
-            self._sent_at = now
-            effects += [Broadcast(message) for message in self.current()]
-            effects += self._of_agreement(self.agreement.resume())  # what a vote lacks is asked for again
+        return effects + self._say_again(now)
+
+    def _say_again(self, now: float) -> list[Effect]:
+        """Own standing messages, where they are due to be sent again; and what a vote lacks is asked for again."""
+        said, again = self.current(), False
+        if self.agreement.certificate is not None:
+            return []
+        if said != self._said:
+            self._said, self._said_at, self._resend_s = said, now, RESEND_S
+        elif now >= self._said_at + (SILENCE_S / 2 if self._is_waited_for() else self._resend_s):
+            again, waits = True, self.phase in (Phase.TRAIN, Phase.PLAN)
+            self._said_at = now
+            self._resend_s = WAITING_RESEND_S if waits else min(2 * self._resend_s, RESEND_LIMIT_S)
+        effects: list[Effect] = [Broadcast(message) for message in said] if again else []
+        if self._asked_at is None:
+            self._asked_at = now
+        elif now >= self._asked_at + RESEND_S:
+            self._asked_at = now
+            effects += self._of_agreement(self.agreement.resume())
         return effects
 
     def _is_waited_for(self) -> bool:

@@ -538,7 +538,7 @@ class Links:
             if signer == peer:
                 self._pass_on(envelope, sealed)
                 if self._guard.accept(envelope):
-                    self._note_said(peer, of_round=True)
+                    self.note_said(peer, of_round=True)
                     self._gate.message(peer, word)
             elif self._gate.admits(signer) and self._guard.accept(envelope):
                 self._gate.passed_on(signer, word)
@@ -548,10 +548,11 @@ class Links:
         if self._guard.accept(envelope):
             message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
             if not isinstance(message, SignOfLife):
-                self._note_said(peer)
+                self.note_said(peer)
             self._gate.message(peer, message)
 
-    def _note_said(self, peer: PeerId, *, of_round: bool = False) -> None:
+    def note_said(self, peer: PeerId, *, of_round: bool = False) -> None:
+        """Note that something came from `peer` beyond a sign of life, also if another brought it."""
         link = self._links.get(peer)
         if link is not None:
             link.said_at = trio.current_time()

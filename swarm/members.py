@@ -25,7 +25,6 @@ import trio
 
 from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
-from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
@@ -44,7 +43,7 @@ from shoal.protocol.membership import (
     Suspected,
 )
 from shoal.protocol.messages import MEMBER_LIMIT
-from shoal.protocol.neighbours import CHOSEN_LINKS, NEIGHBOUR_LIMIT, UNLINKED_S, WATCH_PACE, Neighbours, record_period_s
+from shoal.protocol.neighbours import CHOSEN_LINKS, NEIGHBOUR_LIMIT, UNLINKED_S, WATCH_PACE, Neighbours
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
     RECORDS_IN_WELCOME_LIMIT,
@@ -60,7 +59,7 @@ from shoal.protocol.peering import (
     Welcome,
 )
 from shoal.protocol.places import Rank
-from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
+from shoal.protocol.records import NodeRecord, RecordBook, open_record, renewal_s, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.dialling import Dialling
@@ -79,18 +78,16 @@ REDIAL_PAUSE_S = 0.1
 REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
 """Links that one node makes again at once: who loses many, since its network fails or it is slow itself, does not spend
 all that it has on handshakes. Those beyond are dialled like anybody who is known."""
-RECORD_PERIOD_S = 5.0  # between two publications of a record
-NEIGHBOURS_RECORD_PERIOD_S = 30.0
-"""Between two times that neighbours are told a record: who says nothing for long gives its place to others."""
-EARLY_PERIOD_S = 2.0
-"""Between the first two publications by gossip of a node that has its first neighbour; doubled each time."""
+RECORD_PERIOD_S = 5.0
+"""Between two looks at what this node's record says: what is new in it is told at once."""
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
 STRANGER_SETTLE_S = 3.0
 """The same for one that was never heard; it may be about to be linked."""
 REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
-"""At most so often others are told; the latter where nobody is concerned who comes first."""
+"""At most so often others are told; the latter where nobody is lacking anew who comes first: of who is there again
+they hear later, for it may be lacking again before that."""
 CHANGE_LIMIT_ITEMS = 1024
 
 Taker = Callable[[PeerId, Any], None]
@@ -193,8 +190,6 @@ class Members:
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
-        self._early = Backoff(EARLY_PERIOD_S, NEIGHBOURS_RECORD_PERIOD_S)
-        self._by_gossip_at = -math.inf
         self._takers: dict[type, Taker] = {}
         self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
         self.register(
@@ -385,7 +380,6 @@ class Members:
         if self._neighbours is not None:
             self._neighbours.lives(peer)
             if len(self.links.linked()) == 1:  # what was published before reached nobody
-                self._early.reset()
                 self.announce()
         self._hosts[peer] = self._host.host_of(peer)
         self._note_host(peer)
@@ -548,7 +542,7 @@ class Members:
             settled | self.machine.silent(now), key=lambda peer: (peer not in first, peer not in alive, peer)
         )
         lacking = frozenset(found[:MEMBER_LIMIT])
-        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S
+        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking - before) else REACH_PERIOD_S
         if lacking != before and now - self._reach_told_at >= period_s:
             self._reach_told_at = now
             self.links.lack(lacking)
@@ -591,39 +585,39 @@ class Members:
         elif record is not None and self.admission.reason_not_admitted(record) is not None:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None:
+            self.links.note_said(record.peer)
             order = self.book.order(record.peer)
             self._last_seen.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:
-        is_news = True
+        """Tell what is new in this node's record to all at once; whoever is not linked hears of it by gossip.
+
+        Gossip repeats it from time to time, and where somebody was linked since.
+        """
+        told: NodeRecord | None = None
+        published_at, linked = -math.inf, frozenset[PeerId]()
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
-            for peer in self.links.linked():
+            now, before, linked = trio.current_time(), linked, self.links.linked()
+            for peer in linked:
                 self._note_host(peer)  # some of them are members only since they were linked
-            record = self._sealed_record()
-            self.links.broadcast(Announce(record=record))
-            if self._is_due_by_gossip(trio.current_time(), is_news=is_news):
-                try:
-                    await self._host.publish(self._topic, record)
-                except NetworkError as error:
-                    logger.debug("record not published: %s", error)
-            with trio.move_on_after(self._until_next_record_s()):
+            record = self._record()
+            is_news = told is None or not record.says_the_same(told)
+            if is_news or not linked <= before or now - published_at >= renewal_s(len(self.book)):
+                told, published_at = record, now
+                await self._tell(seal_record(self._sealer, record), is_news=is_news)
+            with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
-            is_news = self._announce.is_set()
+                told = None
 
-    def _is_due_by_gossip(self, now: float, *, is_news: bool) -> bool:
-        """True if this node's record is to be published now, beside being told to those that are linked."""
-        if self._neighbours is None:
-            return True
-        is_early = self._early.pause_s < NEIGHBOURS_RECORD_PERIOD_S
-        if not (is_news or is_early or now >= self._by_gossip_at):
-            return False
-        self._by_gossip_at = now + record_period_s(len(self.book)) * self._rng.uniform(0.75, 1)
-        return True
-
-    def _until_next_record_s(self) -> float:
-        return RECORD_PERIOD_S if self._neighbours is None else self._early.next_s()
+    async def _tell(self, record: bytes, *, is_news: bool) -> None:
+        if is_news:
+            self.links.broadcast(Announce(record=record))
+        try:
+            await self._host.publish(self._topic, record)
+        except NetworkError as error:
+            logger.debug("record not published: %s", error)
 
 
 def _own_record(peer: PeerId, data: bytes, swarm_id: SwarmId) -> NodeRecord:

@@ -22,7 +22,7 @@ from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Plan, Ready, Value
-from shoal.protocol.round import RoundMachine
+from shoal.protocol.round import RESEND_S, RoundMachine
 from shoal.protocol.surroundings import Surroundings
 
 NOW, DUE = 0.0, 1e9
@@ -140,7 +140,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     watch._others_reported.at = watch._together.at = watch._accused.at = None
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
     watch._heard_at = NOW
-    machine._sent_at = DUE * DUE  # what was said stays said
+    machine._said, machine._resend_s = machine.current(), RESEND_S
+    machine._said_at = machine._asked_at = DUE * DUE  # what was said stays said
 
 
 def machine_key(machine: RoundMachine) -> Hashable:

@@ -13,7 +13,7 @@
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
                          fell silent is given up by everyone who watched it, undisturbed, within the detector's bound,
                          and is on its row's list no more soon after
-    no false eviction    who lives is given up by nobody later than `simulation.SETTLED_S` after the last fault, where
+    no false eviction    who lives is given up by nobody later than `simulation.settled_s` after the last fault, where
                          nobody lies and of control messages no more than `LOSS_BORNE_SHARE` are lost
     bounded queues       see `peer.QUEUES`
     written first        what binds a peer, and every certificate, is in its logs before it is said (`disk`)

@@ -70,10 +70,18 @@ UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
 LATE_REMEMBERED_S = 4 * HALF_LIFE_S
 """So long after it woke, how late a peer answered then is remembered by those who give it up."""
-SETTLED_S = IN_FLIGHT_S + 10
-"""So long after a fault nobody has a reason any more to give a living peer up: who is given up was silent for no longer
-than the detector's bound (7.8 s, with the simulator's ticks), and what it said before had `IN_FLIGHT_S` to arrive. That
-holds of one that was slow as well: control messages wait behind nothing, so once it is quick again it is heard."""
+TICKS_LATE_S = 4 * (SIMULATED_TICK_S - TICK_S)
+"""Beyond the detector's bound, since the simulator's ticks are longer."""
+
+
+def settled_s(peers: int) -> float:
+    """Seconds after a fault from which on nobody has a reason any more to give one of so many living peers up.
+
+    Who is given up was silent for no longer than the detector's bound, and what it said before had `IN_FLIGHT_S` to
+    arrive. That holds of one that was slow as well: control messages wait behind nothing, so once it is quick again it
+    is heard. A margin of 2 s is for what is sent in between.
+    """
+    return IN_FLIGHT_S + detection_bound_s(peers) + TICKS_LATE_S + 2.0
 
 
 class NoQuorum(Exception):
@@ -354,9 +362,10 @@ class Simulation:
         if not target.running:
             if observer.disturbed_at < target.silent_since:
                 self.found_after_s.append(now - target.silent_since)
-        elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > SETTLED_S:
+        elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > settled_s(len(self.peers)):
             self.false_evictions += 1
-            if now - max(observer.disturbed_at, self.quiet_at) > SETTLED_S and not self._may_look_dead():
+            since_s = now - max(observer.disturbed_at, self.quiet_at)
+            if since_s > settled_s(len(self.peers)) and not self._may_look_dead():
                 raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
 
     def _may_look_dead(self) -> bool:
@@ -500,7 +509,8 @@ class Simulation:
         """From here on everyone who watches it has the detector's bound to give it up."""
         now = self.timeline.now
         peer.silent_since = peer.disturbed_at = now
-        late_s = LATE_LIMIT_S if now - peer.woke_at < LATE_REMEMBERED_S else 0.0
+        some_late = any(now - other.woke_at < LATE_REMEMBERED_S for other in self.peers)
+        late_s = LATE_LIMIT_S if some_late else 0.0
         bound_s = detection_bound_s(len(self.peers), late_s) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
         for observer in self.peers:
             if observer.running and observer.watch.machine.state_of(peer.id) is State.ALIVE:

@@ -98,6 +98,7 @@ class Watch:
             incarnation=peer.disk.incarnation,
             has_link=self._has_link,
             can_ask=self._can_ask,
+            awaited=lambda: peer.peer_rounds.member.awaited(),
             tick_s=peer.swarm.tick_s,
         )
 

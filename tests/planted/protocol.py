@@ -1007,5 +1007,137 @@ PROTOCOL: tuple[Bug, ...] = (
         "tests/protocol/test_voting.py::test_lying_without_four_named_voters_is_refused_in_a_line_that_says_what_to_do",
         "if voting.faults is FaultModel.LYING and len(voting.named) < LYING_VOTERS_MIN:",
         "if voting.faults is FaultModel.LYING and not voting.named:",
+        "who is told of a suspicion does not look for itself",
+        "tests/protocol/test_membership.py::test_stopped_process_is_dead_to_all_within_the_bound",
+        "return self._ping(peer, watched, now) if idle else []",
+        "return []",
+    ),
+    bug(
+        "nobody is watched closely",
+        "tests/protocol/test_membership.py::test_each_is_watched_closely_by_those_before_it_around_the_ring",
+        "closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}",
+        "closely = set(self.awaited())",
+    ),
+    bug(
+        "whom a node waits for is watched no closer than others",
+        "tests/protocol/test_membership.py::test_whom_this_node_waits_for_is_watched_closely",
+        "closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}",
+        "closely = {*next_around(answering, self.me, CLOSE_PEERS)}",
+    ),
+    bug(
+        "who does not answer keeps its place on the ring",
+        "tests/protocol/test_membership.py::test_one_that_falls_silent_with_all_that_watch_it_closely_costs_another_answer",
+        "answering = sorted(peer for peer, probe in alive if probe is None or not probe.indirect)",
+        "answering = sorted(peer for peer, _ in alive)",
+    ),
+    bug(
+        "strangers come between members on the ring",
+        "tests/protocol/test_membership.py::test_strangers_do_not_come_between_members_on_their_ring",
+        "if self.me in first:",
+        "if self.me in ():",
+    ),
+    bug(
+        "all others are pinged every second",
+        "tests/protocol/test_membership.py::test_quiet_net_stays_whole_at_ten_signs_of_life_a_second_for_each",
+        "return max(PROBE_INTERVAL_S, peers / PROBES_PER_S)",
+        "return PROBE_INTERVAL_S",
+    ),
+    bug(
+        "nobody is pinged but who is watched closely",
+        "tests/protocol/test_membership.py::test_one_of_which_nobody_tells_is_found_by_each_for_itself",
+        "return max(PROBE_INTERVAL_S, peers / PROBES_PER_S)",
+        "return 1000 * peers / PROBES_PER_S",
+    ),
+    bug(
+        "a peer that answers late has others asked to pass messages on",
+        "tests/protocol/test_membership.py::test_peer_that_answers_late_is_not_silent_until_it_has_had_its_time",
+        "return max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)",
+        "return SILENCE_S + self.lag.waited_s(now)",
+    ),
+    bug(
+        "a member's silence is counted from its last ping, not from the first that it left unanswered",
+        "tests/protocol/test_membership.py::test_silence_over_a_link_is_noticed_though_others_vouch",
+        "watched.asked_at = min(watched.asked_at, now)",
+        "watched.asked_at = now",
+    ),
+    bug(
+        "members do not know that they wait for the lead",
+        "tests/protocol/test_round_messages.py"
+        "::test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_report",
+        "return frozenset((leader,))",
+        "return frozenset()",
+    ),
+    bug(
+        "what everybody has heard is sent again every three seconds",
+        "tests/protocol/test_round_messages.py::test_what_is_not_news_is_sent_again_less_and_less_often",
+        "self._resend_s = WAITING_RESEND_S if waits else min(2 * self._resend_s, RESEND_LIMIT_S)",
+        "self._resend_s = RESEND_S",
+    ),
+    bug(
+        "news is sent again as late as what is old",
+        "tests/protocol/test_round_messages.py::test_what_is_not_news_is_sent_again_less_and_less_often",
+        "self._said, self._said_at, self._resend_s = said, now, RESEND_S",
+        "self._said, self._said_at = said, now",
+    ),
+    bug(
+        "a certificate is passed on by nobody but the leads",
+        "tests/protocol/test_member.py"
+        "::test_certificate_is_told_to_all_by_two_and_by_who_is_done_and_passed_on_to_a_few_by_others",
+        "for peer in next_around(sorted(self._here.linked()), self._me, CERTIFICATES_PASSED_ON):",
+        "for peer in ():",
+    ),
+    bug(
+        "who is done with its rounds says so to a few alone",
+        "tests/protocol/test_member.py"
+        "::test_certificate_is_told_to_all_by_two_and_by_who_is_done_and_passed_on_to_a_few_by_others",
+        "if self._me in leads or self._departure.rounds_done(certificate.value.state_round):",
+        "if self._me in leads:",
+    ),
+    bug(
+        "a member that goes on is not known to have the last certificate",
+        "tests/protocol/test_member.py"
+        "::test_member_whose_rounds_are_done_lingers_until_the_others_know_and_no_longer_than_it_has_to",
+        "if position > decided or (position == decided and isinstance(message, Certificate)):",
+        "if position >= decided and isinstance(message, Certificate):",
+    ),
+    bug(
+        "who decides first answers each vote that comes after with the certificate",
+        "tests/protocol/test_member.py"
+        "::test_what_comes_late_is_answered_with_the_certificate_but_not_while_all_count_the_same_votes",
+        'told_at = max(self._decided_at, self._answered.get(peer, float("-inf")))',
+        'told_at = self._answered.get(peer, float("-inf"))',
+    ),
+    bug(
+        "a record that says something new says the same",
+        "tests/protocol/test_records.py::test_record_says_the_same_whatever_its_rates_and_progress",
+        """
+        return self == msgspec.structs.replace(
+            other,
+        """,
+        """
+        return self.peer == other.peer or self == msgspec.structs.replace(
+            other,
+        """,
+    ),
+    bug(
+        "a record expires before it is renewed",
+        "tests/protocol/test_records.py"
+        "::test_record_is_renewed_so_that_gossip_passes_one_a_second_and_long_before_it_is_forgotten",
+        "return min(max(RENEWAL_S, records), RECORD_TTL_S / 3)",
+        "return max(RENEWAL_S, records)",
+    ),
+    bug(
+        "where most answer late each is waited for no longer",
+        "tests/protocol/test_membership.py"
+        "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
+        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "usual_s = 0.0",
+    ),
+    bug(
+        "one that answers late has all others waited for",
+        "tests/protocol/test_membership.py"
+        "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
+        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "usual_s = lately[-1] if lately else 0.0",
     ),
 )

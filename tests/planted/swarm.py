@@ -86,7 +86,7 @@ SWARM: tuple[Bug, ...] = (
         "who is silent is told to all as often for strangers",
         "tests/swarm/test_places.py"
         "::test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_where_it_comes_first",
-        "period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S",
+        "period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking - before) else REACH_PERIOD_S",
         "period_s = REACH_PERIOD_S",
     ),
     bug(
@@ -265,5 +265,30 @@ SWARM: tuple[Bug, ...] = (
         """
         if False:
         """,
+        "a record is told to all whenever a rate in it changes",
+        "tests/swarm/test_members.py"
+        "::test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone",
+        "is_news = told is None or not record.says_the_same(told)",
+        "is_news = told is None or record != told",
+    ),
+    bug(
+        "a record that says nothing new is never repeated",
+        "tests/swarm/test_members.py"
+        "::test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone",
+        "if is_news or not linked <= before or now - published_at >= renewal_s(len(self.book)):",
+        "if is_news or not linked <= before:",
+    ),
+    bug(
+        "who is heard of by gossip alone counts as silent",
+        "tests/swarm/test_members.py"
+        "::test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone",
+        "self.links.note_said(record.peer)",
+        "pass",
+    ),
+    bug(
+        "who is reached again is told of at once, over and over",
+        "tests/swarm/test_members.py::test_others_are_told_at_once_whom_a_node_lacks_and_later_whom_it_reaches_again",
+        "if first.isdisjoint(lacking - before) else REACH_PERIOD_S",
+        "if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S",
     ),
 )

@@ -78,7 +78,7 @@ from shoal.protocol.inputs import (
     Wanted,
     Withdraw,
 )
-from shoal.protocol.member import TRANSITIONS, Member, Standing
+from shoal.protocol.member import ANSWER_PERIOD_S, CERTIFICATES_PASSED_ON, TRANSITIONS, Member, Standing
 from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
@@ -585,6 +585,42 @@ def test_a_certified_round_is_appended_told_applied_and_left_for_the_next_in_thi
     assert here.member.standing is Standing.IN_ROUND
 
 
+@pytest.mark.parametrize("founder", [0, 1, 2])
+@pytest.mark.parametrize("done", [False, True])
+def test_certificate_is_told_to_all_by_two_and_by_who_is_done_and_passed_on_to_a_few_by_others(
+    founder: int, done: bool
+) -> None:
+    here = paper(me=identity(founder + 1))
+    here.member._departure._rounds = 4 if done else None
+    strangers = [identity(number).peer_id for number in range(100, 110)]
+    here.peers = frozenset({*here.ledger.peers, *strangers} - {here.me.peer_id})
+    here.begin()
+    assert here.member.machine is not None
+    agreement = here.member.machine.agreement
+    leads = {agreement.lead(view) for view in (0, 1)}
+    asked = certify(here, computed=True)
+    to_all = [e for e in asked if isinstance(e, Broadcast) and isinstance(e.message, Certificate)]
+    passed = [e.peer for e in asked if isinstance(e, Send) and isinstance(e.message, Certificate)]
+    if here.me.peer_id in leads or done:
+        assert (len(to_all), passed) == (1, [])
+    else:
+        ring = sorted(here.peers, key=lambda peer: (peer < here.me.peer_id, peer))
+        assert (to_all, passed) == ([], ring[:CERTIFICATES_PASSED_ON])
+
+
+def test_what_comes_late_is_answered_with_the_certificate_but_not_while_all_count_the_same_votes() -> None:
+    here = paper()
+    here.begin()
+    late = absent_ready(TRAINING, here.chain.head, here.digest)
+    here.now = 5.0
+    certify(here, computed=True)
+    answers = []
+    for here.now in (5.0, 5.0 + ANSWER_PERIOD_S, 5.1 + ANSWER_PERIOD_S):
+        asked = here.hear(here.ledger.peers[1], late)
+        answers.append([effect.message for effect in asked if isinstance(effect, Send)])
+    assert answers == [[], [], [here.chain.entries[-1]]]
+
+
 def test_what_was_certified_and_not_worked_out_here_is_caught_up_with() -> None:
     here = paper()
     here.begin()
@@ -687,16 +723,18 @@ def test_member_compares_its_chain_with_who_speaks_of_another_beside_the_round()
     assert here.member.phase == "forked"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_member_whose_rounds_are_done_lingers_until_the_others_know_and_no_longer_than_it_has_to(told: bool) -> None:
+@pytest.mark.parametrize("told", ["certificate", "later round", ""])
+def test_member_whose_rounds_are_done_lingers_until_the_others_know_and_no_longer_than_it_has_to(told: str) -> None:
     here = paper(rounds=3)
     here.member._departure._rounds = 3
     here.peers = frozenset(here.ledger.peers[1:2])
     here.feed(Loaded())
     assert (here.member.standing, here.member.phase) == (Standing.LINGERING, "done")
     assert here.feed(SetPaused(True)) == []
-    if told:
+    if told == "certificate":
         here.hear(here.ledger.peers[1], here.chain.entries[-1])
+    elif told:
+        here.hear(here.ledger.peers[1], absent_ready(TRAINING, here.chain.head, here.digest))
     else:
         here.feed(Tick())
         assert here.member.standing is Standing.LINGERING

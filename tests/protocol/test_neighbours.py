@@ -14,15 +14,11 @@ from shoal.protocol.membership import detection_bound_s
 from shoal.protocol.neighbours import (
     CHOSEN_LINKS,
     NEIGHBOUR_LIMIT,
-    RECORD_PERIOD_LIMIT_S,
-    RECORDS_PER_S,
     UNLINKED_S,
     WATCH_PACE,
     Neighbours,
     circle_after,
-    record_period_s,
 )
-from shoal.protocol.records import RECORD_TTL_S
 
 NODES = 200
 BACKOFF_TURNS = 10
@@ -265,8 +261,3 @@ def test_who_died_is_gone_until_it_signs_a_newer_record_or_is_linked() -> None:
 
 def test_neighbour_that_lost_its_link_is_watched_until_the_detector_is_done_with_it() -> None:
     assert detection_bound_s(NEIGHBOUR_LIMIT, pace=WATCH_PACE) < UNLINKED_S
-
-
-def test_records_of_all_nodes_together_come_at_one_rate_and_none_expires() -> None:
-    assert record_period_s(127) == 128 / RECORDS_PER_S == 64
-    assert record_period_s(100_000) == RECORD_PERIOD_LIMIT_S <= RECORD_TTL_S / 3

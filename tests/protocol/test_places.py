@@ -13,7 +13,7 @@ from shoal.protocol.invites import make_revocations
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.places import SILENT_STRANGER_S, Place, Rank, gives_way
+from shoal.protocol.places import SILENT_STRANGER_S, Place, Rank, gives_way, next_around
 
 AUTHORITY, FOUNDER, MEMBER, GAVE, NAMED, STRANGER = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 7))
 OPEN = Manifest(
@@ -25,6 +25,13 @@ OPEN = Manifest(
 
 def place(name: str, rank: Rank, silent_s: float = 0.0) -> Place:
     return Place(peer=PeerId(name), rank=rank, silent_s=silent_s)
+
+
+def test_next_around_is_who_comes_after_and_then_from_the_start() -> None:
+    ring = [PeerId(letter) for letter in "bdfh"]
+    assert [next_around(ring, PeerId(me), 2) for me in "acgz"] == [("b", "d"), ("d", "f"), ("h", "b"), ("b", "d")]
+    assert next_around(ring, PeerId("d"), 9) == ("f", "h", "b", "d")[: len(ring)]
+    assert next_around([], PeerId("d"), 3) == ()
 
 
 def test_stranger_gives_way_before_a_contributor_and_of_strangers_the_one_silent_longest() -> None:

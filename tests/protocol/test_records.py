@@ -13,10 +13,12 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.records import (
     ADDRESS_LIMIT,
     NODE_RECORD_KIND,
+    RECORD_LIMIT,
     RECORD_TTL_S,
     NodeRecord,
     RecordBook,
     open_record,
+    renewal_s,
     seal_record,
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
@@ -89,6 +91,24 @@ def test_replay_does_not_prolong_a_record() -> None:
     book.receive(data, 0.0)
     book.receive(data, RECORD_TTL_S - 1)
     assert book.expire(RECORD_TTL_S) == (ALICE.peer_id,)
+
+
+def test_record_is_renewed_so_that_gossip_passes_one_a_second_and_long_before_it_is_forgotten() -> None:
+    assert [renewal_s(records) for records in (1, 60, 150)] == [60.0, 60.0, 150.0]
+    assert renewal_s(RECORD_LIMIT) == RECORD_TTL_S / 3
+
+
+def test_record_says_the_same_whatever_its_rates_and_progress() -> None:
+    record = NodeRecord(peer=ALICE.peer_id, boot=1, phase="training", round=3)
+    later = msgspec.structs.replace(record, round=4, term=(1, 0), tokens_per_s=9.0, upload_bytes_per_s=1.0)
+    assert later.says_the_same(record)
+    for change in (
+        {"phase": "paused"},
+        {"incarnation": 1},
+        {"boot": 2},
+        {"control_addresses": ("/ip4/1.2.3.4/tcp/1",)},
+    ):
+        assert not msgspec.structs.replace(later, **change).says_the_same(record)  # type: ignore[arg-type]
 
 
 def test_book_forgets_what_nobody_renews() -> None:

@@ -31,7 +31,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
-from shoal.protocol.round import RESEND_S, RULES, Phase, RoundMachine
+from shoal.protocol.round import RESEND_S, RULES, WAITING_RESEND_S, Phase, RoundMachine
 from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
@@ -392,6 +392,38 @@ def test_messages_are_sent_again_until_the_round_is_decided() -> None:
     assert [msgspec.structs.replace(mine, signature=b""), *sent[1:]] == [contribution(lead), plan]
     assert lead.tick(1.0 + RESEND_S + 0.3) == []
     assert lead.current() == sent
+
+
+def test_what_is_not_news_is_sent_again_less_and_less_often() -> None:
+    _, machines = machines_of(3)
+    machine = machines[0]
+    machine.ready(absent_ready(TRAINING, machine.previous, NO_HASH), 0.0)
+
+    def said_again(since: float, until: float) -> list[float]:
+        times = [since + tick / 5 for tick in range(1, round((until - since) * 5))]
+        return [at for at in times if any(sends(effect, Ready) for effect in machine.tick(at))]
+
+    times = said_again(0.0, 50.0)
+    assert times == pytest.approx([RESEND_S, RESEND_S + WAITING_RESEND_S]), "others train"
+    machine.ready(contribution(machine), 50.0)
+    assert said_again(50.0, 60.0) == pytest.approx([50.0 + RESEND_S]), "there is news"
+    _, (machine, *_), _, plan = planned(3)
+    machine.reduced(report_on(plan), 2.0)
+    assert said_again(2.0, 16.0) == pytest.approx([2.0 + RESEND_S, 2.0 + 3 * RESEND_S])
+
+
+def test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_report() -> None:
+    _, machines = machines_of(3)
+    assert [machine.awaited() for machine in machines] == [frozenset()] * 3, "all train"
+    _, machines, leader, plan = planned(3)
+    lead, others = machines[leader], [machine for machine in machines if machine is not machines[leader]]
+    assert [machine.awaited() for machine in others] == [{lead.me}] * 2
+    assert lead.awaited() == frozenset(), "it reduces itself"
+    report = report_on(plan)
+    lead.reduced(report, 2.0)
+    assert lead.awaited() == {machine.me for machine in others}
+    lead.receive(others[0].me, others[0].agreement.sign_report(report), 2.1)
+    assert lead.awaited() == {others[1].me}
 
 
 def test_lead_that_lacks_the_finals_of_what_it_proposed_asks_for_them_again() -> None:

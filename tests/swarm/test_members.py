@@ -20,9 +20,9 @@ from shoal.protocol.lateness import WAITED_TIMES
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.membership import State
+from shoal.protocol.membership import MembershipMachine, State
 from shoal.protocol.messages import Leave, Message, Term
-from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
+from shoal.protocol.peering import Announce, Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
 from shoal.swarm import dialling as dialling_module
@@ -30,7 +30,7 @@ from shoal.swarm import members as members_module
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
-from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, Change, Members
+from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, STRANGERS_REACH_PERIOD_S, Change, Members
 from shoal.swarm.streams import MessageStream
 from tests.waiting import until
 
@@ -120,6 +120,11 @@ class Node:
 
     def kill(self) -> None:
         self.scope.cancel()
+
+    def record_of(self, other: Node) -> NodeRecord:
+        record = self.members.book.get(other.peer)
+        assert record is not None
+        return record
 
     def linked(self) -> frozenset[PeerId]:
         return self.members.links.linked()
@@ -573,6 +578,75 @@ async def test_speeds_are_those_of_the_peers_asked_for_that_live_and_train() -> 
         new.kill()
         await until(lambda: one.says("died", new))
         assert one.members.speeds(asked) == []
+
+
+async def test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module, "RECORD_PERIOD_S", 0.05)
+
+    one, other = Node(1), Node(2)
+    looks, told, published = [0], list[Message](), list[bytes]()
+    record, broadcast, publish = one.members._record, one.members.links.broadcast, one.host.publish
+
+    def looked() -> NodeRecord:
+        looks[0] += 1
+        return record()
+
+    def noted(message: Message) -> None:
+        told.extend([message] if isinstance(message, Announce) else [])
+        broadcast(message)  # type: ignore[arg-type]
+
+    async def published_too(topic: str, data: bytes) -> None:
+        published.append(data)
+        await publish(topic, data)
+
+    async def look_again() -> None:
+        since = looks[0]
+        await until(lambda: looks[0] >= since + 4)
+
+    monkeypatch.setattr(one.members, "_record", looked)
+    monkeypatch.setattr(one.members.links, "broadcast", noted)
+    monkeypatch.setattr(one.host, "publish", published_too)
+    async with running(one, other):
+        await one.join(other)
+        await assert_linked(one, other)
+        await look_again()
+        before = len(told), len(published)
+        one.tokens_per_s = 7.0
+        await look_again()
+        assert (len(told), len(published)) == before, "rates change all the time"
+        one.phase = "paused"
+        await until(lambda: other.record_of(one).phase == "paused")
+        assert (len(told), len(published)) == (before[0] + 1, before[1] + 1)
+        link = other.members.links._links[one.peer]
+        said_at = link.said_at
+        monkeypatch.setattr("shoal.protocol.records.RENEWAL_S", 0.2)
+        await until(lambda: link.said_at > said_at)
+        assert len(told) == before[0] + 1
+        assert other.record_of(one).tokens_per_s == 7.0
+
+
+async def test_others_are_told_at_once_whom_a_node_lacks_and_later_whom_it_reaches_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever is silent now and then, as among nodes that have too much to do, is told of once."""
+    silent: set[PeerId] = set()
+    told: list[frozenset[PeerId]] = []
+    monkeypatch.setattr(MembershipMachine, "silent", lambda machine, now: frozenset(silent))
+
+    node, founder = Node(2), identity(1).peer_id
+    lack = node.members.links.lack
+    monkeypatch.setattr(node.members.links, "lack", lambda peers: (told.append(peers), lack(peers)))
+    silent.add(founder)
+    node.members._tell_reach(10.0)
+    assert told == [{founder}]
+    for at in (11.0, 12.0, 13.0):
+        silent.symmetric_difference_update({founder})
+        node.members._tell_reach(at)
+    assert told == [{founder}]
+    node.members._tell_reach(10.0 + STRANGERS_REACH_PERIOD_S)
+    assert told == [{founder}, frozenset()]
 
 
 async def test_suspicion_of_a_living_peer_is_refuted_by_it() -> None:

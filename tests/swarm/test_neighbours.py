@@ -32,7 +32,7 @@ def _few_links(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CHOSEN_LINKS", CHOSEN)
     monkeypatch.setattr(members_module, "NEIGHBOUR_LIMIT", LIMIT)
     monkeypatch.setattr(members_module, "UNLINKED_S", 1.0)
-    monkeypatch.setattr(members_module, "EARLY_PERIOD_S", 0.2)
+    monkeypatch.setattr(members_module, "RECORD_PERIOD_S", 0.2)
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.05)
     monkeypatch.setattr(dialling_module, "DIAL_BACKOFF_LIMIT_S", 2.0)
     monkeypatch.setattr(brief_connections, "IDLE_LIMIT_S", 0.5)
