@@ -209,7 +209,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         "fetch": (state_server.serve, peering.FetchRequest),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
-        "rollout news": (exchange._answer_news, rollouts.NewsRequest),
+        "rollout news handler": (exchange._answer_news, rollouts.NewsRequest),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng, 6))

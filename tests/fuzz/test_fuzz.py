@@ -48,6 +48,7 @@ COVERS = {
     "lane handshake": ("swarm.lanes.requests:LaneRequests._serve_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),
     "rollout catch up": ("swarm.rollouts:CatchUp._answer",),
+    "rollout news handler": ("swarm.rollouts:RolloutExchange._answer_news",),
     "kademlia": ("swarm.rendezvous.kademlia:Kademlia._serve",),
     "passage": ("swarm.reaching.relayed_lanes:RelayedLaneServer._serve",),
     "key in use": ("swarm.key_probe:KeyProbe._serve",),

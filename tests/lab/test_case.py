@@ -18,6 +18,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
 from shoal.lab.bench.checkpoint import CheckpointSpeed
+from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.flood import FloodResult
@@ -76,6 +77,14 @@ def allreduce(
 
 def scale(control_kb_s: float, rest_percent: float) -> Any:
     return made(ScaleResult, bench=ScaleBench(nodes=64), control_kb_s=control_kb_s, rest_percent=rest_percent)
+
+
+def crowd(least_heard: float, largest_mb: float) -> Any:
+    one = spread(1.0)
+    return made(
+        CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, memory_mb=spread(largest_mb),
+        links=one, control_kb_s=one, cpu=one,
+    )  # fmt: skip
 
 
 def train(strategy: str, loss: float, fewer: float, *, sound: bool = True) -> Any:
@@ -171,6 +180,8 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ),
     ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
+    ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
+    ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
     ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
     ("train", train("streaming", 1.02, 200), train("streaming", 1.021, 200), "held-out loss"),
     ("train", train("diloco", 1.02, 100), train("diloco", 1.02, 99), "times fewer bytes"),

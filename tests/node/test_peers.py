@@ -60,7 +60,7 @@ class Crowd:
             members=SimpleNamespace(
                 machine=machine,
                 book=self.book,
-                alive=lambda: frozenset(machine.alive()),
+                present=lambda: frozenset(machine.alive()),
                 suspected=lambda: frozenset(machine.in_state(State.SUSPECT)),
                 links=SimpleNamespace(linked=lambda: frozenset(self.linked)),
             ),
@@ -68,7 +68,7 @@ class Crowd:
             training_client=SimpleNamespace(tokens_per_s=11.0),
             host=SimpleNamespace(addresses=["/ip4/192.0.2.9"]),
         )
-        standing = SimpleNamespace(members=self.members)
+        standing = SimpleNamespace(members=self.members, voters=self.members)
         rounds: Any = SimpleNamespace(standing=lambda: standing, position=(None, 4))
         return peer_rows(parts, rounds, phase)
 

@@ -291,12 +291,12 @@ SHELL: tuple[Bug, ...] = (
         "the state of an order is kept by members alone",
         "tests/node/rounds/test_going_back.py::test_state_of_an_order_is_kept_while_this_node_is_no_member",
         """
-        if self._asked is not None or not machine.agreement.member:
+        if self._asked is not None or not machine.agreement.votes:
             return self._asked
         """,
         """
-        if self._asked is not None or not machine.agreement.member:
-            return self._asked if machine.agreement.member else None
+        if self._asked is not None or not machine.agreement.votes:
+            return self._asked if machine.agreement.votes else None
         """,
     ),
     bug(

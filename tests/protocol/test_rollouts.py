@@ -151,13 +151,18 @@ def test_mutated_group_is_another_group_or_none(mutation: tuple[int, int, int]) 
     assert encode_group(group) == data  # the one encoding of what it says
 
 
+EMPTY_MAP = b"\x80"
+"""All that needs to be said of nothing."""
+
+
 @FUZZ
 @given(data=st.binary(max_size=300))
 def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
     for read in (decode_group, decode_batch, decode_catch_up, decode_request, decode_chunk):
-        with pytest.raises(RolloutError) as caught:
-            read(data, peer=BOB.peer_id)
-        assert caught.value.peer == BOB.peer_id
+        if data != EMPTY_MAP or read not in (decode_batch, decode_catch_up):
+            with pytest.raises(RolloutError) as caught:
+                read(data, peer=BOB.peer_id)
+            assert caught.value.peer == BOB.peer_id
     with pytest.raises(RolloutError):
         open_announcement(data, SWARM)
 

@@ -90,8 +90,8 @@ def test_notes_are_read_as_they_were_written_without_the_last_that_is_cut_short(
     [
         (0.99, 120.0, 16, []),
         (0.98, 120.0, 16, ["heard"]),
-        (1.0, 120.1, 16, ["memory"]),
-        (1.0, 60.0, 17, ["links"]),
+        (1.0, 120.1, 17, ["memory"]),
+        (1.0, 60.0, 18, ["links"]),
     ],
 )
 def test_targets_are_of_the_worst_group_and_the_largest_daemon(

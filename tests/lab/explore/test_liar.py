@@ -12,7 +12,8 @@ import pytest
 from shoal.lab.explore.liar import Liar, evidence
 from shoal.lab.explore.liar_search import LiarExplorer
 from shoal.lab.explore.liar_walk import walk_with_liar
-from shoal.lab.explore.scope import Scope, Values, electorate
+from shoal.lab.explore.member import Members
+from shoal.lab.explore.scope import Scope, Values
 from shoal.lab.explore.search import Exploration
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
@@ -110,9 +111,9 @@ def test_every_schedule_beside_a_liar_of_crash_has_forks_and_takes_nothing_over(
 
 
 def test_liar_of_crash_that_forks_a_round_is_convicted_by_what_it_sent() -> None:
-    identities, previous = electorate(3, planner=0)
-    values = Values(previous, [one.peer_id for one in identities], identities)
-    liar = Liar(0, identities, values, Scope(members=3, views=1, liars=1, liar=0))
+    scope = Scope(members=3, views=1, liars=1, liar=0)
+    members = Members(scope)
+    identities, previous, values, liar = members.identities, members.previous, members.values, Liar(scope, members)
     sent: list[Message] = []
     decided: dict[int, bytes] = {}
     for position, value in ((1, liar.own[0]), (2, liar.own[1])):
@@ -147,9 +148,8 @@ def tell(
 
 
 def test_evidence_takes_two_words_that_no_honest_member_gives() -> None:
-    identities, previous = electorate(3, planner=0)
-    values = Values(previous, [one.peer_id for one in identities], identities)
-    liar = Liar(0, identities, values, Scope(members=3, views=3, liars=1, liar=0))
+    scope = Scope(members=3, views=3, liars=1, liar=0)
+    liar = Liar(scope, Members(scope))
     alphabet = liar.alphabet([frozenset()] * 3)
     moved = next(m for m in alphabet if isinstance(m, ViewChange) and m.view == 2 and m.prepared is None)
     voted = [next(m for m in alphabet if isinstance(m, Vote) and m.view == view) for view in range(3)]
