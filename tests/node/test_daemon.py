@@ -197,8 +197,8 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
 
 STATUS_KEYS = """
 peer_id swarm_id addresses reachability proven phase term round digest abstains members peers voters faults
-missing long_missing rollbacks amendments settings bans alerts loss tokens_per_s bytes blocked_fraction refused rollouts dashboard
-dashboard_link
+missing long_missing rollbacks amendments settings bans alerts loss tokens_per_s bytes blocked_fraction refused
+rollouts dashboard dashboard_link
 """
 
 

@@ -1007,6 +1007,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "tests/protocol/test_voting.py::test_lying_without_four_named_voters_is_refused_in_a_line_that_says_what_to_do",
         "if voting.faults is FaultModel.LYING and len(voting.named) < LYING_VOTERS_MIN:",
         "if voting.faults is FaultModel.LYING and not voting.named:",
+    ),
+    bug(
         "who is told of a suspicion does not look for itself",
         "tests/protocol/test_membership.py::test_stopped_process_is_dead_to_all_within_the_bound",
         "return self._ping(peer, watched, now) if idle else []",

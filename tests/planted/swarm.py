@@ -267,6 +267,8 @@ SWARM: tuple[Bug, ...] = (
         """
         if False:
         """,
+    ),
+    bug(
         "a record is told to all whenever a rate in it changes",
         "tests/swarm/test_members.py"
         "::test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone",

@@ -64,7 +64,7 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "muon orthogonalises each process' rows by themselves",
         "tests/node/training/test_sharded_replica.py"
-        "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed[muon]",
+        "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed",
         """
         update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
         rows = own_rows(parameter)
