@@ -32,7 +32,8 @@ MOMENT_S = 1.0
 
 # Who a machine is, what never changes, and clocks, which all stand at `NOW` between two steps.
 _FIXED = {"me", "_me", "_identity", "identity", "previous", "round", "member", "_order", "settings", "_settings"}
-_FIXED |= {"_deal", "_sent_at", "_heard_at", "since", "planned_at", "_values", "_votes", "_squares", "_taking_part"}
+_FIXED |= {"_deal", "_heard_at", "since", "planned_at", "_values", "_votes", "_squares", "_taking_part"}
+_FIXED |= {"_said", "_said_at", "_resend_s", "_asked_at", "votes", "voting", "electorate", "everyone"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_prepares", "_my_votes", "_freed", "_mismatched", "_refused", "_changes"}
 

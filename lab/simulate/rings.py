@@ -42,6 +42,7 @@ from shoal.lab.simulate.scenario import Scenario
 from shoal.lab.simulate.watch import HELLO_BYTES, RECORD_BYTES
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import (
+    CLOSE_PEERS,
     RECEIVERS,
     TICK_S,
     Died,
@@ -65,7 +66,7 @@ EXPECTED_ROUND_S = 15.0
 RETRY_S = 0.3
 """Time that TCP needs to notice that a segment was lost."""
 LOOK_S = 2.0
-FOUND_BOUND_S = detection_bound_s(2 * REACH) + 4 * (CELL_TICK_S - TICK_S) + 1.0
+FOUND_BOUND_S = detection_bound_s(CLOSE_PEERS) + 4 * (CELL_TICK_S - TICK_S) + 1.0
 """Within which a neighbour gives up who vanished, what was still under way included."""
 OFF_BOUND_S = FOUND_BOUND_S + 2 * LOOK_S
 """Within which the row's list has it no more, counted from when its neighbours are those that judge it."""
@@ -151,7 +152,13 @@ class Rings(ABC):
             train_s=rng.uniform(*self.work.train_s),
             upload=rng.choice(UPLOADS),
             download=rng.choice(DOWNLOADS),
-            machine=MembershipMachine(me=peer, rng=random.Random(seed), can_ask=self._can_ask, tick_s=CELL_TICK_S),
+            machine=MembershipMachine(
+                me=peer,
+                rng=random.Random(seed),
+                can_ask=self._can_ask,
+                awaited=lambda: [self.leaves[near].id for near in leaf.near],
+                tick_s=CELL_TICK_S,
+            ),
         )
         self.leaves.append(leaf)
         self.numbers[peer] = number

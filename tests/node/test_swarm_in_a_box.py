@@ -139,7 +139,7 @@ def test_what_is_proven_already_is_known_to_the_machine_of_every_round(tmp_path:
 def test_node_that_meets_votes_of_its_key_of_which_it_has_no_record_signs_nothing_more(
     tmp_path: Path, disks: Disks
 ) -> None:
-    box = Box(tmp_path, disks)
+    box = Box(tmp_path, disks, seed=1)  # in which a quorum counted its vote before it was cut
 
     async def course(box: Box) -> None:
         box.start_all()

@@ -21,7 +21,7 @@ from shoal.lab.simulate.rings import REACH
 from shoal.lab.simulate.rows import Given, row_work
 from shoal.lab.simulate.scenario import Churn, Scenario
 
-CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
+CALM = Scenario(peers=70, rounds=2, seed=1)
 
 
 def who_decided(population: Population) -> SimulatedPeer:
