@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import time
 import warnings
@@ -70,6 +71,8 @@ LIVENESS_PERIOD_S = 30.0
 """A daemon that orders nothing for so long is asked for a sign of life."""
 JOINING_PERIOD_S = 9.0
 """The same while it joins: by then it knows that it finds nobody (`shoal.node.discovery.finding.ALONE_S`)."""
+WARNING_PERIOD_S = 60.0
+"""Between two times that the user is warned of what the daemon says."""
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
 
@@ -113,6 +116,7 @@ class Swarm:
         self._overlapping = False  # beyond its contribution
         self._paused = False
         self._last_loss: float | None = None
+        self._warned_at = -math.inf
         self._device = next(self._model.parameters()).device
         self._daemon: LoopDaemon | None = None
         self._client: LoopClient | None = None
@@ -356,8 +360,10 @@ class Swarm:
             return False
         logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
         alerts = status.get("alerts")
-        for alert in alerts if isinstance(alerts, list) else ():
-            warnings.warn(str(alert), SwarmWarning, stacklevel=2)
+        if isinstance(alerts, list) and alerts and time.monotonic() - self._warned_at >= WARNING_PERIOD_S:
+            self._warned_at = time.monotonic()
+            for alert in alerts:
+                warnings.warn(str(alert), SwarmWarning, stacklevel=2)
         return True
 
     def _go_on_alone(self, client: LoopClient) -> None:
@@ -484,4 +490,4 @@ def join(
     )
 
 
-__all__ = ["ConfigError", "NetworkError", "ShoalError", "Swarm", "join", "node_seed"]
+__all__ = ["ConfigError", "NetworkError", "ShoalError", "Swarm", "SwarmWarning", "join", "node_seed"]

@@ -121,7 +121,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heard_by_all(notes: Sequence[Sequence[Note]], since: float, until: float) -> Heard:
-    """What all nodes heard of the groups that any of them made between these times. notes: of each node.
+    """Collect what all nodes heard of the groups that any of them made between these times. notes: of each node.
 
     Without any group nothing was heard.
     """

@@ -55,7 +55,7 @@ TAKE_WAIT_S: Final = 2.0
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node notes at a time, in seconds since 1970.
+    """Note of a node at a time, in seconds since 1970.
 
     made, heard: the digest of a group, in hex. wanted, got: groups of others, in a round. sent: bytes since the start.
     """

@@ -210,7 +210,7 @@ class ScaleSwarm(Swarm):
     # -- what is left ----------------------------------------------------------------------------------------
 
     def pss_mb(self) -> float | None:
-        """What a daemon has of the memory, pages that several share by halves and so on: the median. Blocks."""
+        """Memory of a daemon, pages that several share by halves and so on: the median. Blocks."""
         found = []
         for node in self.nodes:
             with suppress(psutil.Error):
@@ -218,7 +218,7 @@ class ScaleSwarm(Swarm):
         return sorted(found)[len(found) // 2] if found else None
 
     def record(self, rounds: int) -> RunRecord:
-        """What happened, for a run of so many rounds."""
+        """Collect the events of a run of so many rounds."""
         now = time.time()
         nodes = (
             NodeFacts(

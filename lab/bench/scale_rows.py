@@ -1,4 +1,4 @@
-"""What `shoal bench scale` computes from the events that the nodes logged, and from nothing else."""
+"""Rows of `shoal bench scale`, computed from the events that the nodes logged, and from nothing else."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fewest_contributors(record: RunRecord, since: float) -> int:
 
 
 def control_kb_s(record: RunRecord) -> float | None:
-    """What a node sends over control a second, in kB: the median over the nodes, between its first and last round."""
+    """Control that a node sends a second, in kB: the median over the nodes, between its first and last round."""
     rates = []
     for node in record.nodes:
         ended = [event for index, event in record.certified() if index == node.index]

@@ -1,4 +1,4 @@
-"""What a node tells its user while it is linked with nobody: who is looked for, what was tried, and what helps."""
+"""A line for the user of a node that is linked with nobody: whom it looks for, what it tried, and what helps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Alone:
     @property
     def line(self) -> str:
         """One line for the user."""
-        who = some(sorted(self.wanted), "others")
+        who = some(sorted(self.wanted))
         searched = [place for place, is_searched in self._places if is_searched]
         where = f" and {' and '.join(searched)} are searched" if len(searched) > 1 else ""
         where = where or (f" and {searched[0]} is searched" if searched else "")
@@ -50,17 +50,17 @@ class Alone:
         if not self.tried:
             named = "No address is given"
         else:
-            named = some([_clipped(why) for why in self.tried.values()], "addresses")
+            named = some([_clipped(why) for why in self.tried.values()])
             named = f"Tried {named}"
         count = self.in_book
         book = f"; of the {count} in the address book none answers" if count > 1 else "; nor does the one known before"
         return named + (book if count else "")
 
 
-def some(names: Collection[str], others: str) -> str:
-    """The first names, and how many `others` there are."""
+def some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
     shown, more = list(names)[:NAMED_LIMIT], len(names) - NAMED_LIMIT
-    return ", ".join(shown) + (f" and {more} {others}" if more > 0 else "")
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _clipped(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""What a node says while it is linked with nobody: who is looked for, what was tried, what helps; in one line."""
+"""The line of a node that is linked with nobody: whom it looks for, what it tried, what helps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELP = (
             3,
             True,
             True,
-            "{0}, {1} and 3 others. Tried x, y and 1 addresses; of the 3 in the address book none answers and "
+            "{0}, {1} and 3 more. Tried x, y and 1 more; of the 3 in the address book none answers and "
             "the local network and the public meeting points are searched. ",
         ),
     ],
