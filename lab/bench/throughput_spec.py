@@ -25,6 +25,7 @@ from shoal.cli.options import Strategy
 from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within, check_options
+from shoal.node.workloads.arithmetic import DTYPES
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
@@ -32,7 +33,6 @@ from shoal.protocol.strategies.strategy import Exchanges
 from shoal.protocol.strategies.table import STRATEGIES
 
 WORKLOAD_NAME: Final = "shoal.lab.bench.random_tokens:RandomTokensWorkload"
-DTYPES: Final = ("auto", "bf16", "float32")
 OVERHEADS: Final[Mapping[str, Target]] = {
     "streaming": Target(name="tokens per second that the swarm costs, streaming", unit="of the loops' alone", most=0.03)
 }

@@ -13,7 +13,6 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 from shoal.node.workload import Assignment
+from shoal.node.workloads.arithmetic import arithmetic
 from shoal.node.workloads.causal_lm_data import (
     SAMPLE_BY,
     Documents,
@@ -110,7 +110,7 @@ class CausalLMWorkload:
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Cross-entropy in nats per token, and the number of tokens predicted, B · (T - 1)."""
-        with self._arithmetic(batch.device.type):
+        with arithmetic("bf16" if self.bf16 else "float32", batch.device.type):
             mean: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
         return mean, batch[:, 1:].numel()
 
@@ -161,12 +161,6 @@ class CausalLMWorkload:
             texts, add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         return tokens
-
-    def _arithmetic(self, device: str) -> AbstractContextManager[Any]:
-        """Autocast to bfloat16 where that is wished and the hardware can."""
-        if not self.bf16 or (device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)):
-            return nullcontext()
-        return torch.autocast(device, dtype=torch.bfloat16)
 
 
 def _unfit(problem: str) -> ConfigError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.node.workload import Assignment
+from shoal.node.workloads.arithmetic import DTYPES, arithmetic
 from shoal.node.workloads.gpt import Gpt, GptSettings
 from shoal.node.workloads.text_data import Corpus, deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
@@ -29,13 +31,19 @@ EVALUATION_BATCH = 16
 
 @dataclass(frozen=True)
 class TextWorkload:
-    """Predict the next byte. The options are the model's size; `data` is a folder or file of text."""
+    """Predict the next byte. The options are the model's size; `data` is a folder or file of text.
+
+    dtype: what products are computed in; auto is bf16 on CUDA, else float32. compile: by `torch.compile`, which takes
+    a minute at the start.
+    """
 
     width: int = 128
     layers: int = 4
     heads: int = 4
     context: int = 128
     batch: int = 8
+    dtype: str = "auto"
+    compile: bool = False
     data: str | None = None
     metric: str = field(default="bits per byte", init=False)
 
@@ -44,6 +52,8 @@ class TextWorkload:
             value = getattr(self, option)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"workload 'text': {option} is {value!r}, expected a whole number from 1")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"workload 'text': dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.width % (2 * self.heads):
             raise ConfigError(
                 f"workload 'text': width {self.width} must be a multiple of twice the heads, {2 * self.heads}"
@@ -51,7 +61,7 @@ class TextWorkload:
 
     def build(self) -> nn.Module:
         """About 12 · layers · width² parameters: 0.85 million by default."""
-        return Gpt(
+        model = Gpt(
             GptSettings(
                 vocabulary=SYMBOLS,
                 width=self.width,
@@ -61,6 +71,9 @@ class TextWorkload:
                 style="rotary",
             )
         )
+        if self.compile:
+            model.compile()  # in place: a wrapper would change the parameters' names
+        return model
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
         """Yield ``(B, T + 1) uint8``: windows of the training text that are this member's alone."""
@@ -75,9 +88,10 @@ class TextWorkload:
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Cross-entropy in nats per byte, and the number of bytes predicted."""
         symbols = batch.long()
-        logits = model(symbols[:, :-1])  # (B, T, 256)
         targets = symbols[:, 1:]
-        return F.cross_entropy(logits.reshape(-1, SYMBOLS), targets.reshape(-1)), targets.numel()
+        with arithmetic(self.dtype, batch.device.type):
+            logits = model(symbols[:, :-1])  # (B, T, 256)
+            return F.cross_entropy(logits.reshape(-1, SYMBOLS), targets.reshape(-1)), targets.numel()
 
     def evaluate(self, model: nn.Module) -> float:
         """Bits per byte over `HELD_OUT_WINDOWS` windows spread evenly over the held-out text."""
@@ -87,7 +101,9 @@ class TextWorkload:
         starts = torch.linspace(0, len(text) - window, HELD_OUT_WINDOWS).long()
         windows = torch.stack([text[start : start + window] for start in starts.tolist()])
         device = next(model.parameters()).device
-        losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
+        # Only where there is anything compiled, as this imports the compiler: other shapes would be compiled as well.
+        with torch.compiler.set_stance("force_eager") if self.compile else nullcontext():
+            losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
         return sum(losses) / len(losses) / math.log(2)
 
     @cached_property
