@@ -60,6 +60,12 @@ class Flat(Protocol):
     def new_vector(self) -> torch.Tensor:
         """A vector of zeros."""
 
+    def new_base(self) -> torch.Tensor:
+        """A vector of zeros that stays and is often copied to the device."""
+
+    def set_aside(self) -> torch.Tensor:
+        """A copy of all parameters, ``(numel,) float32``, where it is made soonest."""
+
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the parameters into `out`, and return it."""
 
@@ -278,7 +284,7 @@ class Accounts(_Standing):
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
         """Stand on the first anchor, with what was restored where it belongs to it."""
         saved, self._restored = self._restored, None
-        self._base = base = self._flat.new_vector()
+        self._base = base = self._flat.new_base()
         np.copyto(base.numpy(), anchor)
         local = base
         if saved is not None and saved.local is not None:
@@ -352,7 +358,8 @@ class Accounts(_Standing):
         mark, tokens = self._mark, list(self._tokens)
         if self._mixing is not None:
             marked = None if mark is None else mark.tokens
-            return SavedAccounts(local=self.local(), round=round, steps=self.steps, tokens=tuple(tokens), marked=marked)
+            local = self._flat.set_aside()
+            return SavedAccounts(local=local, round=round, steps=self.steps, tokens=tuple(tokens), marked=marked)
         if mark is not None:
             tokens[mark.fragment.number] -= mark.tokens
         kept: torch.Tensor | None = None
@@ -486,7 +493,7 @@ class GradientAccounts(_Standing):
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Stand on a new anchor, ``(numel,) float32``. A gradient at the one before is dropped, taken or not."""
         if self._base is None:
-            self._base = self._flat.new_vector()
+            self._base = self._flat.new_base()
         np.copyto(self._base.numpy(), anchor)
         self._flat.scatter(self._base)
         self.tokens, self.waiting = 0, False

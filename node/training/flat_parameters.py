@@ -93,9 +93,9 @@ class DeviceCopies:
             return CopyMade(values.cpu())
         if self._side is None or self._side.device != values.device:
             self._side = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
-        return CopyUnderWay(values, self._room(values.numel()), self._side)
+        return CopyUnderWay(values, self.room(values.numel()), self._side)
 
-    def _room(self, numel: int) -> torch.Tensor:
+    def room(self, numel: int) -> torch.Tensor:
         """``(numel,) float32`` in page-locked host memory; in other memory where none is to be had."""
         try:
             return torch.empty(numel, dtype=torch.float32, pin_memory=True)
@@ -149,6 +149,18 @@ class FlatParameters:
         """Return ``(numel,) float32`` zeros in host memory."""
         return torch.zeros(self.layout.numel, dtype=torch.float32)
 
+    def new_base(self) -> torch.Tensor:
+        """Return ``(numel,) float32`` zeros in host memory from which a CUDA device copies at full speed."""
+        return self._copies.room(self.layout.numel).zero_() if self._device.type == "cuda" else self.new_vector()
+
+    def set_aside(self) -> torch.Tensor:
+        """Copy all parameters on their device, ``(numel,) float32``; where that has no room, to the host."""
+        whole = [slice(0, self.layout.numel)]
+        try:
+            return self._read(whole, self._device)
+        except torch.OutOfMemoryError:
+            return self._read(whole, torch.device("cpu"))
+
     @torch.no_grad()
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the model's parameters into `out` and return it."""
@@ -181,7 +193,16 @@ class FlatParameters:
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the model's device, not to be changed; maybe a part of it."""
-        return joined(vector, spans).to(self._device)
+        device = self._device
+        if device.type == "cpu" or len(spans) == 1:
+            return joined(vector, spans).to(device)
+        out = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.float32, device=device)
+        at = 0
+        for span in spans:  # not joined on the host first, whose new memory a device copies slowly
+            end = at + span.stop - span.start
+            out[at:end].copy_(vector[span])
+            at = end
+        return out
 
     @torch.no_grad()
     def _read(self, spans: Sequence[slice], device: torch.device) -> torch.Tensor:

@@ -20,7 +20,7 @@ from shoal.collectives.schedule import learning_rate
 from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
-from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
+from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState
 from shoal.node.training.shared_tensors import Vector
@@ -124,6 +124,7 @@ class Replica:
         self._exhausted = False  # it has no more; who asks again gets them from the first one
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
+        self._read: Sequence[torch.cuda.Event] = ()  # what the optimizer knows is being copied until then
 
     def _build(self, seed: int) -> None:
         """Make the model of that seed, and what copies it whole and moves it."""
@@ -163,6 +164,7 @@ class Replica:
         """
         if self._device.type == "cuda":
             self._move(torch.device("cpu"))
+            torch._C._cuda_clearCublasWorkspaces()  # torch keeps them for the next products, and has no public name
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
@@ -172,6 +174,7 @@ class Replica:
 
     def _move(self, device: torch.device) -> None:
         """Parameters stay the objects they are, with their values elsewhere; gradients are of no further use."""
+        self._await_copies()
         self.model.zero_grad()
         self.model.to(device)
         self._optimizer.move(device)
@@ -273,7 +276,7 @@ class Replica:
         """The optimizer's state and the model's buffers, by name; each is the live tensor."""
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         buffers = [
-            (f"buffer.{name}", value)
+            (f"{BUFFER}{name}", value)
             for name, value in self.model.state_dict().items()
             if name not in parameters and isinstance(value, torch.Tensor) and keepable(value)
         ]
@@ -293,6 +296,16 @@ class Replica:
             drawn=self._drawn,
         )
 
+    def copied_at(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Leave the optimizer's state as it is until then: a copy of it is under way beside the computation."""
+        self._read = events
+
+    def _await_copies(self) -> None:
+        """Have the device wait for copies that are under way; this process does not wait."""
+        for event in self._read:
+            event.wait(torch.cuda.current_stream(self._device))
+        self._read = ()
+
     def inner_state_bytes(self) -> int:
         """Bytes that a copy of the inner state takes, as long as no progress is to be kept where that is rare."""
         tensors = [tensor for _, tensor in self.inner_state_tensors()]
@@ -307,6 +320,7 @@ class Replica:
         """
         if self.accounts.base is not None:
             raise LocalError("a snapshot is to be restored after an anchor was applied")
+        self._await_copies()
         own, counters = self.inner_state_tensors(), saved.counters
         saved.check_layout(self.layout.digest)
         for name, tensor in own:
@@ -326,7 +340,7 @@ class Replica:
         base = self.accounts.base
         if base is None:
             raise LocalError("an evaluation was ordered before any anchor was applied")
-        local = self.accounts.local()
+        local = self._flat.set_aside()
         self._flat.scatter(base)
         try:
             return self._measure()
@@ -362,6 +376,7 @@ class Replica:
         self._tally.tokens += tokens
         self.accounts.count(tokens)
         if not self._gradients:
+            self._await_copies()
             self._optimizer.step(learning_rate(self._settings, order.certified_tokens + self.accounts.tokens))
 
     def _clip(self, limit: float) -> float:

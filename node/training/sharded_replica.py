@@ -51,6 +51,14 @@ class ShardedFlat:
         """Return ``(numel,) float32`` zeros in host memory."""
         return torch.zeros(self.layout.numel, dtype=torch.float32)
 
+    def new_base(self) -> torch.Tensor:
+        """The same: all ranks copy from it, each its own rows."""
+        return self.new_vector()
+
+    def set_aside(self) -> torch.Tensor:
+        """Copy the parameters of all ranks to the host."""
+        return self.gather(self.new_vector())
+
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the parameters into `out`, ``(numel,) float32``, and return it."""
         self._ranks.tell(Gather())

@@ -183,7 +183,8 @@ class TrainerProcess:
             case Evaluate():
                 self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
             case Snapshot():
-                self._snapshotter.save(replica.inner_state(command.round), command, self._control.send)
+                state = replica.inner_state(command.round)
+                replica.copied_at(self._snapshotter.save(state, command, self._control.send))
             case Restore():
                 restore = partial(replica.restore, exact=command.exact, spent=command.spent)
                 self._control.send(take_up(command, restore))
