@@ -67,11 +67,19 @@ class JoinedWorkload:
 class SynchronousTraining:
     """One model trained by the gradients of `members`, averaged at every step."""
 
-    def __init__(self, workload: Workload, *, seed: int, inner: InnerSettings, members: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        seed: int,
+        inner: InnerSettings,
+        members: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  a name, not to be changed
+    ) -> None:
         self._workload = JoinedWorkload(workload, members)
         self._seed = seed
         self._members = members
-        self._replica = Replica(self._workload, seed=seed, inner=inner, device=torch.device("cpu"))
+        self._replica = Replica(self._workload, seed=seed, inner=inner, device=device)
         self._nowhere = np.zeros(self.numel, np.float32)
         self._replica.write_initial(self._nowhere)
         self._replica.apply(self._nowhere)

@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "partition": "partition:CASE",
     "uneven": "uneven:CASE",
     "throughput": "throughput:CASE",
+    "large": "large:CASE",
     "wan": "wan:CASE",
     "checkpoint": "checkpoint:CASE",
     "restart": "restart:CASE",

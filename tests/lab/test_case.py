@@ -23,11 +23,13 @@ from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.flood import FloodResult
 from shoal.lab.bench.join import JoinSpeed
+from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.partition import PartitionResult
 from shoal.lab.bench.restart import Restart, RestartSpeed
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
+from shoal.lab.bench.train_spec import Point
 from shoal.lab.bench.train_swarm import Speeds
 from shoal.lab.bench.uneven import UnevenBench, UnevenResult
 from shoal.lab.bench.wan import Wan
@@ -130,6 +132,16 @@ def lane(shared: float, sockets: float) -> Any:
     return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
 
 
+def large(needed: int, unequal: int = 0) -> Any:
+    """A run of 500 tokens; a synchronous one came to its loss with `needed`."""
+    losses = (9.0, 9.0, *(5.0,) * 5) if needed == 450 else (9.0, 9.0, *(5.01,) * 5)
+    points = [Point(round=n, tokens=n * 500 // 6, wire_bytes=0, val_loss=loss) for n, loss in enumerate(losses)]
+    falling = [Point(round=n, tokens=90 * n, wire_bytes=0, val_loss=8.0 - n) for n in range(7)]
+    return made(
+        LargeRun, bench=LargeBench(strategy="streaming"), points=tuple(points), beside=tuple(falling), unequal=unequal
+    )
+
+
 EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(1.0), allreduce(1.01), "the round beyond the reduce"),
     ("allreduce", allreduce(0.5, 4.0), allreduce(0.5, 4.1), "peak memory"),
@@ -170,6 +182,8 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("uneven", uneven(0.9), uneven(0.9, sound=False), "runs with wrong values"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
+    ("large", large(450), large(449), "tokens that synchronous training needs"),
+    ("large", large(450), large(450, unequal=1), "rounds in which nodes came"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
     (

@@ -1,0 +1,241 @@
+"""`shoal bench large`: one run of a large model, synchronous or by a swarm of real nodes; see `large_spec`."""
+
+from __future__ import annotations
+
+import time
+from itertools import accumulate
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+import torch
+import trio
+
+from shoal.cli.render import ShowNow
+from shoal.cli.text import quantity
+from shoal.lab.bench.large_spec import LargeBench, LargeRun
+from shoal.lab.bench.train_spec import NOBODY, Point, inner_settings
+from shoal.lab.bench.train_sync import SynchronousTraining
+from shoal.lab.case import Case, LongCaseOptions
+from shoal.lab.fleet import Swarm, untested_command
+from shoal.node.reporting.events import Certified, Evaluated
+from shoal.node.state.store import write_atomically
+from shoal.node.training.devices import pick_device
+from shoal.node.workload import load_workload
+from shoal.protocol.errors import ConfigError, NetworkError, StorageError
+from shoal.testnet.nodes import Launch, Runtime
+from shoal.testnet.reports.report import allreduce_bytes
+
+START_S: Final = 300.0
+"""To start, compile and train together: several trainers share a device."""
+ROUND_S: Final = 300.0
+EVALUATION_S: Final = 120.0
+
+
+def run(bench: LargeBench, tell: ShowNow) -> LargeRun:
+    """Train a large model on text once, synchronously or with a strategy by real nodes, and keep its curve."""
+    beside = () if bench.beside is None else _earlier(bench.beside, bench).points
+    found = _synchronously(bench, tell) if bench.synchronous else trio.run(_in_swarm, bench, tell)
+    found = msgspec.structs.replace(found, beside=beside)
+    if bench.out is not None:
+        bench.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(bench.out, msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=1))
+    return found
+
+
+def _earlier(path: Path, bench: LargeBench) -> LargeRun:
+    """An earlier result. Raises ConfigError if it is none, or not comparable; StorageError."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=LargeRun, dec_hook=lambda kind, value: kind(value))
+    except OSError as error:
+        raise StorageError(f"--beside: cannot read {path}: {error.strerror}; check the path") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--beside: {path} is no result of `shoal bench large`: {error}") from None
+    if not found.bench.synchronous or found.bench.alike != bench.alike:
+        raise ConfigError("--beside: give a synchronous run of the same model, batch of all nodes and seed")
+    return found
+
+
+# -- synchronous ---------------------------------------------------------------------------------------------
+
+
+def _synchronously(bench: LargeBench, tell: ShowNow) -> LargeRun:
+    began = time.monotonic()
+    manifest = bench.manifest([NOBODY])
+    device = pick_device(bench.device)
+    text = None if bench.text is None else str(bench.text)
+    training = SynchronousTraining(
+        load_workload(manifest.workload.name, manifest.workload.options, text),
+        seed=bench.seed,
+        inner=inner_settings(manifest),
+        members=bench.nodes,
+        device=device,
+    )
+    points, spent_s, timed = list[Point](), 0.0, 0
+    while not points or bench.goes_on(training.tokens, time.monotonic() - began):
+        if points:
+            before, since = training.tokens, time.monotonic()
+            training.train_round(bench.inner_steps)
+            if len(points) > 1:  # the first round compiles
+                spent_s, timed = spent_s + time.monotonic() - since, timed + training.tokens - before
+        point = Point(
+            round=training.round,
+            tokens=training.tokens,
+            wire_bytes=allreduce_bytes(
+                nodes=bench.nodes, steps=training.round * bench.inner_steps, numel=training.numel
+            ),
+            val_loss=training.evaluate(),
+        )
+        points.append(point)
+        tell(told(point))
+    return LargeRun(
+        bench=bench,
+        device=device_name(device),
+        torch=str(torch.__version__),
+        points=tuple(points),
+        tokens_per_s=timed / spent_s if spent_s else 0.0,
+        wall_s=time.monotonic() - began,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+# -- by a swarm ----------------------------------------------------------------------------------------------
+
+
+async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
+    began = time.monotonic()
+    pick_device(bench.device)
+    text = [] if bench.text is None else ["--data", str(bench.text.absolute())]
+
+    def command(launch: Launch) -> list[str]:
+        line = untested_command(launch)
+        at = line.index("--threads")  # as many as a user's node takes by itself
+        return [*line[:at], *line[at + 2 :], "--device", bench.device, "--log-level", "warning", *text]
+
+    with TemporaryDirectory(prefix="shoal-bench-large-") as name:
+        swarm = Swarm(Path(name), bench.nodes, bench.manifest, runtime=Runtime(command=command))
+        curve = Curve(swarm)
+        async with swarm.owned():
+            await swarm.start(deadline_s=START_S)
+            while bench.goes_on(curve.tokens, time.monotonic() - began):
+                known = curve.rounds
+                limit_s = ROUND_S if known else START_S
+                await swarm.until(lambda: curve.rounds > known, f"round {known + 1} is certified", limit_s)  # noqa: B023  called at once
+                if points := curve.points():
+                    tell(told(points[-1]))
+            last = curve.rounds - bench.manifest([NOBODY]).sync.fragments
+            await swarm.until(
+                lambda: any(e.round > last for e in swarm.journal.of(Evaluated)), "the last loss is known", EVALUATION_S
+            )
+    points = curve.points()
+    if len(points) < 2:
+        raise NetworkError(f"only {len(points)} losses are known; give it more --tokens")
+    return LargeRun(
+        bench=bench,
+        device=device_name(pick_device(bench.device)),
+        torch=str(torch.__version__),
+        points=points,
+        tokens_per_s=curve.tokens_per_s(),
+        wall_s=time.monotonic() - began,
+        unequal=curve.unequal(),
+    )
+
+
+class Curve:
+    """What the logs of a swarm show of its training so far."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+
+    @property
+    def _firsts(self) -> list[Certified]:
+        """The first certificate of each round, in order."""
+        found: dict[int, Certified] = {}
+        for event in sorted(self._swarm.journal.of(Certified), key=attrgetter("at")):
+            found.setdefault(event.round, event)
+        return [found[number] for number in sorted(found)]
+
+    @property
+    def rounds(self) -> int:
+        """Number of certified rounds."""
+        return max((event.round for event in self._swarm.journal.of(Certified)), default=0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all certified rounds."""
+        return sum(event.tokens for event in self._firsts)
+
+    def points(self) -> tuple[Point, ...]:
+        """A point for each round whose loss is known, with the bytes that all nodes had sent by then."""
+        firsts = self._firsts
+        tokens = dict(
+            zip((0, *(e.round for e in firsts)), accumulate((e.tokens for e in firsts), initial=0), strict=True)
+        )
+        losses = {event.round: event.loss for event in self._swarm.journal.of(Evaluated) if event.loss is not None}
+        return tuple(
+            Point(round=number, tokens=tokens[number], wire_bytes=self._sent(number), val_loss=losses[number])
+            for number in sorted(losses)
+            if number in tokens
+        )
+
+    def _sent(self, round: int) -> int:
+        total = 0
+        for node in self._swarm.nodes:
+            lines = [event for event in self._swarm.journal.of(Certified, node.index) if event.round <= round]
+            total += lines[-1].lanes_sent + lines[-1].control_sent if lines else 0
+        return total
+
+    def tokens_per_s(self) -> float:
+        """Tokens certified a second, from the certificate of the first round to that of the last."""
+        first, *others = self._firsts
+        seconds = others[-1].at - first.at if others else 0.0
+        return sum(event.tokens for event in others) / seconds if seconds else 0.0
+
+    def unequal(self) -> int:
+        """Number of rounds in which nodes came to different states."""
+        digests: dict[int, set[str]] = {}
+        for event in self._swarm.journal.of(Certified):
+            digests.setdefault(event.round, set()).add(event.digest)
+        return sum(len(found) > 1 for found in digests.values())
+
+
+# -- for people ----------------------------------------------------------------------------------------------
+
+
+def told(point: Point) -> str:
+    """One point of a curve."""
+    return f"{point.tokens / 1e6:.1f} M tokens, {point.val_loss:.4f} bits per byte"
+
+
+def summary(result: LargeRun) -> list[str]:
+    """Summarise the result, a fact a line."""
+    bench, last = result.bench, result.points[-1]
+    lines = [
+        f"model      {bench.shape.parameters / 1e6:.1f} M parameters on {result.device}, torch {result.torch}",
+        f"training   {bench.strategy}, {bench.nodes} x {bench.batch} x {bench.context} tokens a step, "
+        f"H {bench.inner_steps}, {last.tokens / 1e6:.1f} M tokens in {result.wall_s:.0f} s",
+        f"speed      {result.tokens_per_s:.0f} tokens/s",
+        f"loss       {result.loss:.4f} bits per byte",
+        f"bytes      {quantity(last.wire_bytes, 'B')}",
+        f"unequal    {result.unequal} rounds",
+    ]
+    if result.beside:
+        needed = "never came to it" if result.needed is None else f"needed {result.needed / 1e6:.1f} M tokens for it"
+        lines.append(f"beside     synchronous training {needed}")
+    return lines
+
+
+CASE: Final = Case(
+    spec=LargeBench,
+    run=run,
+    lines=summary,
+    document=lambda result: msgspec.to_builtins(result, enc_hook=str),
+    sound=lambda result: not result.unequal,
+    options=LongCaseOptions,
+)
