@@ -325,7 +325,7 @@ def _changes_of_voters(rng: random.Random, scenario: Scenario, voters: int) -> l
         adds = rng.choice((None, *range(everyone), *range(voters, everyone)))
         removes = rng.choice((None, rng.randrange(voters)))
         phase: Phase | None = rng.choice((None, "train", "plan", "reduce", "certify"))
-        at_s, peer = round(rng.uniform(2.0, 18.0), 2), rng.randrange(scenario.peers)
+        at_s, peer = round(rng.uniform(2.0, 18.0), 2), rng.randrange(voters)
         if adds is not None or removes is not None:
             faults.append(Fault(kind="voters", at_s=at_s, phase=phase, peer=peer, adds=adds, removes=removes))
     return faults
