@@ -204,7 +204,8 @@ def status_lines(status: Status) -> list[str]:
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status) + peer_lines(status)
-    return lines + settings_lines(status) + ban_lines(status) + rollback_lines(status) + missing_lines(status)
+    lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
+    return lines + rollback_lines(status) + missing_lines(status)
 
 
 def peer_lines(status: Status) -> list[str]:
@@ -282,6 +283,13 @@ def rollout_lines(status: Status) -> list[str]:
         f"groups     {known.made} made, {pulled}, {known.taken} taken",
         f"refused    {reasons or 'nothing'}",
     ]
+
+
+def voter_lines(status: Status) -> list[str]:
+    """List the voters where they are named, and not all of the members and nobody else."""
+    if sorted(status.voters) == sorted(member.peer_id for member in status.members):
+        return []
+    return _few([f"voter      {in_one_line(peer)}" for peer in status.voters])
 
 
 def settings_lines(status: Status) -> list[str]:

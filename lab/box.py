@@ -58,6 +58,11 @@ class Box:
         if not self._under_way:
             self._take_all()
 
+    @property
+    def idle(self) -> bool:
+        """True if an input would be taken at once."""
+        return not (self._stopped or self._under_way)
+
     def done(self, result: Any = None) -> None:
         """An effect that took a while is done; go on with the next."""
         if not self._stopped:

@@ -15,6 +15,10 @@ last one with an amendment or the last one that ended a term, or C(0). Whatever 
 authority, for other settings than those in force cannot be decided any more, nor can the same amendment twice.
 
 The settings are those of the branch: a rollback or a rebase to C(k) brings back those of round k + 1 as they were.
+
+Named voters change in the same way, each by a change `voters.PEER` to true or false, in force from round e + 1 on
+(voting.py). The value carries consents of those who voted before; who gets a vote is a member after it, and so are a
+quorum of those who vote next. These are of the whole chain: no rollback brings earlier voters back.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Annotated, Any
 import msgspec
 
 from shoal.protocol.errors import ConfigError, RemoteError
-from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
+from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, parse_peer_id, verify
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest, validate_manifest
 from shoal.protocol.manifest_text import amendable_keys
 from shoal.protocol.messages import (
@@ -44,7 +48,7 @@ from shoal.protocol.messages import (
     Value,
 )
 from shoal.protocol.toml_text import parse_toml
-from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum
+from shoal.protocol.voting import CONTRIBUTORS, VOTERS, Voting, holds_state, is_quorum, voter_changes
 from shoal.protocol.wire import canonical
 
 CONSENT_DOMAIN = b"shoal/amend-consent"
@@ -71,10 +75,11 @@ class AmendConsent(RoundMessage, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InForce:
-    """The settings of a round, and the hash of the value that settled them."""
+    """The settings of a round, and the hash of the value that settled them. voting: who votes on it."""
 
     manifest: Manifest
     since: bytes
+    voting: Voting = CONTRIBUTORS
 
 
 class History:
@@ -82,7 +87,7 @@ class History:
 
     def __init__(self, manifest: Manifest, genesis: Value) -> None:
         self._from = [1]
-        self._settings = [InForce(manifest, genesis.hash)]
+        self._settings = [InForce(manifest, genesis.hash, manifest.voting)]
 
     def of(self, round: int) -> InForce:
         """Settings in force in `round`."""
@@ -94,16 +99,17 @@ class History:
         same._from, same._settings = list(self._from), list(self._settings)
         return same
 
-    def follow(self, value: Value, *, ends_term: bool) -> None:
-        """`value`, which was checked, is appended to the chain."""
+    def follow(self, value: Value, *, ends_term: bool, voting: Voting) -> None:
+        """`value`, which was checked, is appended to the chain. voting: that after it."""
+        before = self._settings[-1].voting
         keep = bisect_right(self._from, value.next_round)
         del self._from[keep:], self._settings[keep:]
-        if ends_term or value.amended:
+        if ends_term or value.amended or voting != before:
             manifest = self._settings[-1].manifest
             if value.amended:
                 manifest = amend(manifest, value.amended.amendment)
             self._from.append(value.next_round)
-            self._settings.append(InForce(manifest, value.hash))
+            self._settings.append(InForce(manifest, value.hash, voting))
 
 
 # -- what an amendment says ----------------------------------------------------------------------------------
@@ -113,14 +119,14 @@ def make_amendment(in_force: InForce, wanted: Mapping[str, object]) -> Amendment
     """The amendment by which the settings `wanted`, by section.key, come in force. Raises ConfigError if none can."""
     tables = _changed(in_force.manifest, wanted)
     before, after = (
-        msgspec.to_builtins(in_force.manifest),
-        msgspec.to_builtins(validate_manifest(tables, source=SOURCE)),
+        _settled(msgspec.to_builtins(in_force.manifest), in_force.voting),
+        _settled(msgspec.to_builtins(validate_manifest(tables, source=SOURCE)), _revoted(in_force.voting, wanted)),
     )
     changes = []
     for key in sorted(wanted):
         section, _, name = key.partition(".")
-        if after[section][name] != before[section][name]:
-            changes.append(Change(key, after[section][name]))
+        if after[section].get(name, False) != before[section].get(name, False):
+            changes.append(Change(key, after[section].get(name, False)))
     if not changes:
         raise ConfigError("nothing to amend: these settings are in force already; name others")
     if len(changes) > CHANGE_LIMIT:
@@ -128,18 +134,48 @@ def make_amendment(in_force: InForce, wanted: Mapping[str, object]) -> Amendment
     return Amendment(in_force.since, tuple(changes))
 
 
+def _settled(tables: dict[str, Any], voting: Voting) -> dict[str, Any]:
+    return {**tables, VOTERS: dict.fromkeys(voting.named, True)}
+
+
+def _revoted(voting: Voting, wanted: Mapping[str, object]) -> Voting:
+    """Voting with the changes of voters among `wanted`. Raises ConfigError where there is none."""
+    changes: dict[PeerId, bool] = {}
+    for key, votes in wanted.items():
+        section, _, peer = key.partition(".")
+        if section != VOTERS:
+            continue
+        try:
+            parse_peer_id(peer)
+        except ValueError:
+            raise ConfigError(
+                f"{key[:SETTING_LIMIT_CHARS]!r} names no peer: write a PeerId, as `shoal id` prints it"
+            ) from None
+        if not isinstance(votes, bool):
+            raise ConfigError(f"{key} is true for who votes from then on, or false for who no longer does")
+        changes[PeerId(peer)] = votes
+    try:
+        return voting.changed(changes) if changes else voting
+    except ValueError as error:
+        raise ConfigError(f"these voters cannot be: {error}") from None
+
+
 def amend(manifest: Manifest, amendment: Amendment) -> Manifest:
     """The settings that `amendment` makes of `manifest`. Raises ConfigError where it makes none."""
-    return validate_manifest(_changed(manifest, settings_of(amendment)), source=SOURCE)
+    settings = settings_of(amendment)
+    only_voters = len(voter_changes(amendment)) == len(settings)
+    return manifest if only_voters else validate_manifest(_changed(manifest, settings), source=SOURCE)
 
 
 def _changed(manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, Any]:
     tables: dict[str, Any] = msgspec.to_builtins(manifest)
     for key, value in wanted.items():
         section, _, name = key.partition(".")
+        if section == VOTERS:
+            continue
         if name not in AMENDABLE.get(section, ()):
             known = ", ".join(f"{section}.{name}" for section, names in AMENDABLE.items() for name in names)
-            raise ConfigError(f"{key[:SETTING_LIMIT_CHARS]!r} cannot be amended; what can: {known}")
+            raise ConfigError(f"{key[:SETTING_LIMIT_CHARS]!r} cannot be amended; what can: {known}, {VOTERS}.PEER")
         tables[section][name] = value
     return tables
 
@@ -193,9 +229,9 @@ def stands_on(amendment: Amendment, in_force: InForce) -> bool:
 
 def is_done(amendment: Amendment, in_force: InForce) -> bool:
     """True if the settings in force are those to which it changes them."""
-    tables = msgspec.to_builtins(in_force.manifest)
+    tables = _settled(msgspec.to_builtins(in_force.manifest), in_force.voting)
     keys = ((*change.key.partition("."), change.value) for change in amendment.changes)
-    return all(tables[section].get(name) == value for section, _, name, value in keys)
+    return all(tables[section].get(name, False) == value for section, _, name, value in keys)
 
 
 # -- who wants it --------------------------------------------------------------------------------------------
@@ -267,6 +303,7 @@ def _is_wanted(value: Value, hash: bytes, previous: Value, in_force: InForce | N
         and is_quorum(previous, amended.consenting, value.leaves, voting=voting)
         and all(verify_amend_consent(peer, value.base, amended.amendment, signature) for peer, signature in signed)
         and stands_on(amended.amendment, in_force)
+        and holds_state(value, voting=voting)
     )
 
 

@@ -29,6 +29,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Loaded, Wanted
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.voting import voter_changes
 
 
 class Amending:
@@ -61,6 +62,9 @@ class Amending:
         if in_force is None or self._me not in self._here.chain.voters:
             raise ConfigError("this node has no vote in the next round: do it at one of the voters, see `shoal status`")
         amendment = make_amendment(in_force, parse_settings(settings))
+        for peer, votes in voter_changes(amendment).items():
+            if votes and peer not in self._here.chain.head.members:
+                raise ConfigError(f"{peer} is no member; have its node join first, `shoal run`, and order it then")
         signature: bytes = (yield SignAmendment(amendment)) if by_authority else b""
         wanted = Wanted(amendment=amendment, authority=signature)
         yield KeepOrder(wanted)

@@ -7,7 +7,8 @@ A rollback ends a term and leaves what came before it in the list: its quorum is
 rebase takes the place of whatever the list has after C(k). The *branch* has, for each round, the certificate that led
 to the state on which the chain stands. S(0) has none: the first rollback to it certifies its digest.
 
-The entries alone say, with the manifest, which settings were in force in every round of the branch (amending.py).
+The entries alone say, with the manifest, which settings were in force in every round of the branch (amending.py), and
+who votes after each of them (voting.py).
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Chain:
         self._initial = NO_HASH
         self._members_ever = set(self._genesis.members)
         self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
+        self._votings = [CONTRIBUTORS if self._manifest is None else self._manifest.voting]  # by the entries up to then
         self.bans = Register(FOR_EVER if self._manifest is None else self._manifest.audits.ban_rounds)
 
     @property
@@ -184,8 +186,11 @@ class Chain:
             elif value.state_round == 0:
                 self._initial = value.digest
         del self._branch[value.next_round :]
+        before = self.voting
+        self._votings.append(before.rebased(value) if isinstance(entry, Rebase) else before.after(value))
         if self._settings is not None:
-            self._settings.follow(value, ends_term=isinstance(entry, Rebase) or bool(value.rollback))
+            ends_term = isinstance(entry, Rebase) or bool(value.rollback)
+            self._settings.follow(value, ends_term=ends_term, voting=self.voting)
         self.bans.follow(value, pardons=isinstance(entry, Rebase))
 
     # -- settings --------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ class Chain:
     @property
     def voting(self) -> Voting:
         """Voting in the round that comes after the head."""
-        return self._voting_after(self.head)
+        return self._votings[-1]
 
     @property
     def voters(self) -> tuple[PeerId, ...]:
@@ -201,10 +206,8 @@ class Chain:
         return self.voting.electorate(self.head)
 
     def _voting_after(self, value: Value) -> Voting:
-        """Voting in the round after `value`: the manifest's, with the voters of the rebase that opened its terms."""
-        founded = CONTRIBUTORS if self._manifest is None else self._manifest.voting
-        rebase = self.rebase_of(value.term.rebases)
-        return founded if rebase is None else founded.rebased(rebase.value)
+        """Voting in the round after `value`, which is in the chain."""
+        return self._votings[self._heights[value.hash]]
 
     @property
     def in_force(self) -> InForce | None:
@@ -229,7 +232,7 @@ class Chain:
     def snapshot(self) -> Chain:
         """The chain as it is now, which stays so while this one goes on."""
         same = copy.copy(self)
-        same._entries, same._branch = list(self._entries), list(self._branch)
+        same._entries, same._branch, same._votings = list(self._entries), list(self._branch), list(self._votings)
         same._heights, same._decisions, same._rebases = dict(self._heights), dict(self._decisions), dict(self._rebases)
         same._settings = None if self._settings is None else self._settings.snapshot()
         same.bans = self.bans.snapshot()

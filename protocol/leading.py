@@ -49,6 +49,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.terms import make_rollback
 from shoal.protocol.timeouts import Since, reduce_deadline_s
+from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
 """Time that a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
@@ -318,7 +319,9 @@ class Lead:
         amendment = facts.agreed_amendment()
         if amendment is None:
             return value
-        return with_amendment(value, [one for one in facts.amend_consents.items() if one[1].amendment == amendment])
+        consents = [one for one in facts.amend_consents.items() if one[1].amendment == amendment]
+        amended = with_amendment(value, consents)
+        return amended if holds_state(amended, voting=facts.agreement.voting) else value
 
     def _rollback(self) -> Value | None:
         facts = self._facts

@@ -269,7 +269,7 @@ class MembershipSection(Message, frozen=True, kw_only=True):
         Meta(
             description="Who votes: contributors (whoever contributed to the last round, so that one machine with many "
             "keys can be a majority) or named (the founders, whoever else contributes; a majority of them has to be "
-            "up)."
+            "up; `shoal amend --add-voter` and `--remove-voter` change them)."
         ),
     ] = "contributors"
 

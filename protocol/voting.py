@@ -2,13 +2,20 @@
 
     [membership] voters
         contributors   B(e) is the members of C(e-1): whoever reported the state that it certifies votes on the next one
-        named          B(e) is the founders, or whom the last rebase names: whole, in every round, present or not
+        named          B(e) is whole in every round, present or not: the founders, or whom the last rebase names, with
+                       what values before round e changed
     [agreement] faults
         crash          more than half of B(e) less the leaves counted; the vote of C(e-1)'s planner breaks a tie
         lying          more than two thirds of all of B(e): no tie-break, and leaves are not taken off
 
 Two quorums of one round share a member in `crash`, and an honest one in `lying` as long as less than a third lies. One
 rule serves prepares, votes, view changes, and the consents in a value.
+
+A value of round e changes named voters by an amendment, or by a ban, which takes the vote of the banned. They are
+others from round e + 1 on; round e itself is decided by those before. One value is certified in round e, so every
+member begins round e + 1 with the same voters, and no round has two sets of them. Enough remain: no amendment leaves
+fewer than `least`, and where bans would, the last of the banned keep their votes. No rollback brings earlier voters
+back.
 
 Named voters do not leave: a promise would take them out of one round only, and the next would want them again. A member
 that does not vote needs none. Source: docs/agreement.md, the table of quorums.
@@ -17,11 +24,13 @@ that does not vote needs none. Source: docs/agreement.md, the table of quorums.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Value, domain_hash
+from shoal.protocol.messages import MEMBER_LIMIT, Amendment, Value, domain_hash
 
 # A vote weighs 2, the previous planner's 3: "1 + epsilon" in whole numbers. Exactly half of an even electorate
 # then suffices with the planner in it, and no two disjoint sets can both be quorums.
@@ -30,6 +39,10 @@ PLANNER_VOTE_WEIGHT = 3
 
 LYING_VOTERS_MIN = 4
 """Of fewer voters none may lie, so that two thirds of them are no better than half."""
+
+
+VOTERS = "voters"
+"""Section of an amendment whose keys are PeerIds: true for who votes from then on, false for who no longer does."""
 
 
 class FaultModel(enum.Enum):
@@ -50,6 +63,31 @@ class Voting:
         """Voting in the terms after a rebase, whose members are the voters from then on."""
         return replace(self, named=rebase.members) if self.named else self
 
+    @property
+    def least(self) -> int:
+        """Named voters that have to remain."""
+        return LYING_VOTERS_MIN if self.faults is FaultModel.LYING else 1
+
+    def changed(self, changes: Mapping[PeerId, bool]) -> Voting:
+        """Voting with these voters more, where true, or fewer. Raises ValueError, saying why, where that cannot be."""
+        if not self.named:
+            raise ValueError("whoever contributes votes in this swarm, so there are no named voters to change")
+        named = set(self.named).difference(changes).union(peer for peer, votes in changes.items() if votes)
+        if not self.least <= len(named) <= MEMBER_LIMIT:
+            raise ValueError(f"that makes {len(named)} voters; there must be from {self.least} to {MEMBER_LIMIT}")
+        return replace(self, named=tuple(sorted(named)))
+
+    def after(self, value: Value) -> Voting:
+        """Voting in the round after `value`, a result or a rollback that this voting decided."""
+        if not self.named:
+            return self
+        changes = voter_changes(value.amended.amendment) if value.amended else {}
+        voting = self.changed(changes) if changes else self
+        bans = () if isinstance(value.bans, msgspec.UnsetType) else value.bans
+        banned = [ban.peer for ban in bans if ban.peer in voting.named]
+        taken = banned[: max(0, len(voting.named) - voting.least)]
+        return voting.changed(dict.fromkeys(taken, False)) if taken else voting
+
     def electorate(self, previous: Value) -> tuple[PeerId, ...]:
         """B(e), the voters of the round after `previous`."""
         return self.named or previous.members
@@ -65,6 +103,25 @@ class Voting:
 
 CONTRIBUTORS = Voting()
 """Voting where the manifest says nothing of it."""
+
+
+def voter_changes(amendment: Amendment) -> dict[PeerId, bool]:
+    """Peers of which an amendment says whether they vote."""
+    named = ((change.key.partition("."), change.value) for change in amendment.changes)
+    return {PeerId(peer): bool(value) for (section, _, peer), value in named if section == VOTERS}
+
+
+def holds_state(value: Value, *, voting: Voting) -> bool:
+    """Check that a value which changes the voters leaves some who can go on: see `Voting.after`.
+
+    Who gets a vote is a member after it, and so are a quorum of those who vote next: they hold the state. Other values
+    need none of that.
+    """
+    if not value.amended or not voter_changes(value.amended.amendment):
+        return True
+    after = voting.after(value)
+    added = set(after.named).difference(voting.named)
+    return added.issubset(value.members) and is_quorum(value, value.members, voting=after)
 
 
 def is_quorum(

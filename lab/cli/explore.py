@@ -55,6 +55,9 @@ class ExploreOptions:
     strangers: Annotated[
         int, Option("--strangers", help="How many contribute without a vote, beside the members, who are named voters.")
     ] = 0
+    changing: Annotated[
+        bool, Option("--changing", help="The round before changed the voters, and this one does; takes --strangers.")
+    ] = False
     liar: Annotated[int, Option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
     careless: Annotated[
         bool, Option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
@@ -114,6 +117,7 @@ def _explored_agreement(options: ExploreOptions) -> Exploration[Scope]:
         liars=options.liars,
         liar=options.liar,
         strangers=options.strangers,
+        changing=options.changing,
         faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
@@ -280,6 +284,8 @@ def _told_scope(exploration: AnyExploration) -> str:
         return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
     if scope.strangers:
         told = f"{count(scope.strangers, 'stranger')} beside {told}"
+    if scope.changing:
+        told = f"voters that change before and after, {told}"
     if scope.liars:
         told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""

@@ -17,7 +17,15 @@ from typing import Any
 import msgspec
 
 from shoal.lab.explore.proofs import Proofs
-from shoal.lab.explore.scope import Scope, Values, abandoned_log, electorate, explored_digest, outweighs
+from shoal.lab.explore.scope import (
+    Scope,
+    Values,
+    abandoned_log,
+    changing_electorate,
+    electorate,
+    explored_digest,
+    outweighs,
+)
 from shoal.lab.explore.word import (
     Log,
     Said,
@@ -43,6 +51,7 @@ from shoal.protocol.agreement import (
     Persist,
     Standing,
 )
+from shoal.protocol.amending import InForce
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
@@ -131,11 +140,17 @@ class Members:
     def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement, *, forks_only: bool = False) -> None:
         self.scope = scope
         self.states: list[Member] = []
-        self.identities, self.previous = electorate(scope.members, scope.planner, scope.rollbacks, scope.strangers)
+        self._in_force: InForce | None = None
+        if scope.changing:
+            self.identities, chain = changing_electorate(scope)
+            self.previous, self.voting, self._in_force = chain.head, chain.voting, chain.in_force
+        else:
+            self.identities, self.previous = electorate(scope.members, scope.planner, scope.rollbacks, scope.strangers)
         self.peers = [identity.peer_id for identity in self.identities]
         self.voters = self.peers[: scope.members]
-        self.voting = Voting(scope.faults, tuple(sorted(self.voters)) if scope.strangers else ())
-        self.values = Values(self.previous, self.peers, self.identities[: scope.members], self.voting)
+        if not scope.changing:
+            self.voting = Voting(scope.faults, tuple(sorted(self.voters)) if scope.strangers else ())
+        self.values = Values(self.previous, self.peers, self.identities[: scope.members], self.voting, self._in_force)
         self._make = make
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
@@ -152,6 +167,7 @@ class Members:
         known = self._machines.get((position, log))
         if known is None:
             machine = self._make(self.identities[position], self.previous, self.voting)
+            machine._in_force = self._in_force
             machine.restore(log)
             known = self._machines[position, log] = machine, self._key(machine)
         return known

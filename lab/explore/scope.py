@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shoal.lab.signed import certified, report_of, signed_report
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.amending import InForce, make_amend_consent, make_amendment, with_amendment
 from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import validate_manifest
 from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
@@ -26,7 +30,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.terms import make_consent, make_rollback
-from shoal.protocol.voting import CONTRIBUTORS, FaultModel, Voting, lead_order
+from shoal.protocol.voting import CONTRIBUTORS, VOTERS, FaultModel, Voting, lead_order
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16, 26, 16, 8
 
@@ -40,9 +44,12 @@ class Scope:
     back instead; the round is then the first after another rollback, and each member has on disk what it said in the
     abandoned round of the same number. With one of `liars`, member `liar` says anything at any time (`liar.py`).
     `faults` is the fault model, and so the quorum. With `strangers` the members are named voters, and so many others
-    contribute without a vote; they are numbered after them, and one of them may be the liar. `reduced` leaves out
-    schedules that differ from others in nothing that matters, `exchanged` those that differ in the names of members
-    only; see `agreement.py`.
+    contribute without a vote; they are numbered after them, and one of them may be the liar. `changing`: the
+    value before gave the last of the members its vote and took that of the first stranger, and each value of an even
+    plan takes all votes but the last member's; in `lying` it gives that of member 0 to the first stranger. Since no
+    member begins a round without the certificate of the one before, of which there is one, these are two changes one
+    after the other, without two rounds at once. `reduced` leaves out schedules that differ from others in nothing that
+    matters, `exchanged` those that differ in the names of members only; see `agreement.py`.
     Raises ConfigError for what is out of range.
     """
 
@@ -57,20 +64,21 @@ class Scope:
     liar: int = 0
     faults: FaultModel = FaultModel.CRASH
     strangers: int = 0
+    changing: bool = False
     reduced: bool = True
     exchanged: bool = True
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("members", self.members, 1, MEMBERS_LIMIT),
+            ("members", self.members, 2 if self.changing else 1, MEMBERS_LIMIT),
             ("views", self.views, 1, VIEWS_LIMIT),
             ("crashes", self.crashes, 0, CRASHES_LIMIT),
-            ("strangers", self.strangers, 0, MEMBERS_LIMIT - self.members),
+            ("strangers", self.strangers, int(self.changing), MEMBERS_LIMIT - self.members),
             ("leaves", self.leaves, 0, 0 if self.strangers else self.members),
             ("plans", self.plans, 1, PLANS_LIMIT),
             ("planner", self.planner, 0, self.members - 1),
-            ("rollbacks", self.rollbacks, 0, ROLLBACKS_LIMIT),
-            ("liars", self.liars, 0, min(1, self.everyone - 1)),
+            ("rollbacks", self.rollbacks, 0, 0 if self.changing else ROLLBACKS_LIMIT),
+            ("liars", self.liars, 0, 0 if self.changing else min(1, self.everyone - 1)),
             ("liar", self.liar, 0, self.everyone - 1),
         ):
             if not low <= value <= high:
@@ -119,6 +127,59 @@ def electorate(members: int, planner: int, rollbacks: int = 0, strangers: int = 
             if order[planner] == first:
                 return [*(identities[peer] for peer in order), *others], previous
     raise AssertionError("counting does not end")
+
+
+def changing_electorate(scope: Scope) -> tuple[list[Identity], Chain]:
+    """As `electorate`, and the chain up to the value before, which changed the voters to the members."""
+    everyone = [Identity.from_seed(bytes([n]) * 32) for n in range(scope.everyone)]
+    now, others = {i.peer_id: i for i in everyone[: scope.members]}, everyone[scope.members :]
+    added, removed = everyone[scope.members - 1], others[0]
+    before = [*everyone[: scope.members - 1], removed]
+    voting = Voting(scope.faults, tuple(sorted(now)))
+    for salt in itertools.count():
+        chain = _founded(before, scope.faults, salt)
+        for first in (one.peer_id for one in everyone[: scope.members - 1]):
+            value = Values(chain.head, [], before).fresh(first, 0, ())
+            order = lead_order(value, voting=voting)
+            if order[scope.planner] != first:
+                continue
+            value = msgspec.structs.replace(value, members=tuple(sorted(one.peer_id for one in everyone)))
+            new = sorted((one for one in everyone if one not in before), key=lambda one: one.peer_id)
+            reports = tuple(signed_report(one, report_of(value)).signature for one in new)
+            value = msgspec.structs.replace(value, report_signatures=reports)
+            value = with_changed_voters(value, chain.head, before, chain.in_force, [added.peer_id], [removed.peer_id])
+            chain.extend(certified(value, *before))
+            return [*(now[peer] for peer in order), *others], chain
+    raise AssertionError("counting does not end")
+
+
+def _founded(voters: Sequence[Identity], faults: FaultModel, salt: int) -> Chain:
+    founders = [one.peer_id for one in voters]
+    tables: dict[str, object] = {
+        "swarm": {"name": f"explored {salt}", "founders": founders},
+        "workload": {"name": "regression"},
+        "sync": {"inner_steps": 1},
+        "membership": {"voters": "named"},
+        "agreement": {"faults": faults.value},
+    }
+    manifest = validate_manifest(tables, source="the exploration")
+    return Chain(genesis(manifest.swarm_id, founders), manifest=manifest)
+
+
+def with_changed_voters(
+    value: Value,
+    previous: Value,
+    voters: Sequence[Identity],
+    in_force: InForce | None,
+    added: Sequence[PeerId],
+    removed: Sequence[PeerId],
+) -> Value:
+    """`value`, which follows `previous`, with the consents of all voters to votes for some and none for others."""
+    assert in_force is not None
+    wanted: dict[str, object] = {f"{VOTERS}.{peer}": True for peer in added}
+    amendment = make_amendment(in_force, wanted | {f"{VOTERS}.{peer}": False for peer in removed})
+    consents = [(one.peer_id, make_amend_consent(one, previous, amendment, asked=True)) for one in voters]
+    return with_amendment(value, consents)
 
 
 def _rolled_back(origin: Value, identities: list[Identity], rounds: int, voting: Voting) -> Value:
@@ -177,7 +238,8 @@ class Values:
     """The values that are proposed after `previous`, and what they and messages are called.
 
     `A0` is the outcome of plan A as member 0 proposes it, `A0-2` if it counts the leave of member 2; `R1/0` is a
-    rollback to round 1. identities: of all voters, who consent to rollbacks; nobody proposes one without them.
+    rollback to round 1. identities: of all voters, who consent to rollbacks and amendments; nobody proposes one without
+    them. in_force: with it, values of even plans change the voters as `Scope` says.
     """
 
     def __init__(
@@ -186,9 +248,12 @@ class Values:
         peers: list[PeerId],
         identities: Sequence[Identity] = (),
         voting: Voting = CONTRIBUTORS,
+        in_force: InForce | None = None,
     ) -> None:
         self.previous = previous
         self._voting = voting
+        self._in_force = in_force
+        self._amended: dict[tuple[PeerId, int], Value] = {}
         self.by_hash: dict[bytes, Value] = {}
         self.names: dict[bytes, str] = {}
         self._peers = peers
@@ -226,6 +291,14 @@ class Values:
             tokens=plan,
             digest=domain_hash("explored digest", plan_hash),
         )
+        if self._in_force is not None and plan % 2 == 0:
+            voters, lying = len(self._identities), self._voting.faults is FaultModel.LYING
+            added, removed = (
+                (self._peers[voters : voters + 1], self._peers[:1]) if lying else ([], self._peers[: voters - 1])
+            )
+            known = self._amended.get((planner, plan))
+            value = known or with_changed_voters(value, self.previous, self._identities, self._in_force, added, removed)
+            self._amended[planner, plan] = value
         self.by_hash[value.hash] = value
         return value
 

@@ -4,7 +4,8 @@
     everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
                        out or on probation, its contribution counts
     orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two, or once
-                       the state that it takes has come to those who lack it
+                       the state that it takes has come to those who lack it, or those whom it names as voters are
+                       members
 
 The first rounds of a calm are for those who are coming back. Where messages are lost or somebody lies there is none.
 """
@@ -14,9 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.judge import Violation
-from shoal.protocol.inputs import Order
+from shoal.protocol.inputs import Order, Wanted
 from shoal.protocol.membership import State
 from shoal.protocol.messages import Target, Value
+from shoal.protocol.voting import FaultModel, are_enough, voter_changes
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -46,7 +48,17 @@ class Calm:
 
     def _open(self, value: Value) -> list[tuple[int, Order]]:
         """Those of the orders that are still to be carried out once `value` is decided, and could be."""
-        return [one for one in self._orders if one in self._ordered() and not self._settles(value, one[1])]
+        waiting = [one for one in self._orders if one in self._ordered() and not self._settles(value, one[1])]
+        return [one for one in waiting if not self._waits_for_members(value, one[1])]
+
+    def _waits_for_members(self, value: Value, order: Order) -> bool:
+        """True for an order of other voters of whom too few are members, or one that gets a vote is none."""
+        changes = voter_changes(order.amendment) if isinstance(order, Wanted) else {}
+        added = {peer for peer, votes in changes.items() if votes}
+        after = (self._swarm.judge.voters_after(value) - changes.keys()) | added
+        faults = FaultModel.LYING if self._swarm.scenario.lying else FaultModel.CRASH
+        enough = are_enough(len(after.intersection(value.members)), len(after), faults)
+        return bool(changes) and not (enough and added.issubset(value.members))
 
     def _settles(self, value: Value, order: Order) -> bool:
         """True if `value` carries an order out or makes it impossible, or the order waits for a state to come."""

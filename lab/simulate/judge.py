@@ -6,7 +6,8 @@
                          reduction, or that sent something else than it announced
     no double vote       a member prepares and votes once in a view, votes with a quorum's prepares behind it, and never
                          below a view to which it moved without saying so; who promised to leave signs nothing more
-    named voters vote    where voters are named, nobody else votes
+    named voters vote    where voters are named, nobody else votes, and by a value that changes them it is others after
+                         it, enough of them, who hold the state
     newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
@@ -108,13 +109,14 @@ class Judge:
     ) -> None:
         self.fragments = fragments
         self._lying = lying
-        self._voters = {0: voters} if voters else {}  # by how many rebases there were
+        self._voters = {genesis.hash: frozenset(voters)} if voters else {}  # after each value, by its hash
         self._staleness_rounds = staleness_rounds
         self.values = {genesis.hash: genesis}
         self.states = {genesis.hash: state}
         self.updates: dict[bytes, F32] = {}
         """By the hash of a certified value, what its round changed the fragment by, before the outer step."""
         self.certified: dict[bytes, bytes] = {}
+        self.changes_of_voters: set[bytes] = set()
         self.forks = 0
         self.wrong_values = 0
         self.liars: set[str] = set()
@@ -160,8 +162,20 @@ class Judge:
 
     def outweigh(self, previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
         """True if these are a quorum of those who vote after `previous`."""
-        voters = self._voters.get(previous.term.rebases, ())
-        return outweighs(previous, supporters, leaves, voters=voters, lying=self._lying)
+        return outweighs(previous, supporters, leaves, voters=self.voters_after(previous), lying=self._lying)
+
+    def voters_after(self, value: Value) -> frozenset[PeerId]:
+        """Peers that vote after a value, where they are named, in words of its own; nobody where they are not."""
+        known = self._voters.get(value.hash)
+        if known is not None or not self._voters:
+            return known or frozenset()
+        voters = frozenset(value.members) if self.is_rebase(value) else self.voters_after(self.values[value.base])
+        for change in value.amended.amendment.changes if value.amended else ():
+            if change.key.startswith("voters."):
+                peer = frozenset({PeerId(change.key.removeprefix("voters."))})
+                voters = voters | peer if change.value else voters - peer
+        self._voters[value.hash] = voters
+        return voters
 
     def _check_open(self, sender: PeerId, base: bytes) -> None:
         if (base, sender) in self._left:
@@ -210,7 +224,7 @@ class Judge:
         preparing = self._prepares.get((vote.base, vote.view, vote.value), set())
         if not self.outweigh(previous, preparing, value.leaves):
             raise Violation("no double vote", "a vote without a prepare certificate")
-        named = self._voters.get(previous.term.rebases, ())
+        named = self.voters_after(previous)
         if named and sender not in named:
             raise Violation("named voters vote", f"a vote in round {vote.round} of who has none")
         voters = self._votes.setdefault((vote.base, vote.view, vote.value), set())
@@ -235,13 +249,11 @@ class Judge:
         if isinstance(certificate, Rebase):
             self.values[certificate.value.hash] = certificate.value
             self.states[certificate.value.hash] = self.states[certificate.value.base]
-            if self._voters:
-                self._voters[certificate.value.term.rebases] = certificate.value.members
             return
         faults = FaultModel.LYING if self._lying else FaultModel.CRASH
-        voters = self._voters.get(previous.term.rebases, ())
+        voters = tuple(sorted(self.voters_after(previous)))
         try:
-            check_certificate(certificate, previous, voting=Voting(faults, tuple(voters)))
+            check_certificate(certificate, previous, voting=Voting(faults, voters))
         except RemoteError as error:
             raise Violation("no fork", f"a certificate that does not hold: {error}") from None
         if not self.outweigh(previous, certificate.signers, certificate.value.leaves):
@@ -257,7 +269,20 @@ class Judge:
             self.forks += 1
             raise Violation("no fork", f"two values of round {value.round}")
         self.certified[value.base] = value.hash
+        self._check_voters(value)
         self._check_value(value)
+
+    def _check_voters(self, value: Value) -> None:
+        """Enough voters remain after a value that changes them, and those who get a vote hold the state."""
+        if not value.amended or not self._voters:
+            return
+        before, after = self.voters_after(self.values[value.base]), self.voters_after(value)
+        if before != after:
+            self.changes_of_voters.add(value.hash)
+        if before != after and len(after) < (4 if self._lying else 1):
+            raise Violation("named voters vote", f"{len(after)} voters are left after round {value.round}")
+        if not after - before <= set(value.members):
+            raise Violation("named voters vote", f"a vote after round {value.round} of who is no member")
 
     def view(self, peer: PeerId, base: bytes, view: int) -> None:
         """Where a member stands in the round after `base`."""

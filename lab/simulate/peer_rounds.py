@@ -86,7 +86,7 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
@@ -264,13 +264,20 @@ class PeerRounds(Reducing, Surroundings):
         self._box.put(GoBack(there[0]))
         return True
 
-    def amend(self, setting: str) -> bool:
-        """The user, who has the authority's key, wants this in force; whether that can be asked for."""
+    def amend(self, *settings: str) -> bool:
+        """The user, who has the authority's key, wants these in force; whether that can be asked for."""
         possible = self.machine is not None and self._peer.id in self.chain.voters
         if not possible or self.member.standing is not Standing.IN_ROUND:
             return False
-        self._box.put(Amend((setting,), by_authority=True))
+        self._box.put(Amend(settings, by_authority=True))
         return True
+
+    def change_voters(self, *settings: str) -> bool:
+        """The same of the voters; false as well where such a change cannot be."""
+        try:
+            return self._box.idle and self.amend(*settings)
+        except ConfigError:
+            return False
 
     def rebase(self, members: Collection[PeerId]) -> None:
         """The authority, which is here, has the chain go on with these."""

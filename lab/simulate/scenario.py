@@ -61,9 +61,9 @@ PHASE_LIMIT_S = 8.0
 
 Kind = Literal[
     "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
-    "outage", "rollback", "amend",
+    "outage", "rollback", "amend", "voters",
 ]  # fmt: skip
-OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend")
+OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend", "voters")
 """Faults that befall only peers which make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
@@ -90,8 +90,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
     anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
     outage: all crash at once; `peer` is the one whose phase counts. rollback: its user wants to go back `back` rounds.
-    amend: its user, who has the authority's key, wants `setting` in force. These six, from pause on, are not where
-    rollouts are shared.
+    amend: its user, who has the authority's key, wants `setting` in force. voters: the same user wants named voters
+    changed, a vote for the one that it `adds` and none for the one that it `removes`. These seven, from pause on, are
+    not where rollouts are shared.
 
     phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
@@ -110,6 +111,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     one_way: bool = False
     lie: Lie | None = None
     setting: str = ""
+    adds: Index | None = None
+    removes: Index | None = None
     back: Annotated[int, Meta(ge=1, le=8)] = 1
     round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] | None = None
 
@@ -124,6 +127,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("a finish needs its round, and nothing else has one")
         if (self.kind == "amend") != bool(self.setting):
             raise ValueError("an amend needs its setting, SECTION.KEY=VALUE, and nothing else has one")
+        if (self.kind == "voters") != (self.adds is not None or self.removes is not None):
+            raise ValueError("a change of voters needs whom it adds or removes, and nothing else has one")
         if self.kind == "outage" and self.duration_s is None:
             raise ValueError("an outage ends; give its duration_s")
         if self.torn is not None and self.kind not in ("kill", "crash"):
@@ -185,7 +190,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if self.rollouts and (fault.kind in OF_ROUNDS or fault.phase is not None):
                 raise ValueError(f"a {fault.kind} of a phase or trainer is not simulated where rollouts are shared")
         for fault in self.fault:
-            named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
+            if fault.kind == "voters" and not self.voters:
+                raise ValueError("a change of voters takes a swarm that names them; give voters")
+            others = (i for group in fault.groups for i in group)
+            named = {fault.peer, fault.adds, fault.removes, *others} - {None}
             newcomers = sum(1 for other in self.fault if other.kind == "join")
             if any(i >= self.peers + newcomers for i in named if i is not None):
                 raise ValueError(f"a {fault.kind} at {fault.at_s} s names a peer that there is not")
@@ -295,13 +303,32 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
 
 
 def with_named_voters(scenario: Scenario) -> Scenario:
-    """The scenario with some of its peers, at least two, as named voters, of whom in some a third less one may lie."""
+    """The scenario with some of its peers, at least two, as named voters, of whom in some a third less one may lie.
+
+    In every second one users order changes of them.
+    """
     rng = random.Random(f"voters {scenario.seed}")
     if scenario.rollouts:
         return scenario
     voters = rng.randint(2, scenario.peers)
     lying = voters >= LYING_VOTERS_MIN and rng.random() < LYING_SHARE
-    return msgspec.structs.replace(scenario, voters=voters, lying=lying)
+    faults = [*scenario.fault, *_changes_of_voters(random.Random(f"changes {scenario.seed}"), scenario, voters)]
+    faults.sort(key=lambda fault: fault.at_s)
+    return msgspec.structs.replace(scenario, voters=voters, lying=lying, fault=tuple(faults))
+
+
+def _changes_of_voters(rng: random.Random, scenario: Scenario, voters: int) -> list[Fault]:
+    """In every second scenario up to three changes of voters, each ordered in some phase; not all of them can be."""
+    everyone = scenario.peers + sum(fault.kind == "join" for fault in scenario.fault)
+    faults: list[Fault] = []
+    for _ in range(rng.choice((0, 0, 0, 1, 2, 3))):
+        adds = rng.choice((None, *range(everyone), *range(voters, everyone)))
+        removes = rng.choice((None, rng.randrange(voters)))
+        phase: Phase | None = rng.choice((None, "train", "plan", "reduce", "certify"))
+        at_s, peer = round(rng.uniform(2.0, 18.0), 2), rng.randrange(voters)
+        if adds is not None or removes is not None:
+            faults.append(Fault(kind="voters", at_s=at_s, phase=phase, peer=peer, adds=adds, removes=removes))
+    return faults
 
 
 def _torn(rng: random.Random, fault: Fault) -> Fault:

@@ -111,10 +111,11 @@ def _without_peer(scenario: Scenario, peer: int) -> tuple[Fault, ...] | None:
 def _without_number(fault: Fault, peer: int) -> Fault | None:
     """A fault of others, when those after `peer` have moved up; None if nothing is left of it."""
     groups = tuple(tuple(i - (i > peer) for i in group if i != peer) for group in fault.groups)
-    if not all(groups):
+    if not all(groups) or peer in (fault.adds, fault.removes):
         return None
-    moved = None if fault.peer is None else fault.peer - (fault.peer > peer)
-    return msgspec.structs.replace(fault, peer=moved, groups=groups)
+    named = {name: getattr(fault, name) for name in ("peer", "adds", "removes")}
+    moved = {name: None if i is None else i - (i > peer) for name, i in named.items()}
+    return msgspec.structs.replace(fault, groups=groups, **moved)
 
 
 def _easier(fault: Fault) -> Iterator[Fault]:

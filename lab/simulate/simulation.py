@@ -347,6 +347,7 @@ class Simulation:
         """A peer extended its chain to `value`."""
         height = peer.disk.height
         self.met["amended"] += bool(value.amended)
+        self.met["voters changed"] += value.hash in self.judge.changes_of_voters
         if height > self._best:
             self.calm.decided(value)
         self._best = max(self._best, height)
@@ -468,6 +469,13 @@ class Simulation:
         elif fault.kind == "amend":
             if peer.running and peer.peer_rounds.amend(fault.setting):
                 self.met["amendment ordered"] += 1
+            return
+        elif fault.kind == "voters":
+            wanted = [(fault.adds, "true"), (fault.removes, "false")]
+            named = [(i, votes) for i, votes in wanted if i is not None]
+            settings = [f"voters.{self.keys.identity(i).peer_id}={votes}" for i, votes in named]
+            if peer.running and peer.peer_rounds.change_voters(*settings):
+                self.met["voters ordered"] += 1
             return
         elif fault.kind == "rollback":
             if peer.running and peer.peer_rounds.go_back(fault.back):

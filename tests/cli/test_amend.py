@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from shoal.cli import amend as amend_module
 from shoal.cli.main import WRONG_USAGE, execute
-from shoal.cli.render import settings_lines
-from shoal.node.control_client import AmendStatus, BytesStatus, Status
+from shoal.cli.render import settings_lines, voter_lines
+from shoal.node.control_client import AmendStatus, BytesStatus, MemberStatus, Status
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,48 @@ from shoal.node.control_client import AmendStatus, BytesStatus, Status
 def test_amend_says_what_to_write(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["amend", *arguments]) == WRONG_USAGE
     assert "write `shoal amend --set SECTION.KEY=VALUE`" in capsys.readouterr().err
+
+
+def test_amend_says_who_is_to_vote_and_who_no_longer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        amend_module, "request", lambda folder, op, *arguments, deadline_s: asked.append((op, *arguments))
+    )
+    written = ["--set", "inner.lr=0.5", "--add-voter", "one", "--add-voter", "two", "--remove-voter", "three"]
+    assert execute(["amend", *written, "--by-authority", "--data-dir", str(tmp_path)]) == 0
+    settings = ("inner.lr=0.5", "voters.one=true", "voters.two=true", "voters.three=false")
+    assert asked == [("amend_by_authority", *settings)]
+    assert f"proposes to amend {', '.join(settings)}; it happens" in capsys.readouterr().out
+    assert execute(["amend", "--remove-voter", "one", "--withdraw"]) == WRONG_USAGE
+
+
+def test_status_names_the_voters_where_they_are_not_the_members() -> None:
+    members = [MemberStatus(peer_id=peer, phase="training", tokens_per_s=1.0, reach="direct") for peer in ("a", "b")]
+    known = Status(
+        peer_id="a",
+        swarm_id="5" * 64,
+        addresses=[],
+        phase="train",
+        term="0.0",
+        round=3,
+        digest=None,
+        members=members,
+        missing=[],
+        loss=None,
+        tokens_per_s=None,
+        bytes=BytesStatus(sent=0, received=0),
+    )
+
+    def shown(*voters: str) -> list[str]:
+        return voter_lines(msgspec.structs.replace(known, voters=list(voters)))
+
+    assert shown("b", "a") == shown() == []
+    assert shown("a") == ["voter      a"]
+    assert shown("a", "b", "c\x1b[2J") == ["voter      a", "voter      b", "voter      c\\x1b[2J"]
+    many = shown(*(f"{number:02}" for number in range(40)))
+    assert (len(many), many[-1]) == (25, "voter      and 16 more; `shoal status --json` has them all")
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

@@ -992,8 +992,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "an earlier certificate is judged by who votes now",
         "tests/protocol/test_voting.py"
         "::test_other_certificate_of_an_earlier_round_is_a_fork_by_the_voters_of_that_round_alone",
-        "rebase = self.rebase_of(value.term.rebases)",
-        "rebase = self.rebase_of(max(self._rebases, default=0))",
+        "return self._votings[self._heights[value.hash]]",
+        "return self.voting",
     ),
     bug(
         "a voter that was away can be a member only by a plan",
@@ -1141,5 +1141,92 @@ PROTOCOL: tuple[Bug, ...] = (
         "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
         "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
         "usual_s = lately[-1] if lately else 0.0",
+    ),
+    bug(
+        "a change of voters is in force a round too late",
+        "tests/protocol/test_changing_voters.py::test_round_is_decided_by_those_who_voted_before_it_and_the_next_by_the_others",
+        "return self._votings[-1]",
+        "return self._votings[-2:][0]",
+    ),
+    bug(
+        "a change of voters counts in the round that decides it",
+        "tests/protocol/test_changing_voters.py::test_round_is_decided_by_those_who_voted_before_it_and_the_next_by_the_others",
+        "check_certificate(entry, self.head, trusted=trusted, voting=self.voting)",
+        "check_certificate(entry, self.head, trusted=trusted, voting=self.voting.after(entry.value))",
+    ),
+    bug(
+        "a change of voters counts among the votes for it",
+        "tests/lab/explore/test_agreement.py::test_every_schedule_between_two_changes_of_voters_certifies_one_value_by_those_of_its_round",
+        """
+        if not is_quorum(self.previous, signers, value.leaves, voting=self.voting):
+            return None
+        """,
+        """
+        if not is_quorum(self.previous, signers, value.leaves, voting=self.voting.after(value)):
+            return None
+        """,
+    ),
+    bug(
+        "a change of voters takes the consents of those after it",
+        "tests/protocol/test_changing_voters.py::test_change_takes_consents_of_a_quorum_of_those_who_vote_before_it",
+        "and is_quorum(previous, amended.consenting, value.leaves, voting=voting)",
+        "and is_quorum(previous, amended.consenting, value.leaves, voting=voting.after(value))",
+    ),
+    bug(
+        "a change of voters gives a vote to no member",
+        "tests/protocol/test_changing_voters.py::test_who_gets_a_vote_is_a_member_after_the_value_and_so_is_a_quorum_of_those_who_vote_next",
+        "return added.issubset(value.members) and is_quorum(value, value.members, voting=after)",
+        "return is_quorum(value, value.members, voting=after)",
+    ),
+    bug(
+        "a change of voters leaves those who have no state",
+        "tests/protocol/test_changing_voters.py::test_who_gets_a_vote_is_a_member_after_the_value_and_so_is_a_quorum_of_those_who_vote_next",
+        "return added.issubset(value.members) and is_quorum(value, value.members, voting=after)",
+        "return added.issubset(value.members)",
+    ),
+    bug(
+        "a change of voters leaves three of whom one may lie",
+        "tests/protocol/test_changing_voters.py::test_change_that_cannot_be_is_refused_in_a_line",
+        "if not self.least <= len(named) <= MEMBER_LIMIT:",
+        "if not 1 <= len(named) <= MEMBER_LIMIT:",
+    ),
+    bug(
+        "a rollback undoes a change of voters",
+        "tests/protocol/test_changing_voters.py::test_rollback_brings_back_the_settings_and_not_the_voters_and_a_rebase_names_its_own",
+        "self._votings.append(before.rebased(value) if isinstance(entry, Rebase) else before.after(value))",
+        """
+        before = self._voting_after(self._branch[-1]) if value.rollback else before
+        self._votings.append(before.rebased(value) if isinstance(entry, Rebase) else before.after(value))
+        """,
+    ),
+    bug(
+        "a lead proposes a change of voters that is refused",
+        "tests/lab/simulate/test_named_voters.py::test_change_waits_for_a_voter_that_died_meanwhile_and_no_round_does",
+        "return amended if holds_state(amended, voting=facts.agreement.voting) else value",
+        "return amended",
+    ),
+    bug(
+        "an order for other voters outlives a change of voters by a ban",
+        "tests/protocol/test_changing_voters.py::test_ban_takes_the_vote_from_the_next_round_on",
+        "if ends_term or value.amended or voting != before:",
+        "if ends_term or value.amended:",
+    ),
+    bug(
+        "a ban is no change of voters",
+        "tests/protocol/test_changing_voters.py::test_ban_takes_the_vote_from_the_next_round_on",
+        "return voting.changed(dict.fromkeys(taken, False)) if taken else voting",
+        "return voting",
+    ),
+    bug(
+        "a ban is a change of voters that leaves too few",
+        "tests/protocol/test_changing_voters.py::test_ban_leaves_as_many_voters_as_there_must_be",
+        "taken = banned[: max(0, len(voting.named) - voting.least)]",
+        "taken = banned",
+    ),
+    bug(
+        "a change of voters is ordered for no member",
+        "tests/protocol/test_changing_voters.py::test_order_that_gives_a_vote_to_no_member_is_refused_and_any_other_is_kept",
+        "if votes and peer not in self._here.chain.head.members:",
+        "if False:",
     ),
 )

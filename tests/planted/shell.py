@@ -326,7 +326,7 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "an order that is carried out is told as overtaken",
         "tests/node/rounds/test_amendments.py::test_order_that_is_carried_out_is_over",
-        "return all(tables[section].get(name) == value for section, _, name, value in keys)",
+        "return all(tables[section].get(name, False) == value for section, _, name, value in keys)",
         "return False",
     ),
     bug(

@@ -13,7 +13,7 @@ from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange, Vote
-from shoal.protocol.voting import CONTRIBUTORS, Voting
+from shoal.protocol.voting import CONTRIBUTORS, Voting, voter_changes
 
 
 def made_by(bug: type[Agreement], identity: Identity, previous: Value, voting: Voting = CONTRIBUTORS) -> Agreement:
@@ -265,6 +265,26 @@ class CountsContributors(Agreement):
             return super()._certified(*asked)
         finally:
             self.voting = named
+
+
+class ChangesVotersTooEarly(Agreement):
+    """Counts in a round by the voters that its value makes of those who have a vote in it."""
+
+    def _certified(self, steps: Any, view: int, value: Value) -> Any:
+        before, self.voting = self.voting, self.voting.after(value)
+        try:
+            return super()._certified(steps, view, value)
+        finally:
+            self.voting = before
+
+
+class CountsFormerVoters(Agreement):
+    """Votes, and counts votes, as before the last value, which changed the voters."""
+
+    def __init__(self, *, previous: Value, voting: Voting, **rest: Any) -> None:
+        changes = voter_changes(previous.amended.amendment) if previous.amended else {}
+        former = voting.changed({peer: not votes for peer, votes in changes.items()}) if changes else voting
+        super().__init__(previous=previous, voting=former, **rest)
 
 
 class FollowsAnybody(Agreement):

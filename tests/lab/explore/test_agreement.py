@@ -72,6 +72,55 @@ def test_contributor_that_votes_beside_named_voters_is_found(members: int, fault
     assert kinds(exploration) == ["a word of who has no vote"]
 
 
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"members": 2, "strangers": 1, "views": 3, "crashes": 1, "plans": 2, "planner": 1},
+        {"members": 3, "strangers": 2, "views": 2, "plans": 2},
+        {"members": 4, "strangers": 1, "views": 2, "plans": 2, "faults": FaultModel.LYING},
+    ],
+    ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
+)
+def test_every_schedule_between_two_changes_of_voters_certifies_one_value_by_those_of_its_round(
+    scope: dict[str, Any],
+) -> None:
+    explorer = Explorer(Scope(**scope, changing=True))
+    exploration = explorer.run(limit=100_000)
+    assert exploration.violations == ()
+    assert exploration.complete
+    names = {name for names in exploration.certified for name in names}
+    assert names == {f"{plan}{lead}" for plan in "AB" for lead in range(min(scope["members"], scope["views"]))}
+    assert {len(names) for names in exploration.certified} == {0, 1}
+    members, values = explorer.members, explorer.members.values
+    before, stranger = members.peers[: scope["members"]], members.peers[scope["members"]]
+    changed = {*before[1:], stranger} if scope.get("faults") else set(before[-1:])
+    for value in values.by_hash.values():
+        after = members.voting.after(value).named
+        assert set(after) == (changed if values.name(value.hash)[0] == "A" else set(before))
+
+
+@pytest.mark.parametrize(
+    ("bug", "members", "found"),
+    [
+        (seeded.ChangesVotersTooEarly, 2, {"a vote without a prepare certificate", "certified by a minority", "fork"}),
+        (seeded.ChangesVotersTooEarly, 3, {"a vote without a prepare certificate", "certified by a minority", "fork"}),
+        (seeded.CountsFormerVoters, 3, {"a word of who has no vote"}),
+    ],
+)
+def test_voters_of_another_round_are_found(bug: type[Agreement], members: int, found: set[str]) -> None:
+    exploration = explore(bug, members=members, strangers=1, views=2, plans=2, changing=True)
+    assert set(kinds(exploration)) <= found
+    assert kinds(exploration)
+
+
+def test_scope_of_changing_voters_has_strangers_two_members_and_no_liar() -> None:
+    for given, why in (({}, "--strangers 0"), ({"strangers": 1, "liars": 1}, "--liars 1")):
+        with pytest.raises(ConfigError, match=why):
+            Scope(members=3, views=1, changing=True, **given)
+    with pytest.raises(ConfigError, match="--members 1"):
+        Scope(members=1, strangers=1, views=1, changing=True)
+
+
 def test_scope_of_named_voters_has_no_leaves_and_an_end() -> None:
     for scope, why in (({"leaves": 1, "strangers": 1}, "--leaves 1"), ({"strangers": 62}, "--strangers 62")):
         with pytest.raises(ConfigError, match=why):
