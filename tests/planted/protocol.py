@@ -658,6 +658,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "if not rebase.signature:",
     ),
     bug(
+        "who never saw what began a reduction answers to its evictions",
+        "tests/protocol/test_round_messages.py"
+        "::test_member_that_never_saw_the_plan_that_is_repaired_is_silent_and_planned_anew",
+        "follows = self.me not in message.evicted and message.lineage in self._origins",
+        "follows = self.me not in message.evicted",
+    ),
+    bug(
         "a rebase that names another state than its round's",
         "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
         "and (value.round, value.digest) == (parent.state_round, parent.digest)",
