@@ -665,6 +665,21 @@ PROTOCOL: tuple[Bug, ...] = (
         "follows = self.me not in message.evicted",
     ),
     bug(
+        "a lead that was free once is not compelled any more",
+        "tests/protocol/test_agreement.py"
+        "::test_free_lead_that_hears_of_a_prepared_value_before_it_proposes_carries_it_forward_by_its_proof",
+        """
+        if not self.leading or self.view == 0 or self.view in self._proposed or not self.is_quorum(changes):
+            return []
+        """,
+        """
+        if not self.leading or self.view == 0 or self.view in self._proposed or not self.is_quorum(changes):
+            return []
+        if self.view in self._freed:
+            return []
+        """,
+    ),
+    bug(
         "a rebase that names another state than its round's",
         "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
         "and (value.round, value.digest) == (parent.state_round, parent.digest)",
