@@ -158,6 +158,10 @@ class Judge:
         elif isinstance(message, Evict):
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
 
+    def electorate(self, previous: Value) -> Collection[PeerId]:
+        """Those who vote after `previous`."""
+        return self._voters.get(previous.term.rebases, ()) or previous.members
+
     def outweigh(self, previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
         """True if these are a quorum of those who vote after `previous`."""
         voters = self._voters.get(previous.term.rebases, ())

@@ -188,6 +188,44 @@ def test_seeded_order_for_a_state_that_is_not_served_is_found(monkeypatch: pytes
     assert run_scenario(ORDERED_ALONE).violation == "orders"
 
 
+LEFT_OUT = Scenario(
+    peers=3,
+    rounds=1,
+    seed=4068,
+    calm_rounds=3,
+    fault=(
+        Fault(kind="kill", at_s=0.0, phase="plan", peer=2, duration_s=2.56, torn=1.0),
+        Fault(kind="stop", at_s=0.0, phase="joining", into_s=0.228, peer=2, duration_s=5.5),
+        Fault(kind="stop", at_s=9.65, peer=0, duration_s=1.43),
+        Fault(kind="rollback", at_s=13.17, phase="reduce", peer=1, back=2),
+        Fault(kind="stop", at_s=14.28, peer=2, duration_s=5.86),
+    ),
+)
+"""Peer 1 is evicted from round 3, in which its user orders to go back, and is left out of the rounds 4 and 5."""
+
+
+def test_order_of_a_peer_that_is_left_out_for_a_while_is_carried_out_once_it_votes_again() -> None:
+    simulation = Simulation(LEFT_OUT)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rollback ordered"]) == ("", "", 1)
+    peer = simulation.peers[1]
+    first = max((one.disk.ledger for one in simulation.peers), key=lambda ledger: ledger.height)
+    chain = [entry.value for entry in first.entries]
+    assert [peer.id in value.members for value in chain] == [True, True, False, False, False, True, True]
+    assert [value.state_round for value in chain] == [1, 2, 3, 4, 5, 6, 1]
+
+
+def test_seeded_order_that_is_said_only_where_it_was_given_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = GoingBack.advise
+
+    def once(self: GoingBack, machine: Any, now: float) -> Any:
+        first = self.__dict__.setdefault("first", machine.round)
+        return plain(self, machine, now) if machine.round == first or self._asked is None else ()
+
+    monkeypatch.setattr(GoingBack, "advise", once)
+    assert run_scenario(LEFT_OUT).violation == "orders"
+
+
 def test_no_round_is_calm_while_what_a_slow_connection_was_given_is_under_way() -> None:
     simulation = Simulation(CALM)
     simulation.network.slowed[1] = 100.0
