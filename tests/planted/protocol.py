@@ -680,6 +680,17 @@ PROTOCOL: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "whom a rebase left out counts at once",
+        "tests/protocol/test_terms.py::test_rebase_takes_the_place_of_what_came_after_and_goes_on_with_its_electorate",
+        """
+        if height and isinstance(self._entries[height - 1], Rebase):
+            break
+        """,
+        """
+
+        """,
+    ),
+    bug(
         "a rebase that names another state than its round's",
         "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
         "and (value.round, value.digest) == (parent.state_round, parent.digest)",

@@ -12,6 +12,7 @@ from shoal.lab.simulate.obtaining import Obtaining
 from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
+from shoal.protocol.chain import Chain
 from shoal.protocol.departure import Departure, LeaveStep
 from shoal.protocol.facts import Gathering
 from shoal.protocol.going_back import GoingBack
@@ -262,6 +263,32 @@ def test_authority_has_those_go_on_who_are_left() -> None:
     head = simulation.peers[0].disk.ledger.head
     assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
     assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_peer_that_had_no_vote_when_the_authority_went_on_is_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a member shortly before, yet none of those with whom the authority went on: its first round is one of
+    weight zero."""
+    faults = (
+        Fault(kind="finish", at_s=0.0, peer=0, round=2),
+        Fault(kind="kill", at_s=1.51, peer=1, duration_s=4.13),
+        Fault(kind="outage", at_s=5.06, phase="plan", into_s=0.02, peer=0, duration_s=1.0),
+    )
+    rebased = Scenario(peers=3, rounds=5, seed=3471, fault=faults, rebases=True, calm_rounds=3)
+    simulation = Simulation(rebased)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rebased"]) == ("", "", 1)
+    _, back, staying = (peer.id for peer in simulation.peers)
+    chain = [entry.value for entry in simulation.peers[2].disk.ledger.entries]
+    assert [(value.term.rebases, value.round, value.members) for value in chain[2:4]] == [
+        (1, 2, (staying,)),
+        (1, 3, tuple(sorted((back, staying)))),
+    ]
+    weights = [{p.peer: p.weight for p in simulation.judge.plan_of(value)[0].participants} for value in chain[3:5]]
+    assert weights[0][back] == 0 < weights[1][back]
+
+    plain = Chain.recent_members
+    monkeypatch.setattr(Chain, "recent_members", lambda chain, rounds: plain(chain, rounds) | chain._members_ever)
+    assert run_scenario(rebased).violation == "newcomers wait"
 
 
 def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
