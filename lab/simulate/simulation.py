@@ -450,7 +450,7 @@ class Simulation:
         elif fault.kind == "pause":
             if not peer.up:
                 return
-            peer.peer_rounds.pause()
+            peer.pause()
             undo.life = peer.life
             action = undo.go_on
         elif fault.kind == "lie":

@@ -52,6 +52,25 @@ def test_fault_whose_phase_does_not_come_strikes_all_the_same() -> None:
     assert simulation.peers[1].gone
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_peer_that_hangs_says_nothing_and_pauses_or_goes_on_once_it_runs(paused: bool) -> None:
+    simulation = Simulation(scenario())
+    for peer in simulation.peers:
+        simulation.start(peer)
+    peer = simulation.peers[1]
+    with simulation.keys.in_use():
+        simulation.timeline.run(3.0, lambda: False)
+        peer.pause(paused=not paused)
+        peer.hung = True
+        said: list[object] = []
+        simulation.tell = lambda peer, to, message: said.append(message)  # type: ignore[method-assign]
+        peer.pause(paused=paused)
+        assert (said, peer.peer_rounds.paused) == ([], not paused)
+        peer.wake()
+    assert said
+    assert peer.peer_rounds.paused == paused
+
+
 def test_trainer_that_begins_anew_makes_its_contribution() -> None:
     outcome = run_scenario(scenario(Fault(kind="trainer", peer=1, at_s=0.5), Fault(kind="trainer", peer=1, at_s=5.0)))
     assert (outcome.violation, outcome.met["calm rounds"] >= 3) == ("", True)
