@@ -677,16 +677,19 @@ class Agreement:
         return []
 
     def _try_lead(self) -> list[AgreementEffect]:
-        """As lead of this view with a quorum in it: carry the highest certificate forward, or be free to plan."""
+        """As lead of this view with a quorum in it: carry the highest certificate forward, or be free to plan.
+
+        Who is free carries one forward that it hears of before it has proposed: where all were restarted and lost their
+        contributions, nobody makes another while that value may be decided.
+        """
         changes = {p: c for p, c in self._changes.get(self.view, {}).items() if p not in self.leaves}
-        if not self.leading or self.view == 0 or self.view in self._proposed or self.view in self._freed:
+        if not self.leading or self.view == 0 or self.view in self._proposed or not self.is_quorum(changes):
             return []
-        if not self.is_quorum(changes):
-            return []
-        moves = make_moves(changes, self._leave_signatures)
-        highest = highest_of(changes.values())
+        moves, highest = make_moves(changes, self._leave_signatures), highest_of(changes.values())
         if highest is not None:
             return self._propose(highest.value, moves, highest.prepared)
+        if self.view in self._freed:
+            return []
         self._freed[self.view] = moves
         return [FreeToPlan(self.view, tuple(c.report for c in changes.values() if c.report is not None))]
 

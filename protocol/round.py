@@ -487,7 +487,9 @@ class RoundMachine:
         if not self._in_reach(message.view) or planned:
             return []
         effects = self._of_agreement(self.agreement.move_to(message.view))
-        if self.me not in message.evicted and self._is_news(sender, message):
+        # Who has not seen what began the reduction will not follow its revisions: its silence is waited for and ends.
+        follows = self.me not in message.evicted and message.lineage in self._origins
+        if follows and self._is_news(sender, message):
             effects.append(CloseOff(message.lineage, frozenset(message.evicted)))
         return effects
 

@@ -3,9 +3,10 @@
     quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
     everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
                        out or on probation, its contribution counts
-    orders             what a user ordered is carried out, or can be no more, within `SETTLING_ROUNDS` and two, or once
-                       the state that it takes has come to those who lack it, or those whom it names as voters are
-                       members
+    orders             what a user ordered is carried out, or can be no more, by the second round after the first
+                       `SETTLING_ROUNDS` in which the user's peer votes, or once the state that it takes has come to
+                       those who lack it, or those whom it names as voters are members; for the consent of who has no
+                       vote, left out for a while, counts for nothing
 
 The first rounds of a calm are for those who are coming back. Where messages are lost or somebody lies there is none.
 """
@@ -28,6 +29,8 @@ CALM_ROUND_S = 4.0
 CALM_LIMIT_S = 60.0
 """So long after the last fault calm rounds are waited for: links are dialled by a backoff."""
 SETTLING_ROUNDS = 1
+ORDER_ROUNDS = 2
+"""A voter consents in the first round once it has the state; the others follow by the end of the second."""
 
 
 class Calm:
@@ -37,19 +40,27 @@ class Calm:
         self._swarm = swarm
         self._there: set[SimulatedPeer] = set()
         self._decided_at = 0.0
-        self._orders: list[tuple[int, Order]] = []
+        self._orders: dict[tuple[int, Order], int] = {}
+        """By order that is open, the number of rounds in which its peer had a vote since."""
         self.rounds = 0
 
     def _ordered(self) -> list[tuple[int, Order]]:
-        """List the orders that users of running members wait for."""
-        members = ((peer, peer.peer_rounds.member) for peer in self._there if peer.running)
+        """List the orders that users of running peers wait for."""
+        members = ((peer, peer.peer_rounds.member) for peer in self._swarm.peers if peer.running)
         staying = (peer for peer, member in members if not (member.leaving or member.finished))
         return [(peer.number, order) for peer in staying for order in peer.disk.orders.values()]
 
-    def _open(self, value: Value) -> list[tuple[int, Order]]:
-        """Those of the orders that are still to be carried out once `value` is decided, and could be."""
-        waiting = [one for one in self._orders if one in self._ordered() and not self._settles(value, one[1])]
-        return [one for one in waiting if not self._waits_for_members(value, one[1])]
+    def _overdue(self, value: Value) -> list[tuple[int, Order]]:
+        """Count the round that `value` decides for the orders that it leaves open; list those that had their rounds."""
+        waiting = self._ordered()
+        voters = self._swarm.judge.electorate(self._swarm.judge.values[value.base])
+        vote = {peer.number for peer in self._there if peer.id in voters}
+        self._orders = {
+            one: rounds + (one[0] in vote and not self._waits_for_members(value, one[1]))
+            for one, rounds in self._orders.items()
+            if one in waiting and not self._settles(value, one[1])
+        }
+        return [one for one, rounds in self._orders.items() if rounds >= ORDER_ROUNDS and not self._is_fetched(one[1])]
 
     def _waits_for_members(self, value: Value, order: Order) -> bool:
         """True for an order of other voters of whom too few are members, or one that gets a vote is none."""
@@ -60,18 +71,25 @@ class Calm:
         enough = are_enough(len(after.intersection(value.members)), len(after), faults)
         return bool(changes) and not (enough and added.issubset(value.members))
 
-    def _settles(self, value: Value, order: Order) -> bool:
-        """True if `value` carries an order out or makes it impossible, or the order waits for a state to come."""
+    @staticmethod
+    def _settles(value: Value, order: Order) -> bool:
+        """True if `value` carries an order out or makes it impossible."""
         if not isinstance(order, Target):
             return bool(value.amended or value.rollback)
-        gone_back = bool(value.rollback) and order.round >= value.state_round
-        return gone_back or any(peer.peer_rounds.obtaining.fetches(order.round) for peer in self._there)
+        return bool(value.rollback) and order.round >= value.state_round
+
+    def _is_fetched(self, order: Order) -> bool:
+        """True if an order waits for a state to come."""
+        return isinstance(order, Target) and any(
+            peer.peer_rounds.obtaining.fetches(order.round) for peer in self._there
+        )
 
     def awaited(self) -> bool:
         """True if more of them are to come before a run is over."""
         swarm, scenario = self._swarm, self._swarm.scenario
         late = swarm.timeline.now > swarm.quiet_at + CALM_LIMIT_S
-        return self.rounds < scenario.calm_rounds and not (late or scenario.loss or self._somebody_lies)
+        too_few = self.rounds < scenario.calm_rounds or bool(self._orders)
+        return too_few and not (late or scenario.loss or self._somebody_lies)
 
     def decided(self, value: Value) -> None:
         """A peer is the first to have a round certified. Raises Violation."""
@@ -83,8 +101,8 @@ class Calm:
             return
         self.rounds += 1
         if self.rounds <= SETTLING_ROUNDS:
-            self._orders = self._ordered()
-        elif self.rounds > SETTLING_ROUNDS + 1 and (left := self._open(value)):
+            self._orders = dict.fromkeys(self._ordered(), 0)
+        elif left := self._overdue(value):
             raise Violation("orders", f"{left} are not carried out by round {value.round}")
         if self.rounds > SETTLING_ROUNDS:
             took_s -= 1.1 * max(peer.train_s for peer in there)

@@ -160,6 +160,10 @@ class Judge:
         elif isinstance(message, Evict):
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
 
+    def electorate(self, previous: Value) -> Collection[PeerId]:
+        """Those who vote after `previous`."""
+        return self._voters.get(previous.term.rebases, ()) or previous.members
+
     def outweigh(self, previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
         """True if these are a quorum of those who vote after `previous`."""
         return outweighs(previous, supporters, leaves, voters=self.voters_after(previous), lying=self._lying)
@@ -182,13 +186,14 @@ class Judge:
             raise Violation("no double vote", "a signature of who left the round")
 
     def recent_members(self, base: bytes, rounds: int) -> set[PeerId]:
-        """The members after the value of hash `base` and after each of so many before it."""
+        """The members after the value of hash `base` and after each of so many before it, back to the last rebase:
+        who is not in its electorate begins anew, whatever it was before."""
         found: set[PeerId] = set()
         value: Value | None = self.values.get(base)
         for _ in range(rounds + 1):
             if value is not None:
                 found.update(value.members)
-                value = self.values.get(value.base)
+                value = None if self.is_rebase(value) else self.values.get(value.base)
         return found
 
     def _check_counted(self, plan: Plan) -> None:

@@ -49,6 +49,7 @@ class SimulatedPeer:
         self.woke_at = float("-inf")
         self.lies: set[str] = set()
         self.asleep: deque[tuple[int, object]] = deque(maxlen=ASLEEP_LIMIT_MESSAGES)
+        self._asked_to_pause: bool | None = None
         self.watch: Watch
         self.peer_rounds: PeerRounds
 
@@ -73,6 +74,7 @@ class SimulatedPeer:
         self.up = self.hung = False
         self.life += 1
         self.asleep.clear()
+        self._asked_to_pause = None
         self.watch.links.clear()
         self.peer_rounds.stop()
         self.disk.tears = None
@@ -114,6 +116,16 @@ class SimulatedPeer:
         self.asleep.clear()
         for sender, message in waiting:
             self.receive(sender, message)
+        if self._asked_to_pause is not None:
+            asked, self._asked_to_pause = self._asked_to_pause, None
+            self.pause(paused=asked)
+
+    def pause(self, *, paused: bool = True) -> None:
+        """The user wants the accelerator, or gives it back; a process that hangs takes that up when it runs again."""
+        if self.hung:
+            self._asked_to_pause = paused
+        else:
+            self.peer_rounds.pause(paused=paused)
 
     def check_queues(self) -> None:
         """Raises Violation for a table that is longer than its limit."""

@@ -287,7 +287,7 @@ class PeerRounds(Reducing, Surroundings):
         """The user wants the peer to go."""
         self.member.ask_to_leave(self._now)
 
-    def pause(self, *, paused: bool = True) -> None:
+    def pause(self, *, paused: bool) -> None:
         """The user wants the accelerator, or gives it back."""
         self._box.put(SetPaused(paused))
 

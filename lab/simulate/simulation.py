@@ -451,7 +451,7 @@ class Simulation:
         elif fault.kind == "pause":
             if not peer.up:
                 return
-            peer.peer_rounds.pause()
+            peer.pause()
             undo.life = peer.life
             action = undo.go_on
         elif fault.kind == "lie":
@@ -517,12 +517,14 @@ class Simulation:
         """From here on everyone who watches it has the detector's bound to give it up."""
         now = self.timeline.now
         peer.silent_since = peer.disturbed_at = now
-        some_late = any(now - other.woke_at < LATE_REMEMBERED_S for other in self.peers)
-        late_s = LATE_LIMIT_S if some_late else 0.0
-        bound_s = detection_bound_s(len(self.peers), late_s) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
         for observer in self.peers:
             if observer.running and observer.watch.machine.state_of(peer.id) is State.ALIVE:
+                bound_s = self._silence_bound_s(late_s=0.0)
                 self.timeline.after(bound_s, self._check_found, observer, observer.life, peer, now)
+
+    def _silence_bound_s(self, *, late_s: float) -> float:
+        """How long after its silence a peer is given up, where answers came so late shortly before, or meanwhile."""
+        return detection_bound_s(len(self.peers), late_s) + TICKS_LATE_S + IN_FLIGHT_S
 
     def _check_found(self, observer: SimulatedPeer, life: int, peer: SimulatedPeer, since: float) -> None:
         silent = peer.silent_since == since and not peer.running
@@ -531,14 +533,19 @@ class Simulation:
             and observer.running
             and max(observer.disturbed_at, self.disturbed_at, observer.woke_at + LATE_REMEMBERED_S) <= since
         )
-        if silent and undisturbed and not self.judge.liars:
-            state = observer.watch.machine.state_of(peer.id)
-            if state is not State.DEAD and state is not None:
-                took = self.timeline.now - since
-                raise Violation(
-                    "no wait too long",
-                    f"peer {observer.number} holds peer {peer.number} for {state.value} {took:.1f} s after its silence",
-                )
+        if not silent or not undisturbed or self.judge.liars:
+            return
+        state, now = observer.watch.machine.state_of(peer.id), self.timeline.now
+        if state is State.DEAD or state is None:
+            return
+        if_late = since + self._silence_bound_s(late_s=LATE_LIMIT_S)
+        if now < if_late and any(since - other.woke_at < LATE_REMEMBERED_S for other in self.peers):
+            self.timeline.at(if_late, self._check_found, observer, life, peer, since)
+            return
+        raise Violation(
+            "no wait too long",
+            f"peer {observer.number} holds peer {peer.number} for {state.value} {now - since:.1f} s after its silence",
+        )
 
     # -- the run -----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Undo:
     def go_on(self) -> None:
         """Its user gives the accelerator back."""
         if self.peer.up and self.peer.life == self.life:
-            self.peer.peer_rounds.pause(paused=False)
+            self.peer.pause(paused=False)
 
     def quicken(self) -> None:
         """It is as fast as ever."""

@@ -658,6 +658,39 @@ PROTOCOL: tuple[Bug, ...] = (
         "if not rebase.signature:",
     ),
     bug(
+        "who never saw what began a reduction answers to its evictions",
+        "tests/protocol/test_round_messages.py"
+        "::test_member_that_never_saw_the_plan_that_is_repaired_is_silent_and_planned_anew",
+        "follows = self.me not in message.evicted and message.lineage in self._origins",
+        "follows = self.me not in message.evicted",
+    ),
+    bug(
+        "a lead that was free once is not compelled any more",
+        "tests/protocol/test_agreement.py"
+        "::test_free_lead_that_hears_of_a_prepared_value_before_it_proposes_carries_it_forward_by_its_proof",
+        """
+        if not self.leading or self.view == 0 or self.view in self._proposed or not self.is_quorum(changes):
+            return []
+        """,
+        """
+        if not self.leading or self.view == 0 or self.view in self._proposed or not self.is_quorum(changes):
+            return []
+        if self.view in self._freed:
+            return []
+        """,
+    ),
+    bug(
+        "whom a rebase left out counts at once",
+        "tests/protocol/test_terms.py::test_rebase_takes_the_place_of_what_came_after_and_goes_on_with_its_electorate",
+        """
+        if height and isinstance(self._entries[height - 1], Rebase):
+            break
+        """,
+        """
+
+        """,
+    ),
+    bug(
         "a rebase that names another state than its round's",
         "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
         "and (value.round, value.digest) == (parent.state_round, parent.digest)",

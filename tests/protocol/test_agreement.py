@@ -664,6 +664,39 @@ def test_free_lead_is_told_which_finals_its_voters_hold() -> None:
     assert machine.free_to_plan
 
 
+def test_free_lead_that_hears_of_a_prepared_value_before_it_proposes_carries_it_forward_by_its_proof() -> None:
+    lab = Lab(4)
+    leader, *others = (lab.lead(view) for view in (1, 2, 3, 0))
+    machine = lab.machine(leader)
+    machine.move_to(1)
+    for number in others[:2]:
+        machine.receive(lab.members[number].peer, change(lab, number, 1))
+    assert machine.free_to_plan
+    value = value_of(lab.start, plan_hash("a"), lab.members[others[2]].peer)
+    carried = prepared_value(lab, 0, value)
+    late = change(lab, others[2], 1, carried)
+    (proposal,) = messages_in(machine.receive(lab.members[others[2]].peer, late), Propose)
+    assert (proposal.view, proposal.value, proposal.prepared) == (1, value, carried.prepared)
+    assert {one.peer for one in proposal.moves.changes} == {member.peer for member in lab.members}
+    assert not machine.free_to_plan
+    follower = lab.machine(others[0])
+    follower.computed(honest_report(lab.start, value.plan))
+    assert messages_in(follower.receive(lab.members[leader].peer, proposal), Prepare)
+
+
+def test_lead_that_has_proposed_by_itself_proposes_nothing_else_whatever_it_hears() -> None:
+    lab = Lab(4)
+    leader, *others = (lab.lead(view) for view in (1, 2, 3, 0))
+    machine = lab.machine(leader)
+    machine.move_to(1)
+    for number in others[:2]:
+        machine.receive(lab.members[number].peer, change(lab, number, 1))
+    own = value_of(lab.start, plan_hash("b"), lab.members[leader].peer)
+    assert [one.value for one in messages_in(machine.propose(own), Propose)] == [own]
+    carried = prepared_value(lab, 0, value_of(lab.start, plan_hash("a"), lab.members[others[2]].peer))
+    assert machine.receive(lab.members[others[2]].peer, change(lab, others[2], 1, carried)) == []
+
+
 def test_restore_passes_over_other_rounds_and_terms() -> None:
     lab = Lab(3)
     machine = Agreement(identity=lab.members[0].identity, previous=lab.start)

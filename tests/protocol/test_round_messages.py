@@ -13,10 +13,11 @@ from shoal.protocol.accusations import PLANS_LIMIT
 from shoal.protocol.agreement import Broadcast, DurableRecord, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.leading import REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     NO_HASH,
+    Evict,
     Held,
     Message,
     OwnedRange,
@@ -27,6 +28,7 @@ from shoal.protocol.messages import (
     Report,
     RoundMessage,
     Stalled,
+    ViewChange,
     domain_hash,
 )
 from shoal.protocol.peering import SwarmMessage
@@ -229,6 +231,59 @@ def test_evicted_node_is_told() -> None:
     )
     assert other.receive(plan.planner, without, 2.0) == [Evicted(without)]
     assert other.phase is Phase.PLAN
+
+
+def test_member_that_never_saw_the_plan_that_is_repaired_is_silent_and_planned_anew() -> None:
+    """The lead died when it had told but one; the two that are left are no quorum without each other."""
+    lab, machines = machines_of(3)
+    readies = [contribution(machine) for machine in machines]
+    leader, second, third = (machines[lab.lead(view)] for view in range(3))
+    effects: list[Effect] = []
+    for machine in machines:
+        for sender, ready in zip(machines, readies, strict=True):
+            effects += machine.ready(ready, 1.0) if sender is machine else machine.receive(sender.me, ready, 1.0)
+    (plan,) = (effect.message for effect in effects if sends(effect, Plan))
+    assert second.receive(leader.me, plan, 1.1) == [StartReduce(plan)]
+
+    alive = [second.me, third.me]
+    moved = [e.message for e in third.peers_alive(alive, 2.0) if sends(e, ViewChange)]
+    effects = second.peers_alive(alive, 2.0) + [e for m in moved for e in second.receive(third.me, m, 2.0)]
+    effects += second.tick(2.0 + REPLAN_SETTLE_S)
+    (evict,) = (effect.message for effect in effects if sends(effect, Evict))
+    assert (evict.lineage, evict.evicted) == (plan.hash, (leader.me,))
+    (asked,) = (effect for effect in effects if isinstance(effect, CloseOff))
+    second.closed_off(asked, (), 2.3)
+    assert not [effect for effect in third.receive(second.me, evict, 2.3) if isinstance(effect, CloseOff)]
+
+    waited = second.tick(2.2 + HELD_TIMEOUT_S - 0.1)
+    (afresh,) = (effect.plan for effect in second.tick(2.2 + HELD_TIMEOUT_S) if isinstance(effect, StartReduce))
+    assert not [effect for effect in waited if sends(effect, Plan)]
+    assert afresh.origin == NO_HASH
+    assert {participant.peer for participant in afresh.participants} == set(alive)
+    assert StartReduce(afresh) in third.receive(second.me, afresh, 7.0)
+
+
+def test_member_that_sees_the_plan_late_answers_what_it_was_asked_before() -> None:
+    lab, machines = machines_of(3)
+    readies = [contribution(machine) for machine in machines]
+    lead, late = machines[lab.lead()], machines[lab.lead(1)]
+    effects: list[Effect] = []
+    for machine in (lead, late):
+        for sender, ready in zip(machines, readies, strict=True):
+            effects += machine.ready(ready, 1.0) if sender is machine else machine.receive(sender.me, ready, 1.0)
+    (plan,) = (effect.message for effect in effects if sends(effect, Plan))
+    evict = Evict(
+        term=plan.term,
+        round=plan.round,
+        base=plan.base,
+        view=0,
+        attempt=1,
+        lineage=plan.hash,
+        evicted=(machines[lab.lead(2)].me,),
+    )
+    assert not [effect for effect in late.receive(lead.me, evict, 1.5) if isinstance(effect, CloseOff)]
+    late.receive(lead.me, plan, 1.6)
+    assert CloseOff(plan.hash, frozenset(evict.evicted)) in late.receive(lead.me, evict, 1.7)
 
 
 def test_new_lead_that_had_been_evicted_plans_itself_in() -> None:

@@ -12,6 +12,7 @@ from shoal.lab.simulate.obtaining import Obtaining
 from shoal.lab.simulate.scenario import Fault, Phase, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol import departure as departure_module
+from shoal.protocol.chain import Chain
 from shoal.protocol.departure import Departure, LeaveStep
 from shoal.protocol.facts import Gathering
 from shoal.protocol.going_back import GoingBack
@@ -49,6 +50,25 @@ def test_fault_whose_phase_does_not_come_strikes_all_the_same() -> None:
     simulation = Simulation(scenario(Fault(kind="leave", peer=1, at_s=1.0, phase="paused")))
     assert simulation.run().violation == ""
     assert simulation.peers[1].gone
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_peer_that_hangs_says_nothing_and_pauses_or_goes_on_once_it_runs(paused: bool) -> None:
+    simulation = Simulation(scenario())
+    for peer in simulation.peers:
+        simulation.start(peer)
+    peer = simulation.peers[1]
+    with simulation.keys.in_use():
+        simulation.timeline.run(3.0, lambda: False)
+        peer.pause(paused=not paused)
+        peer.hung = True
+        said: list[object] = []
+        simulation.tell = lambda peer, to, message: said.append(message)  # type: ignore[method-assign]
+        peer.pause(paused=paused)
+        assert (said, peer.peer_rounds.paused) == ([], not paused)
+        peer.wake()
+    assert said
+    assert peer.peer_rounds.paused == paused
 
 
 def test_trainer_that_begins_anew_makes_its_contribution() -> None:
@@ -188,6 +208,44 @@ def test_seeded_order_for_a_state_that_is_not_served_is_found(monkeypatch: pytes
     assert run_scenario(ORDERED_ALONE).violation == "orders"
 
 
+LEFT_OUT = Scenario(
+    peers=3,
+    rounds=1,
+    seed=4068,
+    calm_rounds=3,
+    fault=(
+        Fault(kind="kill", at_s=0.0, phase="plan", peer=2, duration_s=2.56, torn=1.0),
+        Fault(kind="stop", at_s=0.0, phase="joining", into_s=0.228, peer=2, duration_s=5.5),
+        Fault(kind="stop", at_s=9.65, peer=0, duration_s=1.43),
+        Fault(kind="rollback", at_s=13.17, phase="reduce", peer=1, back=2),
+        Fault(kind="stop", at_s=14.28, peer=2, duration_s=5.86),
+    ),
+)
+"""Peer 1 is evicted from round 3, in which its user orders to go back, and is left out of the rounds 4 and 5."""
+
+
+def test_order_of_a_peer_that_is_left_out_for_a_while_is_carried_out_once_it_votes_again() -> None:
+    simulation = Simulation(LEFT_OUT)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rollback ordered"]) == ("", "", 1)
+    peer = simulation.peers[1]
+    first = max((one.disk.ledger for one in simulation.peers), key=lambda ledger: ledger.height)
+    chain = [entry.value for entry in first.entries]
+    assert [peer.id in value.members for value in chain] == [True, True, False, False, False, True, True]
+    assert [value.state_round for value in chain] == [1, 2, 3, 4, 5, 6, 1]
+
+
+def test_seeded_order_that_is_said_only_where_it_was_given_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = GoingBack.advise
+
+    def once(self: GoingBack, machine: Any, now: float) -> Any:
+        first = self.__dict__.setdefault("first", machine.round)
+        return plain(self, machine, now) if machine.round == first or self._asked is None else ()
+
+    monkeypatch.setattr(GoingBack, "advise", once)
+    assert run_scenario(LEFT_OUT).violation == "orders"
+
+
 def test_no_round_is_calm_while_what_a_slow_connection_was_given_is_under_way() -> None:
     simulation = Simulation(CALM)
     simulation.network.slowed[1] = 100.0
@@ -224,6 +282,32 @@ def test_authority_has_those_go_on_who_are_left() -> None:
     head = simulation.peers[0].disk.ledger.head
     assert (head.term.rebases, head.members) == (1, (simulation.peers[0].id,))
     assert run_scenario(msgspec.structs.replace(left, rebases=False)).rounds_certified < 8
+
+
+def test_peer_that_had_no_vote_when_the_authority_went_on_is_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a member shortly before, yet none of those with whom the authority went on: its first round is one of
+    weight zero."""
+    faults = (
+        Fault(kind="finish", at_s=0.0, peer=0, round=2),
+        Fault(kind="kill", at_s=1.51, peer=1, duration_s=4.13),
+        Fault(kind="outage", at_s=5.06, phase="plan", into_s=0.02, peer=0, duration_s=1.0),
+    )
+    rebased = Scenario(peers=3, rounds=5, seed=3471, fault=faults, rebases=True, calm_rounds=3)
+    simulation = Simulation(rebased)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rebased"]) == ("", "", 1)
+    _, back, staying = (peer.id for peer in simulation.peers)
+    chain = [entry.value for entry in simulation.peers[2].disk.ledger.entries]
+    assert [(value.term.rebases, value.round, value.members) for value in chain[2:4]] == [
+        (1, 2, (staying,)),
+        (1, 3, tuple(sorted((back, staying)))),
+    ]
+    weights = [{p.peer: p.weight for p in simulation.judge.plan_of(value)[0].participants} for value in chain[3:5]]
+    assert weights[0][back] == 0 < weights[1][back]
+
+    plain = Chain.recent_members
+    monkeypatch.setattr(Chain, "recent_members", lambda chain, rounds: plain(chain, rounds) | chain._members_ever)
+    assert run_scenario(rebased).violation == "newcomers wait"
 
 
 def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

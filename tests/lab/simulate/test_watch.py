@@ -12,7 +12,8 @@ from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import SIMULATED_TICK_S, Simulation, run_scenario
 from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset, Watch
-from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, State, detection_bound_s
+from shoal.protocol.lateness import LATE_LIMIT_S
+from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, MembershipMachine, State, detection_bound_s
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_DEFERRAL_S
@@ -97,6 +98,39 @@ def test_suspicion_is_refuted_and_others_are_asked() -> None:
 def test_peer_that_was_slow_is_given_up_by_nobody(scenario: Scenario) -> None:
     outcome = run_scenario(scenario)
     assert (outcome.violation, outcome.detail, outcome.false_evictions) == ("", "", 0)
+
+
+WAKES_MEANWHILE = Scenario(
+    peers=3,
+    rounds=1,
+    seed=5177,
+    fault=(
+        Fault(kind="pause", at_s=0.48, phase="plan", peer=2, duration_s=3.34),
+        Fault(kind="join", at_s=0.0),
+        Fault(kind="stop", at_s=1.26, phase="leaving", peer=3, duration_s=6.64),
+        Fault(kind="slow", at_s=12.71, peer=1, duration_s=4.21, factor=23.9),
+        Fault(kind="stop", at_s=15.59, peer=0, duration_s=11.73),
+    ),
+)
+"""Peer 3, silent for 6.6 s, answers just after peer 0 fell silent: who saw that waits longer for peer 0 as well."""
+
+
+def test_answer_that_comes_late_after_a_peer_fell_silent_has_others_wait_longer_for_it() -> None:
+    simulation = Simulation(WAKES_MEANWHILE)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert detection_bound_s(4) < max(simulation.found_after_s) < detection_bound_s(4, LATE_LIMIT_S)
+
+
+def test_seeded_peer_that_is_given_up_by_nobody_is_found_where_answers_were_late_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MembershipMachine, "_suspicion_s", lambda *_: 60.0)
+    *others, silent = WAKES_MEANWHILE.fault
+    for_long = (*others, msgspec.structs.replace(silent, duration_s=40.0))
+    simulation = Simulation(msgspec.structs.replace(WAKES_MEANWHILE, fault=for_long))
+    assert simulation.run().violation == "no wait too long"
+    assert simulation.timeline.now == pytest.approx(silent.at_s + simulation._silence_bound_s(late_s=LATE_LIMIT_S))
 
 
 def test_seeded_peer_that_answers_no_pings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
