@@ -87,10 +87,11 @@ def crowd(least_heard: float, largest_mb: float) -> Any:
     )  # fmt: skip
 
 
-def train(strategy: str, loss: float, fewer: float, *, sound: bool = True) -> Any:
+def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:
     return made(
-        TrainResult, strategy=strategy, loss_ratio=spread(loss), byte_ratio=spread(fewer),
-        settings=made(Settings), seeds=(made(SeedRun, seed=1, sound=sound),),
+        TrainResult, strategy=strategy, nodes=4, efficiency=spread(efficiency), byte_ratio=spread(fewer),
+        settings=made(Settings, inner_steps=100, codec="int4", slow=1.0),
+        seeds=(made(SeedRun, seed=1, in_process=False, sound=sound),),
     )  # fmt: skip
 
 
@@ -183,8 +184,9 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
     ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
-    ("train", train("streaming", 1.02, 200), train("streaming", 1.021, 200), "held-out loss"),
-    ("train", train("diloco", 1.02, 100), train("diloco", 1.02, 99), "times fewer bytes"),
+    ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
+    ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
+    ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
     ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
     ("attack", attack(1.0), attack(None), "loss under the worst attack"),
