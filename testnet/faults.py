@@ -219,6 +219,14 @@ async def _restart(fault: Fault, swarm: Field) -> None:
     await swarm.join(fault.target)
 
 
+async def _pause(fault: Fault, swarm: Field) -> None:
+    await swarm.node(fault.target).ask("pause")
+
+
+async def _resume(fault: Fault, swarm: Field) -> None:
+    await swarm.node(fault.target).ask("resume")
+
+
 async def _throttle(fault: Fault, swarm: Field) -> None:
     swarm.node(fault.target).throttle(fault.cpu_share)
 
@@ -308,6 +316,8 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "leave": _leave,
     "join": _join,
     "restart": _restart,
+    "pause": _pause,
+    "resume": _resume,
     "throttle": _throttle,
     "partition": _partition,
     "heal": _heal,

@@ -46,7 +46,8 @@ THROTTLED_SHARE: Final = 0.05
 """Share of one core that a throttled node has where its fault does not say."""
 
 Kind = Literal[
-    "kill", "stop", "continue", "leave", "join", "restart", "throttle", "partition", "heal", "slow", "corrupt", "cut",
+    "kill", "stop", "continue", "leave", "join", "restart", "pause", "resume", "throttle", "partition", "heal", "slow",
+    "corrupt", "cut",
 ]  # fmt: skip
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
@@ -65,6 +66,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     partition or a slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before
     the start; the other kinds are over at once, and have none whatever is said.
 
+    pause: the node stops training, as its user may have it, and follows the rounds without contributing, until a
+    resume.
     throttle: the node and its trainer have no more than `cpu_share` of one core, or `THROTTLED_SHARE` where none is
     said.
     partition: nodes of different `groups` do not reach each other (who is in none reaches all); `traffic` says what

@@ -225,9 +225,9 @@ def summary(result: LargeRun) -> list[str]:
         f"bytes      {quantity(last.wire_bytes, 'B')}",
         f"unequal    {result.unequal} rounds",
     ]
-    if result.beside:
-        needed = "never came to it" if result.needed is None else f"needed {result.needed / 1e6:.1f} M tokens for it"
-        lines.append(f"beside     synchronous training {needed}")
+    if (ending := result.ending) is not None:
+        needed = "never came to it" if ending.sync_tokens is None else f"needed {ending.sync_tokens / 1e6:.1f} M for it"
+        lines.append(f"tokens     {ending.tokens / 1e6:.1f} M; synchronous training {needed}: {ending.efficiency:.3f}")
     return lines
 
 

@@ -1,19 +1,14 @@
 """Specification of `shoal bench large`: one run of a model too large to train twice in a command, and its result.
 
 A run is synchronous data parallel, exactly, in one process; or a strategy, by real nodes as `shoal run` starts them on
-what `shoal init` writes. A later run is set beside an earlier one of the same model, tokens and batches.
-
-    tokens needed    by the synchronous run for the loss that the strategy ended with, by its curve
-    efficiency       those ÷ the strategy's tokens
-    a loss           of the mean of the last evaluations: `LAST`
+what `shoal init` writes. A later run is set beside an earlier one of the same model, tokens and batches, as
+`token_efficiency` has it.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,6 +16,7 @@ import msgspec
 
 from shoal.cli.init import DEFAULT_INNER_STEPS
 from shoal.lab.bench.throughput_spec import SIZES, Shape
+from shoal.lab.bench.token_efficiency import Ending, ending
 from shoal.lab.bench.train_spec import Point
 from shoal.lab.case import Spec
 from shoal.lab.targets import Row, Target
@@ -33,8 +29,6 @@ from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.strategies.table import STRATEGIES
 
 SYNCHRONOUS: Final = "synchronous"
-LAST: Final = 5
-"""So many evaluations at the end make a loss: one alone shows chance."""
 EFFICIENCY: Final = Target(name="tokens that synchronous training needs for the same loss", unit="of all", least=0.9)
 UNEQUAL: Final = Target(name="rounds in which nodes came to different states", most=0)
 TOKENS_LIMIT: Final = 10**12
@@ -151,38 +145,15 @@ class LargeRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loss(self) -> float:
         """Mean of the last evaluations, bits per byte."""
-        return last_loss(self.points)
+        return ending(self.points, self.points).val_loss
 
     @property
-    def needed(self) -> float | None:
-        """Tokens that the synchronous run needed for this loss; None if it never came to it, or there is none."""
-        return tokens_to(self.loss, self.beside)
-
-    @property
-    def efficiency(self) -> float | None:
-        """Tokens needed ÷ those of this run; over 1 where synchronous training would need more."""
-        return None if self.needed is None else self.needed / self.points[-1].tokens
+    def ending(self) -> Ending | None:
+        """Comparison with the synchronous curve; None without one."""
+        return ending(self.points, self.beside) if self.beside else None
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured values beside their targets."""
         unequal = UNEQUAL.row(self.unequal)
-        return (unequal, EFFICIENCY.row(self.efficiency)) if self.beside else (unequal,)
-
-
-def last_loss(points: Sequence[Point]) -> float:
-    """Mean loss of the last evaluations of a curve."""
-    return statistics.fmean(point.val_loss for point in points[-LAST:])
-
-
-def tokens_to(loss: float, curve: Sequence[Point]) -> float | None:
-    """Tokens at which a curve first comes down to `loss`, each point being the mean of `LAST` up to it.
-
-    Linear between two points. None for a curve that does not get there.
-    """
-    ends = range(LAST, len(curve) + 1)
-    means = [(curve[end - 1].tokens, last_loss(curve[:end])) for end in ends]
-    for (before, higher), (after, lower) in pairwise(means):
-        if lower <= loss <= higher:
-            return after if higher == lower else before + (after - before) * (higher - loss) / (higher - lower)
-    return None
+        return (unequal,) if self.ending is None else (unequal, EFFICIENCY.row(self.ending.efficiency))

@@ -1,14 +1,21 @@
 """A strategy beside synchronous data parallel on the same tokens, over several seeds: loss, bytes, waiting.
 
 The strategy runs on a testnet of real processes, or in one process (`train_local`), where there is no control
-traffic and no time to measure. Synchronous data parallel always runs in one process; its bytes are those of an fp32
-all-reduce at every step. It is given at least as many tokens as the strategy had certified, in whole rounds.
+traffic and no time to measure. Synchronous data parallel always runs in one process, on all of the text, undisturbed;
+its bytes are those of an fp32 all-reduce at every step. It is given some more tokens than the strategy had certified.
+
+Its curve may be that of an earlier result with the same global batch, model, seed and inner settings. If rounds had as
+many steps there, the windows of each of its steps are those of a run of its own (`train_spec`); else they are drawn
+from the same text anew as those rounds began.
+
+A row is made of several results: seeds that real nodes ran, and others in one process where that agrees with them.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +24,7 @@ import msgspec
 import trio
 
 from shoal.lab.bench.machine import Machine, one_thread, this_machine
+from shoal.lab.bench.token_efficiency import Ending, bytes_at, ending
 from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import train_in_swarm
@@ -24,7 +32,12 @@ from shoal.lab.bench.train_sync import train_synchronously
 from shoal.lab.targets import Row, Spread, Target
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.testnet.progress import OnProgress, ignore_progress
+from shoal.testnet.reports.report import allreduce_bytes
 
+SYNC_LENGTH: Final = 1.05
+"""Length of a synchronous run, × the tokens of the run beside it: it serves rows that end a little later, too."""
+AGREEMENT: Final = 0.005
+"""By so much at most losses in one process differ from real nodes' of the same seed, if its other seeds count."""
 SAME_LENGTH: Final = 0.1
 RESULT_LIMIT_BYTES: Final = 64 << 20
 SEEDS_LIMIT: Final = 100
@@ -34,33 +47,51 @@ Tell = Callable[[str], None]
 UNSOUND: Final = Target(name="runs with wrong values, or not all certified", most=0)
 
 
-def _loss(most: float) -> Target:
-    return Target(name="held-out loss", unit="× synchronous training's", most=most)
+class Aims(msgspec.Struct, frozen=True, kw_only=True):
+    """Targets of a strategy. efficiency, hoped_for: share of the tokens. bytes_per_step: times fewer, ÷ H."""
+
+    efficiency: float
+    hoped_for: float | None = None
+    bytes_per_step: float | None = None
+
+    @property
+    def efficiency_target(self) -> Target:
+        """Target of the share of the tokens that synchronous training needs for the same loss."""
+        return Target(name="token efficiency", least=self.efficiency, aim=self.hoped_for)
+
+    def byte_target(self, inner_steps: int) -> Target | None:
+        """Target of bytes beside fp32 at every step; None where there is none."""
+        if self.bytes_per_step is None:
+            return None
+        return Target(name="times fewer bytes", least=self.bytes_per_step * inner_steps)
 
 
-def _bytes(least: float) -> Target:
-    return Target(name="times fewer bytes", least=least)
-
-
-TARGETS: Final[Mapping[tuple[str, bool], tuple[Target, Target | None]]] = {
-    ("diloco", False): (_loss(1.02), _bytes(100)),
-    ("diloco", True): (_loss(1.03), None),
-    ("streaming", False): (_loss(1.02), _bytes(200)),
-    ("sparse", False): (_loss(1.03), _bytes(1000)),
-    ("gossip", False): (_loss(1.04), _bytes(50)),
+AIMS: Final[Mapping[str, Aims]] = {
+    "diloco": Aims(efficiency=0.90, hoped_for=0.97, bytes_per_step=3),
+    "streaming": Aims(efficiency=0.90, hoped_for=0.95, bytes_per_step=6),
+    "sparse": Aims(efficiency=0.75, hoped_for=0.88, bytes_per_step=40),
+    "gossip": Aims(efficiency=0.75),
 }
-"""Of loss and bytes, by strategy and whether nodes are replaced: beside synchronous training on the same tokens."""
+"""By strategy, undisturbed."""
+CODEC_AIMS: Final[Mapping[str, Aims]] = {"2bit": Aims(efficiency=0.88, hoped_for=0.93, bytes_per_step=11)}
+"""By codec, in place of the strategy's."""
+DISTURBED: Final = Target(
+    name="token efficiency of a disturbed row", unit="× the undisturbed row's", least=0.85, aim=0.93
+)
 
 
 class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One seed. curve: the strategy's; sync_curve: that of synchronous data parallel. Losses are held-out ones.
 
-    In one process there are no speeds and no blocked fraction. sound: see `SwarmRun`.
+    sync_round_steps: the steps of the synchronous run's rounds. In one process there are no speeds and no blocked
+    fraction. sound: see `SwarmRun`.
     """
 
     seed: int
+    in_process: bool
     curve: tuple[Point, ...]
-    sync_curve: tuple[Point, ...]
+    sync_curve: tuple[Point, ...] = ()
+    sync_round_steps: int = 0
     blocked_fraction: float | None = None
     tokens_per_s: float | None = None
     rate_ratio: float | None = None
@@ -68,51 +99,76 @@ class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str | None = None
 
     @property
-    def loss_ratio(self) -> float:
-        """The strategy's final held-out loss ÷ that of synchronous data parallel."""
-        return self.curve[-1].val_loss / self.sync_curve[-1].val_loss
+    def ending(self) -> Ending:
+        """Its end beside the synchronous curve."""
+        return ending(self.curve, self.sync_curve)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that all nodes sent."""
+        return self.curve[-1].wire_bytes
+
+    @property
+    def sync_wire_bytes(self) -> int:
+        """Bytes that synchronous training would have sent for as many tokens."""
+        return round(bytes_at(self.curve[-1].tokens, self.sync_curve))
 
     @property
     def byte_ratio(self) -> float:
         """Factor by which the strategy sent fewer bytes than synchronous training."""
-        return self.sync_curve[-1].wire_bytes / max(1, self.curve[-1].wire_bytes)
+        return self.sync_wire_bytes / max(1, self.wire_bytes)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the comparison, in full: the manifest's sections as they were, and whether in one process.
+    """Settings of the comparison, in full: the manifest's sections as they were, and what disturbed the nodes.
 
-    inner_steps: H. round_steps: those between two rounds, fewer where there are fragments.
+    inner_steps: H. round_steps: those between two rounds, fewer where there are fragments. churn to skew: see
+    `TrainBench`.
     """
 
     inner_steps: int
     round_steps: int
     churn: float
     slow: float
-    in_process: bool
+    part_time: float
+    skew: float | None
     codec: str
     options: dict[str, object]
     sync: dict[str, object]
     inner: dict[str, object]
 
+    @property
+    def undisturbed(self) -> Settings:
+        """The same where nothing disturbs."""
+        return msgspec.structs.replace(self, churn=0.0, slow=1.0, part_time=0.0, skew=None)
+
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of `shoal bench train`. The numbers are medians over the seeds; tokens are the certified ones."""
+    """Result of `shoal bench train`. The numbers are medians over the seeds that count; tokens are the certified ones.
+
+    sync_tokens: what synchronous training needs for the same loss, None if one of its curves ends above that; then
+    `efficiency` is at least what it says. bytes and what follows of them are of real nodes if there were any. commands:
+    those that made it.
+    """
 
     strategy: str
     nodes: int
     tokens: int
     val_loss: float
     sync_val_loss: float
+    sync_tokens: float | None
     wire_bytes: int
     sync_wire_bytes: int
     blocked_fraction: float | None
     rate_ratio: float | None
     tokens_per_s: float | None
     loss_ratio: Spread
+    efficiency: Spread
     byte_ratio: Spread
     settings: Settings
     seeds: tuple[SeedRun, ...]
-    machine: Machine
+    machines: tuple[Machine, ...]
+    commands: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -120,26 +176,68 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
         return all(run.sound for run in self.seeds)
 
     @property
-    def loss_row(self) -> Row | None:
-        """The loss beside its target; None without one."""
-        found = self._targets
-        return None if found is None else found[0].row(self.loss_ratio)
+    def disturbed(self) -> bool:
+        """True if something disturbed the nodes."""
+        return self.settings != self.settings.undisturbed
+
+    @property
+    def agreement(self) -> float | None:
+        """By what share losses in one process differ from real nodes', at most; None where no seed was run in both."""
+        return _agreement(self.seeds)
+
+    @property
+    def counted(self) -> tuple[SeedRun, ...]:
+        """Runs whose numbers count."""
+        return _counted(self.seeds)
+
+    @property
+    def efficiency_row(self) -> Row | None:
+        """The token efficiency beside its target; None without one, and for a disturbed row."""
+        return None if self._aims is None or self.disturbed else self._aims.efficiency_target.row(self.efficiency)
 
     @property
     def byte_row(self) -> Row | None:
-        """The bytes beside their target; None without one."""
-        found = self._targets
-        return None if found is None or found[1] is None else found[1].row(self.byte_ratio)
+        """The bytes that real nodes sent beside their target; None without one, and for a disturbed row."""
+        if self._aims is None or self.disturbed or all(run.in_process for run in self.counted):
+            return None
+        target = self._aims.byte_target(self.settings.inner_steps)
+        return None if target is None else target.row(self.byte_ratio)
 
     @property
-    def _targets(self) -> tuple[Target, Target | None] | None:
-        return TARGETS.get((self.strategy, self.settings.churn > 0))
+    def _aims(self) -> Aims | None:
+        return CODEC_AIMS.get(self.settings.codec, AIMS.get(self.strategy))
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
-        found = (UNSOUND.row(sum(not run.sound for run in self.seeds)), self.loss_row, self.byte_row)
+        found = (UNSOUND.row(sum(not run.sound for run in self.seeds)), self.efficiency_row, self.byte_row)
         return tuple(row for row in found if row is not None)
+
+
+def disturbed_row(result: TrainResult, results: Sequence[TrainResult]) -> Row | None:
+    """A disturbed row's token efficiency beside that of the undisturbed one among `results`; None without either."""
+    if not result.disturbed:
+        return None
+    wanted = _json((result.strategy, result.nodes, result.settings.undisturbed))
+    alike = (one for one in results if _json((one.strategy, one.nodes, one.settings)) == wanted)
+    beside = next(alike, None)
+    return None if beside is None else DISTURBED.row(result.efficiency.median / beside.efficiency.median)
+
+
+def _agreement(runs: Sequence[SeedRun]) -> float | None:
+    real = {run.seed: run for run in runs if not run.in_process}
+    twins = [(run.ending, real[run.seed].ending) for run in runs if run.in_process and run.seed in real]
+    return max((abs(one.val_loss / other.val_loss - 1) for one, other in twins), default=None)
+
+
+def _counted(runs: Sequence[SeedRun]) -> tuple[SeedRun, ...]:
+    """Real nodes' runs, and of other seeds those in one process if that agrees; where no nodes ran, those alone."""
+    real = tuple(run for run in runs if not run.in_process)
+    if not real:
+        return tuple(runs)
+    agreement, seeds = _agreement(runs), {run.seed for run in real}
+    others = tuple(run for run in runs if run.in_process and run.seed not in seeds)
+    return real + others if agreement is not None and agreement <= AGREEMENT else real
 
 
 def measure(
@@ -154,25 +252,25 @@ def measure(
 ) -> TrainResult:
     """Run strategy and baseline for each seed; the testnets' folders are `folder`/seed-S. Minutes to hours.
 
-    baseline: an earlier result whose curves of synchronous data parallel are taken where they are of the same run.
+    baseline: an earlier result whose curves of synchronous data parallel are taken, where they are long enough.
     Raises ConfigError, NetworkError, StorageError, FloatingPointError, KeyboardInterrupt.
     """
     if not seeds or len(set(seeds)) != len(seeds) or len(seeds) > SEEDS_LIMIT:
         raise ConfigError(f"--seeds names 1 to {SEEDS_LIMIT} different numbers, like 1,2,3")
     if in_process and bench.slow > 1:
         raise ConfigError("--slow needs processes that run at the same time; leave --in-process out")
-    machine, settings = this_machine(), _settings(bench, in_process)
+    machine, settings = this_machine(), _settings(bench)
     known = {} if baseline is None else _curves(baseline, bench, settings)
     runs = []
     with one_thread():
         for seed in seeds:
             run = _strategy(bench, seed, folder.absolute() / f"seed-{seed}", in_process, tell, on_progress)
-            rounds = -(-run.curve[-1].tokens // bench.round_tokens)
-            curve = known.get(seed, ())[: rounds + 1]
-            if len(curve) <= rounds:
-                curve = _synchronous(bench, seed, rounds, tell)
-            runs.append(msgspec.structs.replace(run, sync_curve=curve))
-    return _result_of(bench.strategy, bench.nodes, settings, runs, machine)
+            curve, steps = known.get(seed, ((), 0))
+            if not curve or curve[-1].tokens < run.curve[-1].tokens:
+                rounds = math.ceil(SYNC_LENGTH * run.curve[-1].tokens / bench.round_tokens)
+                curve, steps = _synchronous(bench, seed, rounds, tell), settings.round_steps
+            runs.append(msgspec.structs.replace(run, sync_curve=curve, sync_round_steps=steps))
+    return _result_of(bench.strategy, bench.nodes, settings, runs, (machine,))
 
 
 def _strategy(
@@ -180,12 +278,12 @@ def _strategy(
 ) -> SeedRun:
     if in_process:
         curve = train_locally(bench, seed, partial(_tell_point, tell, f"{bench.strategy}, seed {seed}"))
-        return SeedRun(seed=seed, curve=tuple(curve), sync_curve=())
+        return SeedRun(seed=seed, in_process=True, curve=tuple(curve))
     run = trio.run(train_in_swarm, bench, seed, folder, on_progress)
     return SeedRun(
         seed=seed,
+        in_process=False,
         curve=run.points,
-        sync_curve=(),
         blocked_fraction=run.blocked_fraction,
         tokens_per_s=run.tokens_per_s,
         rate_ratio=run.rate_ratio,
@@ -204,64 +302,92 @@ def _tell_point(tell: Tell, who: str, point: Point) -> None:
     tell(f"{who}: {point.tokens} tokens, loss {point.val_loss:.4f}")
 
 
-def _settings(bench: TrainBench, in_process: bool) -> Settings:
+def _settings(bench: TrainBench) -> Settings:
     manifest = bench.manifest(0, [NOBODY])
     sync, inner = msgspec.to_builtins(manifest.sync), msgspec.to_builtins(manifest.inner)
     return Settings(
-        inner_steps=bench.inner_steps,
+        inner_steps=manifest.sync.inner_steps,
         round_steps=manifest.sync.round_steps,
         churn=bench.churn,
         slow=bench.slow,
-        in_process=in_process,
+        part_time=bench.part_time,
+        skew=bench.skew,
         codec=manifest.sync.codec,
-        options=dict(bench.options),
+        options=dict(bench.workload_options),
         sync=sync,
         inner=inner,
     )
 
 
-def _curves(baseline: TrainResult, bench: TrainBench, settings: Settings) -> dict[int, tuple[Point, ...]]:
-    """The baseline's synchronous curves by seed. Raises ConfigError if they are of another model or schedule."""
-    theirs = baseline.settings
-    same = (baseline.nodes, theirs.round_steps, theirs.options, theirs.inner)
-    wanted = (bench.nodes, settings.round_steps, settings.options, settings.inner)
-    # As JSON has them: one that was read from a file has lists where the other has tuples.
-    if _json(same) != _json(wanted):
+def _curves(baseline: TrainResult, bench: TrainBench, settings: Settings) -> dict[int, tuple[tuple[Point, ...], int]]:
+    """The baseline's synchronous curves by seed, with the bytes of as many nodes as here, and its rounds' steps.
+
+    Raises ConfigError if they are of another model, global batch or schedule.
+    """
+    if _of_synchronous(baseline.nodes, baseline.settings) != _of_synchronous(bench.nodes, settings):
         raise ConfigError(
-            "--baseline is of other --nodes, steps between two rounds, --option or inner settings; leave it out"
+            "--baseline is of another global batch (nodes × batch), --option or inner settings; leave it out"
         )
-    return {run.seed: run.sync_curve for run in baseline.seeds}
+    numel, step_tokens = bench.parameters, bench.step_tokens
+
+    def sent(point: Point) -> Point:
+        steps = point.tokens // step_tokens
+        return msgspec.structs.replace(point, wire_bytes=allreduce_bytes(nodes=bench.nodes, steps=steps, numel=numel))
+
+    return {run.seed: (tuple(map(sent, run.sync_curve)), run.sync_round_steps) for run in baseline.seeds}
 
 
-def _result_of(strategy: str, nodes: int, settings: Settings, runs: Sequence[SeedRun], machine: Machine) -> TrainResult:
-    def median(numbers: Sequence[float | None]) -> float | None:
+def _of_synchronous(nodes: int, settings: Settings) -> bytes:
+    """Key that is equal where synchronous training is the same but for the steps of its rounds."""
+    options = {name: value for name, value in settings.options.items() if name != "batch"}
+    batch = settings.options["batch"]
+    assert isinstance(batch, int)
+    return _json((nodes * batch, options, settings.inner))
+
+
+def _result_of(
+    strategy: str,
+    nodes: int,
+    settings: Settings,
+    runs: Sequence[SeedRun],
+    machines: tuple[Machine, ...],
+    commands: tuple[str, ...] = (),
+) -> TrainResult:
+    def median(numbers: Iterable[float | None]) -> float | None:
         found = [number for number in numbers if number is not None]
         return statistics.median(found) if found else None
 
+    counted = _counted(runs)
+    endings = [run.ending for run in counted]
+    sync_tokens = [one.sync_tokens for one in endings]
+    sending = [run for run in counted if not run.in_process] or counted
     return TrainResult(
         strategy=strategy,
         nodes=nodes,
-        tokens=round(statistics.median(run.curve[-1].tokens for run in runs)),
-        val_loss=statistics.median(run.curve[-1].val_loss for run in runs),
-        sync_val_loss=statistics.median(run.sync_curve[-1].val_loss for run in runs),
-        wire_bytes=round(statistics.median(run.curve[-1].wire_bytes for run in runs)),
-        sync_wire_bytes=round(statistics.median(run.sync_curve[-1].wire_bytes for run in runs)),
-        blocked_fraction=median([run.blocked_fraction for run in runs]),
-        rate_ratio=median([run.rate_ratio for run in runs]),
-        tokens_per_s=median([run.tokens_per_s for run in runs]),
-        loss_ratio=Spread.of([run.loss_ratio for run in runs]),
-        byte_ratio=Spread.of([run.byte_ratio for run in runs]),
+        tokens=round(statistics.median(run.curve[-1].tokens for run in counted)),
+        val_loss=statistics.median(one.val_loss for one in endings),
+        sync_val_loss=statistics.median(one.sync_val_loss for one in endings),
+        sync_tokens=None if None in sync_tokens else median(sync_tokens),
+        wire_bytes=round(statistics.median(run.wire_bytes for run in sending)),
+        sync_wire_bytes=round(statistics.median(run.sync_wire_bytes for run in sending)),
+        blocked_fraction=median(run.blocked_fraction for run in runs),
+        rate_ratio=median(run.rate_ratio for run in runs),
+        tokens_per_s=median(run.tokens_per_s for run in runs),
+        loss_ratio=Spread.of(one.loss_ratio for one in endings),
+        efficiency=Spread.of(one.efficiency for one in endings),
+        byte_ratio=Spread.of(run.byte_ratio for run in sending),
         settings=settings,
         seeds=tuple(runs),
-        machine=machine,
+        machines=machines,
+        commands=commands,
     )
 
 
 def merged(results: Sequence[TrainResult]) -> list[TrainResult]:
     """Results that differ in nothing but their seeds as one, in the order of the first of each.
 
-    Of equally long runs the tokens differ by less than SAME_LENGTH where nodes are replaced. Raises ConfigError where
-    two of them are of the same seed.
+    Of equally long runs the tokens differ by less than SAME_LENGTH where nodes come and go. Raises ConfigError where
+    two of them are of the same seed, both by real nodes or both in one process.
     """
     groups: list[list[TrainResult]] = []
     for result in results:
@@ -287,10 +413,13 @@ def _json(value: object) -> bytes:
 def _merged(group: Sequence[TrainResult]) -> TrainResult:
     if len(group) == 1:
         return group[0]
-    runs = sorted((run for result in group for run in result.seeds), key=lambda run: run.seed)
-    if len({run.seed for run in runs}) != len(runs):
-        raise ConfigError(f"two results of {group[0].strategy} with the same settings have a seed in common; give one")
-    return _result_of(group[0].strategy, group[0].nodes, group[0].settings, runs, group[0].machine)
+    first = group[0]
+    runs = sorted((run for result in group for run in result.seeds), key=lambda run: (run.seed, run.in_process))
+    if len({(run.seed, run.in_process) for run in runs}) != len(runs):
+        raise ConfigError(f"two results of {first.strategy} with the same settings have a seed in common; give one")
+    machines = tuple(dict.fromkeys(machine for result in group for machine in result.machines))
+    commands = tuple(dict.fromkeys(command for result in group for command in result.commands))
+    return _result_of(first.strategy, first.nodes, first.settings, runs, machines, commands)
 
 
 def to_json(result: TrainResult) -> bytes:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 import numpy as np
 
@@ -109,12 +111,20 @@ class GossipNode:
 
 
 class GossipSwarm:
-    """Nodes that train in turn. Torch's threads should be one, as a testnet's nodes have."""
+    """Nodes that train in turn. Torch's threads should be one, as a testnet's nodes have.
 
-    def __init__(self, manifest: Manifest, identities: Sequence[Identity]) -> None:
+    texts: where the text of each node lies that has its own.
+    """
+
+    def __init__(
+        self, manifest: Manifest, identities: Sequence[Identity], texts: Mapping[PeerId, Path] = MappingProxyType({})
+    ) -> None:
         self._manifest = manifest
         self._workload = workload_of(manifest)
-        self.nodes = {one.peer_id: GossipNode(one, manifest, self._workload) for one in identities}
+        workloads = {peer: workload_of(manifest, text) for peer, text in texts.items()}
+        self.nodes = {
+            one.peer_id: GossipNode(one, manifest, workloads.get(one.peer_id, self._workload)) for one in identities
+        }
         self.round = 0
         self.tokens = 0
         """Trained on by all nodes."""

@@ -8,7 +8,9 @@ keys, batches and contributors are the same, and the codec needs no dither, whos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.lab.bench.skewed_text import texts_of_nodes
 from shoal.lab.bench.train_gossip import GossipSwarm
 from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_of
 from shoal.node.state.contributions import Contributions
@@ -31,7 +34,7 @@ from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
-from shoal.protocol.planning import JOINER, PlanOrder, RoundSettings, absent_ready, make_plan
+from shoal.protocol.planning import JOINER, OBSERVER, PlanOrder, RoundSettings, absent_ready, make_plan
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.protocol.voting import lead
 
@@ -95,10 +98,12 @@ class LocalNode:
 class LocalSwarm:
     """Nodes that train in turn and certify by themselves. Torch's threads should be one, as a testnet's nodes have.
 
-    Raises ConfigError for a strategy without a common state.
+    texts: where the text of each node lies that has its own. Raises ConfigError for a strategy without a common state.
     """
 
-    def __init__(self, manifest: Manifest, identities: Sequence[Identity]) -> None:
+    def __init__(
+        self, manifest: Manifest, identities: Sequence[Identity], texts: Mapping[PeerId, Path] = MappingProxyType({})
+    ) -> None:
         if not manifest.strategy.certifies:
             known = ", ".join(one.name for one in STRATEGIES.values() if one.certifies or one.exchanges_models)
             raise ConfigError(
@@ -106,6 +111,9 @@ class LocalSwarm:
             )
         self._manifest = manifest
         self._workload = workload_of(manifest)
+        self._own_workloads = {peer: workload_of(manifest, text) for peer, text in texts.items()}
+        self.paused: Collection[PeerId] = ()
+        """Who only observes the next round, as a node does that its user paused."""
         self.nodes: dict[PeerId, LocalNode] = {}
         for identity in identities:
             self._add(identity)
@@ -135,7 +143,8 @@ class LocalSwarm:
         self._add(identity).stand_on(self.state)
 
     def _add(self, identity: Identity) -> LocalNode:
-        node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, self._workload)
+        workload = self._own_workloads.get(identity.peer_id, self._workload)
+        node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, workload)
         return node
 
     def remove(self, gone: PeerId) -> None:
@@ -175,12 +184,14 @@ class LocalSwarm:
             node.stand_on(self.state)
 
     def _announce(self) -> dict[PeerId, Ready]:
-        """Train every node, and return what they announce."""
-        head, members = self.head, self.head.members
-        return {
-            peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
-            for peer, node in self.nodes.items()
-        }
+        """Train every node that is there, and return what all announce."""
+        return {peer: self._announced(peer, node) for peer, node in self.nodes.items()}
+
+    def _announced(self, peer: PeerId, node: LocalNode) -> Ready:
+        head = self.head
+        if peer not in head.members:
+            return absent_ready(JOINER, head, head.digest)
+        return absent_ready(OBSERVER, head, head.digest) if peer in self.paused else node.train(head, self.state)
 
     def evaluate(self) -> float:
         """The held-out loss of the state."""
@@ -227,8 +238,19 @@ def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = 
     identities = [_identity(seed, index) for index in range(bench.scenario(seed).places)]
     peers = [identity.peer_id for identity in identities]
     manifest, founders = bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes]
-    swarm = GossipSwarm(manifest, founders) if manifest.strategy.exchanges_models else LocalSwarm(manifest, founders)
-    points: list[Point] = []
+    kind = GossipSwarm if manifest.strategy.exchanges_models else LocalSwarm
+    with texts_of_nodes(bench, seed) as texts:
+        swarm = kind(manifest, founders, dict(zip(peers, texts, strict=False)))
+        return list(_rounds(bench, swarm, peers, identities, tell))
+
+
+def _rounds(
+    bench: TrainBench,
+    swarm: GossipSwarm | LocalSwarm,
+    peers: Sequence[PeerId],
+    identities: Sequence[Identity],
+    tell: Callable[[Point], None],
+) -> Iterator[Point]:
     while True:
         point = Point(
             round=swarm.round,
@@ -236,12 +258,14 @@ def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = 
             wire_bytes=swarm.wire_bytes,
             val_loss=swarm.evaluate(),
         )
-        points.append(point)
         tell(point)
+        yield point
         if point.tokens >= bench.tokens:
-            return points
+            return
         for old, new in bench.replacements(point.round + 1):
             swarm.replace(peers[old], identities[new])
+        if isinstance(swarm, LocalSwarm):
+            swarm.paused = [peers[index] for index in bench.away(point.round + 1)]
         swarm.run_round()
 
 

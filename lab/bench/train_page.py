@@ -5,14 +5,16 @@ Everything on the page is from the results it is given, with the targets that st
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
+import msgspec
 import typer
 
 from shoal.cli.options import Strategy
@@ -21,11 +23,21 @@ from shoal.cli.testnet_report import TestnetProgress
 from shoal.cli.text import number, quantity
 from shoal.lab import picture
 from shoal.lab.bench.machine import Machine
-from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_json
-from shoal.lab.bench.train_spec import CHURN_PERIOD_ROUNDS, SECTIONS, Point, TrainBench
+from shoal.lab.bench.token_efficiency import EVALUATIONS
+from shoal.lab.bench.train import AGREEMENT, TrainResult, disturbed_row, load_result, measure, merged, to_json
+from shoal.lab.bench.train_spec import (
+    ALPHA,
+    CHURN_PERIOD_ROUNDS,
+    GLOBAL_WINDOWS,
+    PRESENCE_PERIOD,
+    SECTIONS,
+    TOKENS,
+    Point,
+    TrainBench,
+)
 from shoal.lab.case import Case, LongCaseOptions, Numbers, PageOptions, Spec, end, parse_numbers
 from shoal.lab.page import UNKNOWN, publish, spread, table, verdict
-from shoal.node.option import Option
+from shoal.node.option import Option, given_options, options_of
 from shoal.node.state.store import write_atomically
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES
@@ -42,19 +54,30 @@ _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#7b2d8b", "#b08900", "#4444
 
 
 _DEFINITIONS: Final = """\
-* **Tokens** are those that certified rounds count, of all nodes together; both sides get as many (synchronous data
-  parallel in whole rounds, so never fewer), in the same batches as long as the same members are there.
+* **Settings** are those that `shoal init --strategy S` writes, but for what a row's command says. All nodes together
+  read {windows} windows of text a step, however many they are.
+* **Tokens** are those that certified rounds count, of all nodes together.
 * **Loss** is bits per byte on held-out text, always the same, of the certified anchor and of the synchronous model;
-  under `gossip` the mean of the nodes' losses, each of its own weights.
+  under `gossip` the mean of the nodes' losses, each of its own weights. It is the mean of the last {evaluations}
+  evaluations, one after each round; **ratio** is that ÷ the mean of the synchronous curve at the same tokens.
 * **Synchronous data parallel** is computed in one process, exactly: from the same initial parameters, at each step the
-  gradients of all members' batches averaged by tokens, one step of the same AdamW under the same schedule. Its bytes
-  are those of an fp32 all-reduce in a ring or a butterfly at every step: steps · 2 · (n − 1) · 4 bytes · parameters.
-* **Bytes** are what all nodes together sent, over lanes and control, to their last certificate; of a run in one process
-  the payloads alone.
+  gradients of all members' batches averaged by tokens, one step of the same optimizer under the same schedule. One run
+  a seed serves all rows: with rounds of as many steps the windows of each of its steps are those that the row's nodes
+  read between them, else others of the same text. It reads all of the text, and nothing disturbs it. Its bytes are
+  those of an fp32 all-reduce in a ring or a butterfly at every step: steps · 2 · (n − 1) · 4 bytes · parameters.
+* **Synchronous training needs** so many tokens for the row's loss: where its curve, made monotone by isotonic
+  regression, comes down to it, on the straight line between two evaluations. **Token efficiency** is that ÷ the mean
+  number of tokens at the row's last {evaluations} evaluations; with > the curve ends above the loss.
+* **Bytes** are what all nodes together sent, over lanes and control, to their last certificate; of a row without real
+  nodes the payloads alone, which no target is held against.
+* **Seeds** in one process count beside real nodes' where on a common seed the two losses are within {agreement:.1%}.
 * **Ratios** are taken per seed; the table gives the median and, in brackets, the least and the largest.
 * **Blocked** is the share of their time in which trainers wait for the swarm. **Speed ratio** is certified tokens per
   second ÷ the sum of what the nodes' inner steps make by themselves.
-* **Churn**: every {churn} rounds that share of the nodes, those that are there longest, is killed and replaced."""
+* **Disturbed rows** are held against the same row undisturbed. *Replaced*: every {churn} rounds that share of the
+  nodes, those that are there longest, is killed and replaced. *Part of the time*: that share of the nodes is paused by
+  its user in two rounds of three (of all fragments, where there are such). *Skewed*: no two nodes read the same file;
+  each package of the library is dealt by shares drawn from a Dirichlet distribution."""
 
 
 def render(
@@ -74,6 +97,9 @@ def render(
                 "loss",
                 "synchronous",
                 "ratio",
+                "tokens",
+                "synchronous training needs",
+                "token efficiency",
                 "target",
                 "bytes",
                 "times fewer",
@@ -81,17 +107,20 @@ def render(
                 "blocked",
                 "speed ratio",
             ),
-            (_row(result) for result in results),
+            (_row(result, results) for result in results),
         ),
         f"![Loss by bytes]({plots}{LOSS_VS_BYTES}) ![Loss by tokens]({plots}{LOSS_VS_TOKENS})\n",
         "## What ran\n",
         table(
-            ("strategy", "settings", "where"),
-            ((_name(result), _settings(result), _where(result)) for result in results),
+            ("strategy", "settings", "where", "command"),
+            ((_name(result), _settings(result), _where(result), _commands(result)) for result in results),
         ),
         *_tried(tried),
         "## How the numbers are defined\n",
-        _DEFINITIONS.format(churn=CHURN_PERIOD_ROUNDS) + "\n",
+        _DEFINITIONS.format(
+            churn=CHURN_PERIOD_ROUNDS, windows=GLOBAL_WINDOWS, evaluations=EVALUATIONS, agreement=AGREEMENT
+        )
+        + "\n",
     ]
     return "\n".join(parts)
 
@@ -100,21 +129,38 @@ def _tried(results: Sequence[TrainResult]) -> list[str]:
     """Section on other settings, and their ratios; nothing without any."""
     if not results:
         return []
-    rows = ((_name(result), _settings(result), *_reached(result)) for result in results)
-    return ["## What else was tried\n", table(("strategy", "settings", "ratio", "times fewer bytes"), rows)]
+    rows = ((_name(result), _settings(result), *_reached(result), _commands(result)) for result in results)
+    heads = ("strategy", "settings", "ratio", "token efficiency", "times fewer bytes", "command")
+    return ["## What else was tried\n", table(heads, rows)]
 
 
-def _reached(result: TrainResult) -> tuple[str, str]:
-    return spread(result.loss_ratio, "{:.3f}"), spread(result.byte_ratio, "{:.0f}")
+def _reached(result: TrainResult) -> tuple[str, ...]:
+    return spread(result.loss_ratio, "{:.3f}"), efficiency(result), spread(result.byte_ratio, "{:.0f}")
 
 
-def _row(result: TrainResult) -> tuple[str, ...]:
-    loss, byte = (UNKNOWN if row is None else verdict(row) for row in (result.loss_row, result.byte_row))
+def efficiency(result: TrainResult) -> str:
+    """Token efficiency; where a synchronous curve ends above the loss, with a sign that it is more than that."""
+    return ("> " if result.sync_tokens is None else "") + spread(result.efficiency, "{:.1%}")
+
+
+def needed(result: TrainResult) -> str:
+    """Tokens that synchronous training needs for the same loss, or that it never came down to it."""
+    return "more than it had" if result.sync_tokens is None else f"{result.sync_tokens / 1e6:.2f} M"
+
+
+def _row(result: TrainResult, results: Sequence[TrainResult]) -> tuple[str, ...]:
+    rows = (disturbed_row(result, results) if result.disturbed else result.efficiency_row, result.byte_row)
+    loss, byte = (UNKNOWN if row is None else verdict(row) for row in rows)
+    if result.disturbed and rows[0] is not None:
+        loss += f": {spread(rows[0].measured, '{:.1%}')} of the undisturbed row's"
     return (
         _name(result) + ("" if result.sound else " (**not sound**)"),
         f"{result.val_loss:.3f}",
         f"{result.sync_val_loss:.3f}",
         spread(result.loss_ratio, "{:.3f}"),
+        f"{result.tokens / 1e6:.2f} M",
+        needed(result),
+        efficiency(result),
         loss,
         f"{result.wire_bytes / 1e6:.1f} MB",
         spread(result.byte_ratio, "{:.0f}"),
@@ -126,11 +172,15 @@ def _row(result: TrainResult) -> tuple[str, ...]:
 
 def _name(result: TrainResult) -> str:
     settings = result.settings
-    name = f"{result.strategy}, {settings.codec}, H = {settings.inner_steps}"
+    name = f"{result.strategy}, {settings.codec}, {result.nodes} nodes, H = {settings.inner_steps}"
     if settings.churn:
         name += f", {settings.churn:.0%} replaced every {CHURN_PERIOD_ROUNDS} rounds"
     if settings.slow > 1:
         name += f", one node {settings.slow:g} times slower"
+    if settings.part_time:
+        name += f", {settings.part_time:.0%} there in one round of {PRESENCE_PERIOD}"
+    if settings.skew is not None:
+        name += f", skewed data, α = {settings.skew:g}"
     return name
 
 
@@ -141,13 +191,27 @@ def _settings(result: TrainResult) -> str:
     inner = ", ".join(f"{key} {settings.inner[key]}" for key in known if settings.inner.get(key))
     left_out = ("inner_steps", "strategy", "codec")
     sync = ", ".join(f"{key} {value}" for key, value in sorted(settings.sync.items()) if key not in left_out)
-    seeds = ", ".join(str(run.seed) for run in result.seeds)
-    return f"{result.nodes} nodes, {result.tokens:,} tokens; {model}; {inner}; {sync}; seeds {seeds}"
+    rounds = " and ".join(sorted({str(run.sync_round_steps) for run in result.seeds}))
+    return f"{result.tokens:,} tokens; {model}; {inner}; {sync}; synchronous training in rounds of {rounds} steps"
 
 
 def _where(result: TrainResult) -> str:
-    how = "one process" if result.settings.in_process else "real nodes"
-    return f"{how}; {_machine(result.machine)}"
+    """Which seeds real nodes ran and which one process, whether these count, and on what machines."""
+    parts = []
+    for how, in_process in (("real nodes", False), ("one process", True)):
+        seeds = [str(run.seed) for run in result.seeds if run.in_process == in_process]
+        if seeds:
+            parts.append(f"{how}: seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
+    if len(parts) > 1:
+        agreement = result.agreement
+        apart = "no seed was run in both" if agreement is None else f"the losses are within {agreement:.2%}"
+        uncounted = agreement is None or agreement > AGREEMENT
+        parts.append(f"{apart}{', **so that only real nodes count**' if uncounted else ''}")
+    return "; ".join((*parts, *dict.fromkeys(map(_machine, result.machines))))
+
+
+def _commands(result: TrainResult) -> str:
+    return ", ".join(f"`{command}`" for command in result.commands) or UNKNOWN
 
 
 def _machine(machine: Machine) -> str:
@@ -198,19 +262,35 @@ class TrainOptions(Spec):
     strategy: Strategy = "diloco"
     nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
     tokens: Annotated[int, Option("--tokens", help="How many tokens are to be certified, of all nodes together.")] = (
-        2_000_000
+        TOKENS
     )
     codec: Annotated[str | None, Option("--codec", help="How values travel. [default: the strategy's own]")] = None
     churn: Annotated[
         float, Option("--churn", help="Share of the nodes that is killed, and replaced, every 5 rounds.")
     ] = 0.0
     slow: Annotated[float, Option("--slow", help="How many times slower one of the nodes is.")] = 1.0
+    part_time: Annotated[
+        float, Option("--part-time", help="Share of the nodes that is there in every third round only.")
+    ] = 0.0
+    data: Annotated[
+        Literal["alike", "skewed"],
+        Option("--data", help="Whether all nodes read all of the text, or each its own part of it."),
+    ] = "alike"
+    alpha: Annotated[
+        float | None,
+        Option(
+            "--alpha", help=f"With --data skewed: of the Dirichlet distribution; less is less even. [default: {ALPHA}]"
+        ),
+    ] = None
     seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     seeds: Annotated[
         Numbers | None,
         Option("--seeds", help="Several seeds, like 1,2,3: medians are given.", metavar="S,S…", parse=parse_numbers),
     ] = None
-    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 30
+    inner_steps: Annotated[
+        int | None,
+        Option("--inner-steps", help="H: optimizer steps between two rounds. [default: what `shoal init` writes]"),
+    ] = None
     settings: Annotated[
         list[str],
         Option(
@@ -246,9 +326,33 @@ class TrainOptions(Spec):
             inner_steps=self.inner_steps,
             churn=self.churn,
             slow=self.slow,
+            part_time=self.part_time,
+            skew=self._skew,
             options=dict(_pair(text, "--option") for text in self.options),
             keys=_by_section(self.settings),
         )
+
+    @property
+    def _skew(self) -> float | None:
+        if self.data == "alike":
+            if self.alpha is not None:
+                raise ConfigError("--alpha has a meaning with --data skewed only; leave it out")
+            return None
+        return ALPHA if self.alpha is None else self.alpha
+
+    @property
+    def command(self) -> str:
+        """The command line that says the same, but for where files lie."""
+        words = ["shoal", "bench", "train"]
+        told = {"--strategy", "--nodes", *(option.name for option in given_options(self))} - {"--baseline", "--out"}
+        for name, option in options_of(TrainOptions).items():
+            value = getattr(self, name)
+            if option.name in told and value is True:
+                words.append(option.name)
+            elif option.name in told:
+                for one in value if isinstance(value, list) else (value,):
+                    words += [option.name, str(one)]
+        return shlex.join(words)
 
 
 def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
@@ -266,6 +370,7 @@ def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
             tell=tell,
             on_progress=TestnetProgress(tell, rounds=bench.rounds),
         )
+        result = msgspec.structs.replace(result, commands=(options.command,))
         if options.out is not None:
             write_atomically(folder / RESULT, to_json(result))
             draw([result], folder)
@@ -279,6 +384,7 @@ def summary(result: TrainResult) -> list[str]:
     lines = [
         f"loss       {result.val_loss:.4f} bits per byte, synchronous {result.sync_val_loss:.4f}: "
         f"{ratio.median:.4f} times ({ratio.least:.4f} to {ratio.most:.4f} over {len(result.seeds)} seeds)",
+        f"efficiency {efficiency(result)} of the tokens: synchronous training needs {needed(result)} for this loss",
         f"tokens     {result.tokens} certified, {result.nodes} nodes, {result.settings.inner_steps} steps a round",
         f"bytes      {quantity(result.wire_bytes, 'B')} sent, synchronous {quantity(result.sync_wire_bytes, 'B')}: "
         f"{fewer.median:.0f} times fewer",
@@ -318,7 +424,8 @@ def write_page(options: TrainTableOptions) -> None:
     publish(render(results, tried, title=options.title or TITLE, plots=plots), options.out)
     if options.out is not None:
         draw(results, options.out.parent, plots)
-    end(options.check, [row for result in results for row in result.rows])
+    beside = [disturbed_row(result, results) for result in results]
+    end(options.check, [row for result in results for row in result.rows] + [row for row in beside if row is not None])
 
 
 def _by_section(texts: Iterable[str]) -> dict[str, dict[str, WorkloadOption]]:

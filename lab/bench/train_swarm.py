@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
@@ -23,11 +24,13 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.lab.bench.skewed_text import texts_of_nodes
 from shoal.lab.bench.train_spec import Point, TrainBench
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Contributed, Started
 from shoal.protocol.errors import NetworkError
+from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import OnProgress, ignore_progress
 from shoal.testnet.reports.report import Report
 from shoal.testnet.swarm import run_testnet
@@ -97,13 +100,19 @@ async def train_in_swarm(
     KeyboardInterrupt. Cancellation: all processes are ended and reaped.
     """
     scenario = bench.scenario(seed)
-    if bench.slow == 1:
-        return read_run(bench, await run_testnet(scenario, folder, on_progress), folder)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_slow_down, folder / "nodes" / str(bench.nodes - 1), bench.slow)
-        report = await run_testnet(scenario, folder, on_progress)
-        nursery.cancel_scope.cancel()
+    with texts_of_nodes(bench, seed) as texts:
+        run = partial(run_testnet, runtime=Runtime(command=reading(texts))) if texts else run_testnet
+        async with trio.open_nursery() as nursery:
+            if bench.slow > 1:
+                nursery.start_soon(_slow_down, folder / "nodes" / str(bench.nodes - 1), bench.slow)
+            report = await run(scenario, folder, on_progress)
+            nursery.cancel_scope.cancel()
     return read_run(bench, report, folder)
+
+
+def reading(texts: Sequence[Path]) -> Callable[[Launch], list[str]]:
+    """The command line of a real node that trains on its own of these texts."""
+    return lambda launch: [*node_command(launch), "--data", str(texts[int(launch.data_dir.name)])]
 
 
 def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:

@@ -46,8 +46,7 @@ def load_corpus(data: str | None) -> Corpus:
     folder gives an even sample and not its first letters. Raises `ConfigError` if there is no text.
     """
     if data is None:
-        root = Path(sysconfig.get_path("stdlib"))
-        paths = [path for path in _walk(root, without=NOT_THE_LIBRARY) if path.suffix == ".py"]
+        root, paths = library_files()
     else:
         root = Path(data).expanduser()
         if root.is_file():
@@ -56,6 +55,12 @@ def load_corpus(data: str | None) -> Corpus:
             raise ConfigError(f"there is no file or folder {data!r}; give --data the path of some text")
         paths = list(_walk(root, without=frozenset()))
     return _split_files(root, paths)
+
+
+def library_files() -> tuple[Path, list[Path]]:
+    """The folder of the standard library's source, and the files in it that are text to train on."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return root, [path for path in _walk(root, without=NOT_THE_LIBRARY) if path.suffix == ".py"]
 
 
 def _walk(root: Path, *, without: frozenset[str]) -> Iterator[Path]:
@@ -78,16 +83,32 @@ def _split_file(path: Path) -> Corpus:
     return _corpus(path, content[:-held_out], content[-held_out:])
 
 
-def _split_files(root: Path, paths: list[Path]) -> Corpus:
-    """Hold out one file in `HELD_OUT_ONE_IN`, by hash, and at least one if there are two."""
+def divide_files(root: Path, paths: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Files to train on and those held out: one in `HELD_OUT_ONE_IN`, by hash, and at least one if there are two.
+
+    Both in the order of the hashes of their names below `root`.
+    """
+    train: list[Path] = []
+    held_out: list[Path] = []
     ranked = sorted((blake3.blake3(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths)
-    train, held_out = bytearray(), bytearray()
     for rank, (digest, path) in enumerate(ranked):
-        chosen = rank == 0 or digest[-1] * HELD_OUT_ONE_IN < 256
-        part, limit = (held_out, HELD_OUT_LIMIT_BYTES) if chosen else (train, TRAIN_LIMIT_BYTES)
-        if len(part) < limit:
-            part += _read(path, limit - len(part))
-    return _corpus(root, bytes(train), bytes(held_out))
+        (held_out if rank == 0 or digest[-1] * HELD_OUT_ONE_IN < 256 else train).append(path)
+    return train, held_out
+
+
+def _split_files(root: Path, paths: list[Path]) -> Corpus:
+    train, held_out = divide_files(root, paths)
+    return _corpus(root, _read_all(train, TRAIN_LIMIT_BYTES), _read_all(held_out, HELD_OUT_LIMIT_BYTES))
+
+
+def _read_all(paths: list[Path], limit: int) -> bytes:
+    """Read the first `limit` bytes of all files, one after the other."""
+    content = bytearray()
+    for path in paths:
+        if len(content) >= limit:
+            break
+        content += _read(path, limit - len(content))
+    return bytes(content)
 
 
 def _read(path: Path, limit: int) -> bytes:

@@ -89,10 +89,11 @@ def crowd(least_heard: float, largest_mb: float) -> Any:
     )  # fmt: skip
 
 
-def train(strategy: str, loss: float, fewer: float, *, sound: bool = True) -> Any:
+def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:
     return made(
-        TrainResult, strategy=strategy, loss_ratio=spread(loss), byte_ratio=spread(fewer),
-        settings=made(Settings), seeds=(made(SeedRun, seed=1, sound=sound),),
+        TrainResult, strategy=strategy, nodes=4, efficiency=spread(efficiency), byte_ratio=spread(fewer),
+        settings=made(Settings, inner_steps=100, codec="int4", slow=1.0),
+        seeds=(made(SeedRun, seed=1, in_process=False, sound=sound),),
     )  # fmt: skip
 
 
@@ -133,13 +134,14 @@ def lane(shared: float, sockets: float) -> Any:
 
 
 def large(needed: int, unequal: int = 0) -> Any:
-    """A run of 500 tokens; a synchronous one came to its loss with `needed`."""
-    losses = (9.0, 9.0, *(5.0,) * 5) if needed == 450 else (9.0, 9.0, *(5.01,) * 5)
-    points = [Point(round=n, tokens=n * 500 // 6, wire_bytes=0, val_loss=loss) for n, loss in enumerate(losses)]
-    falling = [Point(round=n, tokens=90 * n, wire_bytes=0, val_loss=8.0 - n) for n in range(7)]
-    return made(
-        LargeRun, bench=LargeBench(strategy="streaming"), points=tuple(points), beside=tuple(falling), unequal=unequal
+    """A run of 100 tokens; a synchronous one came to its loss with `needed`."""
+    points = tuple(Point(round=number, tokens=100, wire_bytes=0, val_loss=5.0) for number in range(6))
+    falling = (
+        Point(round=0, tokens=0, wire_bytes=0, val_loss=8.0),
+        Point(round=1, tokens=needed, wire_bytes=0, val_loss=5.0),
     )
+    bench = LargeBench(strategy="streaming")
+    return made(LargeRun, bench=bench, points=points, beside=falling, unequal=unequal)
 
 
 EDGES: list[tuple[str, Any, Any, str]] = [
@@ -182,8 +184,8 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("uneven", uneven(0.9), uneven(0.9, sound=False), "runs with wrong values"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
-    ("large", large(450), large(449), "tokens that synchronous training needs"),
-    ("large", large(450), large(450, unequal=1), "rounds in which nodes came"),
+    ("large", large(90), large(89), "tokens that synchronous training needs"),
+    ("large", large(90), large(90, unequal=1), "rounds in which nodes came"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
     (
@@ -197,8 +199,9 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
     ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
-    ("train", train("streaming", 1.02, 200), train("streaming", 1.021, 200), "held-out loss"),
-    ("train", train("diloco", 1.02, 100), train("diloco", 1.02, 99), "times fewer bytes"),
+    ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
+    ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
+    ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
     ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
     ("attack", attack(1.0), attack(None), "loss under the worst attack"),

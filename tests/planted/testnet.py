@@ -32,6 +32,12 @@ TESTNET: tuple[Bug, ...] = (
         "swarm.node(fault.target).throttle(fault.cpu_share)",
     ),
     bug(
+        "a node that is to be resumed is paused",
+        "tests/testnet/test_swarm.py::test_a_node_is_paused_and_resumed_as_its_user_would",
+        'await swarm.node(fault.target).ask("resume")',
+        'await swarm.node(fault.target).ask("pause")',
+    ),
+    bug(
         "the turns of a throttle wake a node that a fault stopped",
         "tests/testnet/test_throttle.py::test_turns_do_not_wake_who_is_stopped_for_another_reason",
         "if not stopped():",

@@ -173,6 +173,15 @@ async def test_throttled_nodes_have_their_shares_and_no_other_has(
 
 
 @in_trio
+async def test_a_node_is_paused_and_resumed_as_its_user_would(tmp_path: Path) -> None:
+    pause, resume = Fault(kind="pause", node=1, round=2), Fault(kind="resume", node=2, round=3)
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=(pause, resume)), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, None]
+    asked = sorted(str(path.relative_to(tmp_path / "nodes")) for path in (tmp_path / "nodes").glob("*/op-[pr]*e"))
+    assert [one for one in asked if not one.endswith("release")] == ["1/op-pause", "2/op-resume"]
+
+
+@in_trio
 async def test_a_fault_that_cannot_be_done_is_reported(tmp_path: Path) -> None:
     faults = (
         Fault(kind="kill", node=1, round=1, phase="train"),

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli.init import InitOptions, found
 from shoal.cli.main import execute
-from shoal.lab.bench.large_spec import LAST, LargeBench, LargeRun, last_loss, tokens_to
+from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.train_spec import NOBODY, Point
 from shoal.protocol.identity import Identity
 
@@ -42,20 +42,6 @@ def test_what_cannot_be_run_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_loss_is_the_mean_of_the_last_evaluations() -> None:
-    assert last_loss(curve(9, 9, 5, 4, 3, 2, 1)) == 3
-    assert LAST == 5
-
-
-def test_tokens_for_a_loss_are_read_between_two_points_of_smoothed_losses() -> None:
-    falling = curve(8, 7, 6, 5, 4, 3, 2)  # smoothed: 6 at 400, 5 at 500, 4 at 600
-    assert tokens_to(5.5, falling) == 450
-    assert tokens_to(4.0, falling) == 600
-    assert tokens_to(3.9, falling) is None
-    assert tokens_to(6.1, falling) is None, "nothing is known of before"
-    assert tokens_to(1.0, ()) is None
-
-
 def test_efficiency_is_of_the_tokens_that_the_run_itself_took() -> None:
     run = LargeRun(
         bench=LargeBench(strategy="streaming"),
@@ -66,8 +52,10 @@ def test_efficiency_is_of_the_tokens_that_the_run_itself_took() -> None:
         wall_s=1,
         beside=curve(8, 7, 6, 5, 4, 3, 2),
     )
-    assert run.needed == 450
-    assert run.efficiency == 0.5
+    assert run.ending is not None
+    assert run.loss == run.ending.val_loss == 5.5
+    assert run.ending.sync_tokens == 250
+    assert run.ending.efficiency == 250 / 700
     assert [row.met for row in run.rows] == [True, False]
     alone = msgspec.structs.replace(run, beside=())
     assert [row.name for row in alone.rows] == ["rounds in which nodes came to different states"]

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -24,9 +26,10 @@ import pytest
 import torch
 import trio
 
+from shoal.cli.init import InitOptions, found
 from shoal.collectives.schedule import learning_rate
 from shoal.lab.bench import train_swarm as bench_train_swarm
-from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_json
+from shoal.lab.bench.train import SeedRun, TrainResult, disturbed_row, load_result, measure, merged, to_json
 from shoal.lab.bench.train_local import LocalSwarm, train_locally
 from shoal.lab.bench.train_page import (
     CASE,
@@ -39,16 +42,18 @@ from shoal.lab.bench.train_page import (
     run,
     write_page,
 )
-from shoal.lab.bench.train_spec import Point, TrainBench
+from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import read_run
 from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
 from shoal.lab.case import LongCaseOptions, Numbers, tell_nothing
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
+from shoal.node.workload import load_workload
 from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
+from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.reports.report import (
     BytesReport,
     LossReport,
@@ -173,6 +178,29 @@ def test_synchronous_curve_counts_tokens_and_the_bytes_of_an_allreduce_at_every_
     assert points[2].val_loss < points[0].val_loss
 
 
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_synchronous_training_takes_the_same_windows_with_more_nodes_of_smaller_batches(nodes: int) -> None:
+    options = TINY | {"batch": 8 // nodes}
+    workload = TextWorkload(**options)  # type: ignore[arg-type]
+    share = Assignment(seed=3, round=2, member=0, members=nodes)
+    alone = TextWorkload(**TINY | {"batch": 8}).batches(msgspec.structs.replace(share, members=1))  # type: ignore[arg-type]
+    joined = JoinedWorkload(workload, nodes).batches(share)
+    for _ in range(STEPS):
+        windows = {bytes(window.tolist()) for window in next(alone)}
+        assert {bytes(window.tolist()) for part in next(joined) for window in part} == windows
+
+
+def test_one_synchronous_curve_serves_any_number_of_nodes_that_share_a_batch() -> None:
+    curves = []
+    for nodes, batch in ((2, 4), (4, 2)):
+        bench = tiny(nodes=nodes, options=TINY | {"batch": batch})
+        assert bench.step_tokens == 2 * STEP_TOKENS
+        curves.append(train_synchronously(bench.manifest(1, [NOBODY]), members=nodes, rounds=2))
+    for one, other in zip(*curves, strict=True):
+        assert (one.round, one.tokens) == (other.round, other.tokens)
+        assert one.val_loss == pytest.approx(other.val_loss, abs=1e-5)  # summed in another order
+
+
 # -- the swarm in one process --------------------------------------------------------------------------------
 
 
@@ -203,6 +231,43 @@ def test_local_swarm_replaces_nodes_and_goes_on_until_all_tokens_are_certified()
     assert faults == [("kill", 0, 6), ("kill", 1, 11), ("join", 4, 6), ("join", 5, 11)]
 
 
+def test_who_is_there_in_every_third_round_only_counts_in_those_and_follows_the_others() -> None:
+    bench = tiny(nodes=4, tokens=7 * 4 * STEPS * STEP_TOKENS, part_time=0.25)
+    points = train_locally(bench, 1)
+    full = 4 * STEPS * STEP_TOKENS
+    gained = [b.tokens - a.tokens for a, b in pairwise(points)]
+    assert gained == [full, full * 3 // 4, full * 3 // 4] * 2 + [full, full * 3 // 4, full * 3 // 4]
+    assert [list(bench.away(number)) for number in range(1, 8)] == [[], [3], [3], [], [3], [3], []]
+    away = train_locally(dataclasses.replace(bench, part_time=0.0), 1)
+    assert away[1] == points[1]
+    assert away[2].val_loss != points[2].val_loss
+    faults = [(fault.kind, fault.node, fault.round) for fault in bench.scenario(1).faults if fault.round <= 7]
+    assert faults == [("pause", 3, 2), ("resume", 3, 4), ("pause", 3, 5), ("resume", 3, 7)]
+    assert bench.rounds == 12  # 7 ÷ 5/6 are 9, and a quarter more
+
+
+def test_a_node_that_is_away_misses_whole_rounds_of_all_fragments() -> None:
+    bench = tiny(strategy="streaming", inner_steps=4, tokens=24 * 2 * STEP_TOKENS, part_time=0.5)
+    assert bench.manifest(1, [NOBODY]).sync.fragments == 4
+    faults = [(fault.kind, fault.node, fault.round) for fault in bench.scenario(1).faults if fault.round <= 18]
+    assert faults == [("pause", 1, 5), ("resume", 1, 13), ("pause", 1, 17)]
+    assert [list(bench.away(number)) for number in (1, 4, 5, 12, 13)] == [[], [], [1], [1], []]
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "gossip"])
+def test_nodes_with_text_of_their_own_train_on_it_and_are_evaluated_alike(strategy: str) -> None:
+    bench = tiny(strategy=strategy, tokens=2 * ROUND_TOKENS)
+    skewed = dataclasses.replace(bench, skew=0.3)
+    alike, first, again, other = (
+        train_locally(one, seed) for one, seed in ((bench, 1), (skewed, 1), (skewed, 1), (skewed, 2))
+    )
+    assert first == again
+    assert first[0] == alike[0]  # the same model on the same held-out text
+    assert first[2].val_loss != alike[2].val_loss
+    assert first[2].val_loss != other[2].val_loss
+    assert first[2].val_loss < first[0].val_loss
+
+
 # -- real nodes ----------------------------------------------------------------------------------------------
 
 
@@ -211,7 +276,10 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
 ) -> None:
     monkeypatch.setattr(bench_train_swarm, "run_testnet", partial(run_testnet, runtime=FORKED))
     options = [f"{key}={value}" for key, value in TINY.items()]
-    asked = TrainOptions(nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, out=tmp_path)
+    asked = TrainOptions(
+        nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, settings=["sync.balance=false"],
+        out=tmp_path,
+    )  # fmt: skip
     CASE(asked, LongCaseOptions(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() >= KEYS
@@ -227,24 +295,34 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
         assert swarm.header is not None
         assert {node["digests"][str(number)] for node in report["nodes"]} == {swarm.header.digest.hex()}
         assert printed["seeds"][0]["curve"][number]["val_loss"] == swarm.evaluate()
-    assert printed["val_loss"] == swarm.evaluate()
+    evaluated = [point["val_loss"] for point in printed["seeds"][0]["curve"]]
+    assert evaluated[-1] == swarm.evaluate()
+    assert printed["val_loss"] == pytest.approx(fmean(evaluated[1:]), abs=1e-12)
     assert swarm.wire_bytes < printed["wire_bytes"]  # frames and control come on top
+    assert not any(run["in_process"] for run in printed["seeds"])
+    assert printed["commands"] == [asked.command]
 
     sync = printed["seeds"][0]["sync_curve"]
-    assert sync[-1]["tokens"] == printed["tokens"]
+    assert [point["tokens"] for point in sync] == [number * ROUND_TOKENS for number in range(5)]  # 5 % more: one more
     assert printed["sync_wire_bytes"] == report["bytes"]["fp32_allreduce_every_step"]
     assert load_result(tmp_path / RESULT).seeds[0].seed == 1
     for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-STREAMED = {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}}
+STEADY = {"balance": False}
+ONE_STEP = {"inner_steps": 1}
+STREAMED = {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0, **STEADY}}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "codec", "keys"),
-    [("streaming", "int8", STREAMED), ("sparse", None, {}), ("ddp", "int8", {"sync": {"inner_steps": 1}})],
+    [
+        ("streaming", "int8", STREAMED),
+        ("sparse", None, {"sync": STEADY}),
+        ("ddp", "int8", {"sync": ONE_STEP}),
+    ],
 )
 def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(
     strategy: str, codec: str | None, keys: dict[str, dict[str, Any]], tmp_path: Path
@@ -379,10 +457,15 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
 
 
 def test_measure_gives_medians_and_ratios_over_seeds(result: TrainResult) -> None:
-    losses = sorted(run.curve[-1].val_loss for run in result.seeds)
-    ratios = sorted(run.curve[-1].val_loss / run.sync_curve[-1].val_loss for run in result.seeds)
-    assert result.val_loss == losses[1]
-    assert (result.loss_ratio.least, result.loss_ratio.median, result.loss_ratio.most) == tuple(ratios)
+    losses, ratios = [], []
+    for one in result.seeds:
+        assert [point.round for point in one.curve] == [0, 1, 2]  # too short for five: all but the untrained model
+        losses.append(fmean(point.val_loss for point in one.curve[1:]))
+        ratios.append(losses[-1] / fmean(point.val_loss for point in one.sync_curve[1:3]))
+    assert result.val_loss == pytest.approx(sorted(losses)[1], abs=1e-12)
+    spread = (result.loss_ratio.least, result.loss_ratio.median, result.loss_ratio.most)
+    assert spread == pytest.approx(tuple(sorted(ratios)), abs=1e-12)
+    assert result.efficiency.median == statistics.median(run.ending.efficiency for run in result.seeds)
     assert result.byte_ratio.median == result.sync_wire_bytes / result.wire_bytes
     assert (result.rate_ratio, result.tokens_per_s, result.sound) == (None, None, True)
 
@@ -391,8 +474,7 @@ def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResul
     marked = msgspec.structs.replace(
         result,
         seeds=tuple(
-            msgspec.structs.replace(run, sync_curve=(*run.sync_curve[:-1], _worse(run.sync_curve[-1])))
-            for run in result.seeds
+            msgspec.structs.replace(run, sync_curve=tuple(map(_worse, run.sync_curve))) for run in result.seeds
         ),
     )
     path = tmp_path / "train.json"
@@ -401,9 +483,18 @@ def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResul
     bench = tiny(tokens=2 * ROUND_TOKENS, codec="fp32")
     again = measure(bench, (2,), tmp_path, in_process=True, baseline=marked)
     assert again.sync_val_loss == 9.0
-    longer = measure(tiny(), (2,), tmp_path, in_process=True, baseline=marked)
-    assert longer.sync_val_loss < 9.0  # of three rounds, and the baseline has two
-    with pytest.raises(ConfigError, match="baseline is of other"):
+    assert again.sync_wire_bytes == result.sync_wire_bytes
+    alone = measure(
+        tiny(nodes=1, tokens=2 * ROUND_TOKENS, inner_steps=2, options=TINY | {"batch": 8}), (2,), tmp_path,
+        in_process=True, baseline=marked,
+    )  # fmt: skip
+    assert alone.sync_val_loss == 9.0  # the same global batch, dealt to fewer nodes in shorter rounds
+    assert (alone.sync_wire_bytes, alone.seeds[0].sync_round_steps) == (0, STEPS)
+    longer = measure(tiny(tokens=4 * ROUND_TOKENS), (2,), tmp_path, in_process=True, baseline=marked)
+    assert longer.sync_val_loss < 9.0  # of four rounds, and the baseline has three
+    with pytest.raises(ConfigError, match="another global batch"):
+        measure(tiny(nodes=4), (2,), tmp_path, in_process=True, baseline=marked)
+    with pytest.raises(ConfigError, match="inner settings; leave it out"):
         measure(tiny(keys={"inner": {"lr": 0.5}}), (2,), tmp_path, in_process=True, baseline=marked)
 
 
@@ -415,12 +506,20 @@ def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult,
     good = msgspec.structs.replace(
         result,
         loss_ratio=msgspec.structs.replace(result.loss_ratio, least=0.99, median=1.015, most=1.03),
-        byte_ratio=msgspec.structs.replace(result.byte_ratio, least=50, median=99, most=101),
+        efficiency=msgspec.structs.replace(result.efficiency, least=0.8, median=0.923, most=0.95),
+        byte_ratio=msgspec.structs.replace(result.byte_ratio, least=5, median=14.9, most=15.1),
+        sync_tokens=1_500_000.0,
+        seeds=tuple(msgspec.structs.replace(run, in_process=False) for run in result.seeds),
+        commands=("shoal bench train --strategy diloco --nodes 2",),
     )
     page = render([good])
-    assert "| 1.015 (0.990–1.030) | ≤ 1.02, met |" in page
-    assert "| 99 (50–101) | ≥ 100, **missed** |" in page
-    assert "seeds 1, 2, 3" in page
+    assert "| 1.015 (0.990–1.030) | 0.00 M | 1.50 M | 92.3% (80.0%–95.0%) | ≥ 0.9, met |" in page
+    assert "| 15 (5–15) | ≥ 15, **missed** |" in page
+    assert "| real nodes: seeds 1, 2, 3; " in page
+    assert "| `shoal bench train --strategy diloco --nodes 2` |" in page
+    never = render([msgspec.structs.replace(good, sync_tokens=None)])
+    assert "| more than it had | > 92.3% (80.0%–95.0%) | ≥ 0.9, met |" in never
+    assert "≥ 15" not in render([msgspec.structs.replace(good, seeds=result.seeds)])  # payloads alone: no target
     paths = []
     for one in (result.seeds[2], *result.seeds[:2]):
         alone = merged([msgspec.structs.replace(result, seeds=(one,))])
@@ -455,6 +554,13 @@ def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(re
         ({"churn": 0.5}, "--churn is a share below 0.5"),
         ({"slow": 0.5}, "--slow says"),
         ({"churn": 0.25, "slow": 2.0}, "one at a time"),
+        ({"skew": 0.3, "part_time": 0.25}, "one at a time"),
+        ({"part_time": 1.0}, "--part-time is a share"),
+        ({"part_time": 0.9}, "leaves somebody who is there"),
+        ({"part_time": 0.5, "strategy": "gossip"}, "not measured with gossip"),
+        ({"part_time": 0.5, "nodes": 16, "tokens": 10**6}, "come and go"),
+        ({"skew": 0.0}, "--alpha is 0.01 to 100"),
+        ({"nodes": 3, "options": {}}, "give --option batch=N"),
         ({"strategy": "magic"}, "strategy"),
         ({"options": {"size": 3}}, "no option 'size'"),
         ({"keys": {"sync": {"outer_lr": -1.0}}}, "outer_lr"),
@@ -466,6 +572,97 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
         tiny(**changes)
 
 
+# -- what is measured is what a user gets ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "rollouts"])
+def test_settings_are_those_that_init_writes(strategy: str) -> None:
+    shipped = found(InitOptions(strategy=strategy), Identity.generate(), Identity.generate())
+    bench = TrainOptions(strategy=strategy).bench
+    mine = bench.manifest(0, [NOBODY])
+    for section in ("sync", "inner", "round", "membership", "agreement"):
+        assert getattr(mine, section) == getattr(shipped, section), section
+    theirs = load_workload(shipped.workload.name, shipped.workload.options, None)
+    assert load_workload(mine.workload.name, mine.workload.options, None) == theirs
+    assert bench.nodes == 4
+    assert bench.tokens >= 10 * bench.parameters
+    assert bench.full_rounds >= 60
+
+
+@pytest.mark.parametrize(("nodes", "batch"), [(1, 32), (4, 8), (8, 4), (16, 2)])
+def test_every_number_of_nodes_reads_as_much_at_a_step(nodes: int, batch: int) -> None:
+    bench = TrainBench(nodes=nodes)
+    assert bench.workload_options == {"batch": batch}
+    assert bench.step_tokens == 32 * 128
+
+
+def test_the_command_of_a_result_says_its_options_and_no_paths() -> None:
+    asked = TrainOptions(
+        strategy="streaming", seeds=Numbers((1, 2)), data="skewed", alpha=0.5, in_process=True,
+        settings=["inner.lr=0.002"], baseline=Path("other.json"), out=Path("there"),
+    )  # fmt: skip
+    assert asked.command == (
+        "shoal bench train --strategy streaming --nodes 4 --data skewed --alpha 0.5 --seeds 1,2 --set inner.lr=0.002 "
+        "--in-process"
+    )
+    assert TrainOptions().command == "shoal bench train --strategy diloco --nodes 4"
+
+
+def curve_of(losses: Sequence[float], step: int = 1_000_000) -> tuple[Point, ...]:
+    return tuple(Point(round=e, tokens=e * step, wire_bytes=e * 100, val_loss=loss) for e, loss in enumerate(losses))
+
+
+SYNC_CURVE = curve_of([8.0, 6.0, 4.0, 3.0, 2.0, 1.0])
+
+
+def run_of(seed: int, *losses: float, in_process: bool = False) -> SeedRun:
+    return SeedRun(seed=seed, in_process=in_process, curve=curve_of(losses), sync_curve=SYNC_CURVE, sync_round_steps=5)
+
+
+def row_of(result: TrainResult, *runs: SeedRun, **settings: Any) -> TrainResult:
+    """One row of results, each of one run."""
+    settings = {"inner_steps": 100, **settings}
+    changed = msgspec.structs.replace(result.settings, **settings)
+    alone = [msgspec.structs.replace(result, settings=changed, seeds=(run,), tokens=5) for run in runs]
+    (row,) = merged(alone)
+    return row
+
+
+def test_seeds_in_one_process_count_where_they_agree_with_real_nodes(result: TrainResult) -> None:
+    real, twin = run_of(1, 8.0, 2.0), run_of(1, 8.0, 2.009, in_process=True)
+    other = run_of(2, 8.0, 3.0, in_process=True)
+    row = row_of(result, real, twin, other)
+    assert row.agreement == pytest.approx(0.0045)
+    assert [(run.seed, run.in_process) for run in row.counted] == [(1, False), (2, True)]
+    assert (row.loss_ratio.least, row.loss_ratio.most) == (2 / 6, 3 / 6)
+    assert row.byte_ratio.least == row.byte_ratio.most == 1.0  # of real nodes alone
+    far = row_of(result, real, run_of(1, 8.0, 2.011, in_process=True), other)
+    assert [(run.seed, run.in_process) for run in far.counted] == [(1, False)]
+    assert "so that only real nodes count" in render([far])
+    assert "real nodes: seed 1; one process: seeds 1, 2; the losses are within 0.45%; " in render([row])
+    unknown = row_of(result, real, other)
+    assert unknown.counted == (real,)
+    assert "no seed was run in both, **so that only real nodes count**" in render([unknown])
+
+
+def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult) -> None:
+    good = row_of(result, run_of(1, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 2.0))
+    assert good.efficiency_row is not None
+    worse = row_of(result, run_of(1, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 4.0), skew=0.3)
+    assert (worse.efficiency_row, worse.byte_row) == (None, None)
+    assert disturbed_row(good, [good, worse]) is None
+    assert disturbed_row(worse, [worse]) is None
+    row = disturbed_row(worse, [worse, good])
+    assert row is not None
+    assert row.measured is not None
+    assert row.measured.median == pytest.approx(worse.efficiency.median / good.efficiency.median)
+    slower = msgspec.structs.replace(worse, efficiency=msgspec.structs.replace(good.efficiency, median=0.8399))
+    undisturbed = msgspec.structs.replace(good, efficiency=msgspec.structs.replace(good.efficiency, median=1.0))
+    page = render([undisturbed, slower])
+    assert "≥ 0.85, **missed**: 84.0% of the undisturbed row's" in page
+    assert "skewed data, α = 0.3" in page
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -474,6 +671,7 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
         ({"options": ["width"]}, "must be KEY=VALUE"),
         ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
         ({"in_process": True, "slow": 2.0}, "leave --in-process out"),
+        ({"alpha": 0.5}, "with --data skewed only"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
