@@ -145,11 +145,13 @@ class Gathering:
 
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train were done."""
-        if self.half_ready_at is None:
-            done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
-            trainers = self.awaited(alive, leaves) | done
-            if done and 2 * len(done) >= len(trainers):
-                self.half_ready_at = now
+        if self.half_ready_at is None and self.half_ready(alive, leaves):
+            self.half_ready_at = now
+
+    def half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+        """True if at least half of those who train are done."""
+        done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
+        return bool(done) and 2 * len(done) >= len(self.awaited(alive, leaves) | done)
 
 
 @dataclass(slots=True, kw_only=True)

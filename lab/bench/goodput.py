@@ -37,18 +37,16 @@ from shoal.lab.bench.scale_rows import seconds_of_rounds
 from shoal.lab.bench.step_tally import NodeLog, counted_tokens, kept_plan, noting_command, read_node
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case, LongCaseOptions
-from shoal.lab.fleet import Swarm
+from shoal.lab.fleet import Swarm, end
 from shoal.lab.shipped import init_tables, not_default
 from shoal.lab.targets import Spread
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.faults import FaultRecord, strike
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.reports.report import count_forks
 from shoal.testnet.run_record import RunRecord
-from shoal.testnet.scenario import Fault
 
 NUMEL: Final = 50_000
 START_DEADLINE_S: Final = 120.0
@@ -64,7 +62,7 @@ class GoodputSwarm(Swarm):
     """The founders of one run, in an empty `folder`."""
 
     def __init__(self, bench: GoodputBench, folder: Path) -> None:
-        self.seed = bench.seed
+        self.failures = 0
         self._down_s = bench.down_s
         runtime = Runtime(command=noting_command, poll_s=POLL_S)
         super().__init__(folder, bench.nodes, partial(goodput_manifest, bench), runtime=runtime)
@@ -82,10 +80,10 @@ class GoodputSwarm(Swarm):
         """Kill a node at each of these moments, in seconds since `began` (trio's clock), and start it again."""
         for at in moments:
             await trio.sleep_until(began + at)
-            fault = Fault(kind="restart", node=index, round=self.head, duration_s=self._down_s)
-            self.faults.append(FaultRecord(fault=fault, at=time.time()))
-            await strike(fault, self)
-            self.faults[-1].done = True
+            self.failures += 1
+            await end(self.node(index))
+            await trio.sleep(self._down_s)
+            await self.join(index)
 
     @property
     def head(self) -> int:
@@ -195,7 +193,7 @@ def result_of(
         load=load,
         seconds=round(window[1] - window[0], 3),
         rounds=len(tokens),
-        failures=len(swarm.faults),
+        failures=swarm.failures,
         account=rows.account(nodes, window, certified=sum(tokens.values()), step_s=step_s),
         steps_certified=sum(tokens.values()),
         steps_made=sum(len(node.steps_in(*window)) for node in nodes),
