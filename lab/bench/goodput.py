@@ -247,8 +247,8 @@ def _lines(result: GoodputResult) -> list[str]:
         f"steps      {result.steps_made} made, {result.steps_certified} certified, {1000 * result.step_s:.1f} ms each",
         f"time up    {_share(parts, parts.certified_s)} certified; lost: {_share(parts, parts.unfinished_s)} steps "
         f"killed before they were contributed, {_share(parts, parts.lost_s)} other steps, "
-        f"{_share(parts, parts.starting_s)} starting, {_share(parts, parts.still_s)} standing still, "
-        f"{_share(parts, parts.slow_s)} slower steps",
+        f"{_share(parts, parts.starting_s)} starting, {_share(parts, parts.joining_s)} joining, "
+        f"{_share(parts, parts.still_s)} standing still, {_share(parts, parts.slow_s)} slower steps",
         f"restarts   {_seconds(result.restarts_s)} to the first step, {_seconds(result.trainer_s)} to a trainer",
         f"rounds     {result.rounds}, {_seconds(result.round_s)} each; {result.fewest} contribute at least; "
         f"{result.missed} of {count(result.contributions, 'contribution')} missed theirs",

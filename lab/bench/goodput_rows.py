@@ -1,6 +1,6 @@
 """Where the time of nodes goes whose steps all take as long: what was certified, what was lost, and why.
 
-    time of a node    down | starting ─► making steps ─► standing still ─► making steps ─► … ─► killed
+    time of a node    down | starting ─► joining ─► making steps ─► standing still ─► making steps ─► … ─► killed
     steps made        in a certified round | of a contribution that was never made, its node being killed | else lost
 
 A step that was made is worth the time that a step takes. What is beyond that between two steps is time standing still
@@ -48,8 +48,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     certified_s: steps in rounds that were certified. unfinished_s: steps that were to be contributed when the node was
     killed. lost_s: other steps that no certified round has; less than 0 where some have steps from before the window.
-    starting_s: from a restart until the first step begins. still_s: steps that could have been made between two that
-    were, or after the last. slow_s: what steps took longer than the median one. down_s: without a process.
+    starting_s: from a restart until the trainer is ready; joining_s: from there until the first step begins. still_s:
+    steps that could have been made between two that were, or after the last. slow_s: what steps took longer than the
+    median one. down_s: without a process.
     """
 
     all_s: float
@@ -57,6 +58,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     unfinished_s: float
     lost_s: float
     starting_s: float
+    joining_s: float
     still_s: float
     slow_s: float
     down_s: float
@@ -129,7 +131,7 @@ def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s:
     """Where the time went, of which so many steps were certified."""
     begin, end = window
     made = unfinished = 0
-    up = starting = still = 0.0
+    up = starting = joining = still = 0.0
     for node in nodes:
         for life in _within(node, window):
             steps = node.steps_in(*life)
@@ -137,7 +139,9 @@ def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s:
             made += len(steps)
             first = steps[0] - step_s if steps else life[1]
             if life[0] > begin:
-                starting += first - life[0]
+                ready = min((at for at in node.trainers if life[0] < at < first), default=first)
+                starting += ready - life[0]
+                joining += first - ready
             else:
                 still += first - life[0]
             still += sum(gap - step_s for gap in _gaps(steps) if gap >= 2 * step_s)
@@ -151,8 +155,9 @@ def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s:
         unfinished_s=unfinished * step_s,
         lost_s=(made - certified - unfinished) * step_s,
         starting_s=starting,
+        joining_s=joining,
         still_s=still,
-        slow_s=up - starting - still - made * step_s,
+        slow_s=up - starting - joining - still - made * step_s,
         down_s=all_s - up,
     )
 

@@ -151,6 +151,7 @@ def test_parts_of_the_time_sum_up_to_all_of_it() -> None:
         lives=((-50.0, 60.0), (80.0, 200.0)),
         steps=[*steps(0, 57), *steps(87, 12)],
         contributed=(40.0,),
+        trainers=(-45.0, 84.0),
     )
     assert step_seconds((through, struck), (0.0, 100.0)) == 1.0
     found = account((through, struck), (0.0, 100.0), certified=130, step_s=1.0)
@@ -159,7 +160,8 @@ def test_parts_of_the_time_sum_up_to_all_of_it() -> None:
         certified_s=130.0,
         unfinished_s=17.0,
         lost_s=94 + 69 - 130 - 17,
-        starting_s=7.0,
+        starting_s=4.0,
+        joining_s=3.0,
         still_s=pytest.approx(5.0 + 3.0 + 1.0),
         slow_s=pytest.approx(0.5 + 0.4 + 0.1),
         down_s=20.0,
@@ -167,14 +169,15 @@ def test_parts_of_the_time_sum_up_to_all_of_it() -> None:
     assert found.up_s == 180
     assert found.of_up == 130 / 180
     assert found.of_all == 130 / 200
-    parts = found.certified_s + found.unfinished_s + found.lost_s + found.starting_s + found.still_s + found.slow_s
-    assert parts == pytest.approx(found.up_s)
+    lost = (found.unfinished_s, found.lost_s, found.starting_s, found.joining_s, found.still_s, found.slow_s)
+    assert found.certified_s + sum(lost) == pytest.approx(found.up_s)
 
 
-def test_a_life_without_a_step_is_all_start() -> None:
-    node = NodeTimes(lives=((-5.0, 10.0), (30.0, 36.0), (56.0, 200.0)), steps=steps(0, 10))
+def test_a_life_without_a_step_is_all_start_or_once_it_has_a_trainer_joining() -> None:
+    node = NodeTimes(lives=((-5.0, 10.0), (30.0, 36.0), (56.0, 200.0)), steps=steps(0, 10), trainers=(58.0,))
     found = account((node,), (0.0, 60.0), certified=10, step_s=1.0)
-    assert (found.starting_s, found.down_s, found.unfinished_s) == (6.0 + 4.0, 40.0, 10.0)
+    assert (found.starting_s, found.joining_s) == (6.0 + 2.0, 2.0)
+    assert (found.down_s, found.unfinished_s) == (40.0, 10.0)
 
 
 def test_restarts_are_those_in_the_window_that_came_to_a_step() -> None:
@@ -239,6 +242,7 @@ def result(failure_s: int = 300, of_up: float = 0.96) -> GoodputResult:
             unfinished_s=9.0,
             lost_s=0.0,
             starting_s=18.0,
+            joining_s=0.0,
             still_s=4.5,
             slow_s=0.9,
             down_s=100.0,
@@ -307,9 +311,8 @@ def test_both_shares_stand_beside_those_of_stop_and_restart() -> None:
     text = "\n".join(to_lines([one]))
     assert "goodput    96.0% of the time that nodes were up, 86.4% of all" in text
     assert "61.0%, 57.0%: data parallel, stopped and started again, a checkpoint every 12.3 s of work, 1 s each" in text
-    assert (
-        "96.0% certified; lost: 1.0% steps killed before they were contributed, 0.0% other steps, 2.0% starting" in text
-    )
+    assert "96.0% certified; lost: 1.0% steps killed before they were contributed, 0.0% other steps" in text
+    assert "2.0% starting, 0.0% joining, 0.5% standing still, 0.1% slower steps" in text
     assert "4.00 s (4.00–4.00) to the first step, no time to a trainer" in text
     assert "a checkpoint" not in to_lines([msgspec.structs.replace(one, interval_s=None)])[4]
 
