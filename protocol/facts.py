@@ -145,13 +145,20 @@ class Gathering:
 
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train were done."""
-        if self.half_ready_at is None and self.half_ready(alive, leaves):
-            self.half_ready_at = now
+        if self.half_ready_at is None:
+            done, trainers = self._done(alive, leaves)
+            if done and 2 * done >= trainers:
+                self.half_ready_at = now
 
-    def half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
-        """True if at least half of those who train are done."""
+    def most_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+        """True if more than half of those who train are done: then the median weight is of one of them."""
+        done, trainers = self._done(alive, leaves)
+        return 2 * done > trainers
+
+    def _done(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> tuple[int, int]:
+        """How many are done, of how many who train."""
         done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
-        return bool(done) and 2 * len(done) >= len(self.awaited(alive, leaves) | done)
+        return len(done), len(self.awaited(alive, leaves) | done)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -849,12 +849,12 @@ class Member:
             yield Train()
 
     def _be_done(self, machine: RoundMachine) -> Steps:
-        """Contribute what is made so far, where this node came while the others trained, and they are ready before.
+        """Contribute what is made so far, where this node came while the others trained, and most are ready before.
 
-        Of two members the one with less work caps the weight of the other: there it makes its steps.
+        Of as many that come late as others the little work would cap the weight of all: there all make their steps.
         """
-        late = self._came_midway and machine.phase is Phase.TRAIN and len(self._head.members) > 2
-        if late and machine.half_ready() and self._role() == TRAINING:
+        late = self._came_midway and machine.phase is Phase.TRAIN
+        if late and machine.most_ready() and self._role() == TRAINING:
             self._came_midway = False
             yield Train(at_once=True)
 

@@ -1139,8 +1139,14 @@ PROTOCOL: tuple[Bug, ...] = (
         "who came midway has all others wait for all its steps",
         "tests/protocol/test_member.py"
         "::test_who_came_while_the_others_trained_contributes_what_it_has_when_most_are_ready",
-        "if late and machine.half_ready() and self._role() == TRAINING:",
+        "if late and machine.most_ready() and self._role() == TRAINING:",
         "if False:",
+    ),
+    bug(
+        "the few steps of as many as the others cap the weight of all",
+        "tests/protocol/test_member.py::test_of_two_who_came_later_makes_all_its_steps",
+        "return 2 * done > trainers",
+        "return 2 * done >= trainers",
     ),
     bug(
         "who came midway once is cut short in every round",
