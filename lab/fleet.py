@@ -9,6 +9,7 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,16 +19,20 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.node.options import Hold
-from shoal.node.reporting.events import Certified, Failed
+from shoal.node.reporting.events import Certified, Failed, Holding
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.testnet.faults import kill
+from shoal.testnet.check import Check, Witness, check_swarm
+from shoal.testnet.faults import FaultRecord, kill
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
+from shoal.testnet.scenario import Scenario
 
 LOG_SHOWN_CHARS: Final = 600
+TOGETHER: Final = Hold(round=1, phase="train")
 START_DEADLINE_S: Final = 180.0
 
 
@@ -44,6 +49,8 @@ class Swarm(Fleet):
         network: Network | None = None,
     ) -> None:
         super().__init__(folder, runtime=runtime, network=network)
+        self.began_at = time.time()
+        self.faults: list[FaultRecord] = []
         self.found(manifest_of([self.add(index).peer_id for index in range(count)]))
 
     @asynccontextmanager
@@ -63,6 +70,36 @@ class Swarm(Fleet):
         await self.until(lambda: bool(first.addresses), "the first node listens", deadline_s)
         for node in others:
             await self.launch(node, join=first.addresses, holds=holds)
+
+    async def begin_together(self, limit_s: float) -> float | None:
+        """Start all and, when they wait for the first round, let them go; returns how long the start took.
+
+        None if not all were there in time: they begin all the same. Raises NetworkError if one ended.
+        """
+        began = time.monotonic()
+        await self.start(holds=(TOGETHER,), deadline_s=limit_s)
+        took: float | None = None
+        try:
+            await self.until(self.all_wait, "all founders wait for the first round", limit_s)
+            took = time.monotonic() - began
+        except NetworkError:
+            if self._crashed() is not None:
+                raise
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes:
+                nursery.start_soon(self._let_go, node)
+        return took
+
+    def all_wait(self) -> bool:
+        """True if every node stands still before its first round."""
+        waiting = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
+        return len(waiting) == len(self.nodes)
+
+    async def _let_go(self, node: NodeProcess) -> None:
+        """Let a founder begin, be it waiting or not there yet. A hold that nobody releases ends by itself."""
+        with suppress(NetworkError):
+            await node.ask("hold")
+            await node.ask("release")
 
     async def revive(self, node: NodeProcess) -> None:
         """Start a node again on its folder, once its process is gone. Raises NetworkError if nobody is there."""
@@ -93,6 +130,35 @@ class Swarm(Fleet):
     def common_rounds(self, node: NodeProcess) -> int:
         """Number of rounds certified by a node to which all contributed."""
         return sum(one.contributors == len(self.nodes) for one in self.journal.of(Certified, node.index))
+
+    def record(self, rounds: int) -> RunRecord:
+        """Collect the events of a run of so many rounds."""
+        now = time.time()
+        nodes = (
+            NodeFacts(
+                index=node.index,
+                peer_id=node.peer_id,
+                outcome="running" if node.alive else "killed" if node.struck == "killed" else "crashed",
+                lives=tuple((life.started_at, life.ended_at or now) for life in node.lives),
+            )
+            for node in self.nodes
+        )
+        return RunRecord(
+            scenario=Scenario(nodes=len(self.nodes), rounds=rounds),
+            began_at=self.began_at,
+            ended_at=now,
+            entries=tuple(self.journal.entries),
+            nodes=tuple(nodes),
+            faults=tuple(self.faults),
+        )
+
+    def check(self, record: RunRecord) -> Check:
+        """Recompute every certified round from what the nodes kept. Blocks."""
+        witnesses = [
+            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(record, n.index))
+            for n in self.nodes
+        ]
+        return check_swarm(witnesses, record.certified_rounds())
 
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)

@@ -132,9 +132,13 @@ class StandOnHead:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Have the trainer make this round's inner steps; or, not to `contribute`, others meanwhile."""
+    """Have the trainer make this round's inner steps; or, not to `contribute`, others meanwhile.
+
+    at_once: where the steps of a round follow speeds, those that are made are all.
+    """
 
     contribute: bool = True
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

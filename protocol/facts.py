@@ -146,10 +146,19 @@ class Gathering:
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train were done."""
         if self.half_ready_at is None:
-            done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
-            trainers = self.awaited(alive, leaves) | done
-            if done and 2 * len(done) >= len(trainers):
+            done, trainers = self._done(alive, leaves)
+            if done and 2 * done >= trainers:
                 self.half_ready_at = now
+
+    def most_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+        """True if more than half of those who train are done: then the median weight is of one of them."""
+        done, trainers = self._done(alive, leaves)
+        return 2 * done > trainers
+
+    def _done(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> tuple[int, int]:
+        """How many are done, of how many who train."""
+        done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
+        return len(done), len(self.awaited(alive, leaves) | done)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -184,6 +184,7 @@ class Member:
         self._reports: dict[bytes, Report] = {}
         self._settings: RoundSettings
         self._resumed = False
+        self._came_midway = False
         self._linger_until: float | None = None
         self._still: str | None = None
         self._now = 0.0
@@ -335,6 +336,8 @@ class Member:
     def _hear(self, heard: Received) -> Steps:
         yield from self._look_around()
         yield from self._take_message(heard)
+        if self.machine is not None:
+            yield from self._be_done(self.machine)
 
     def _take_message(self, heard: Received) -> Steps:
         message, position, head = heard.message, heard.position, self._head
@@ -429,6 +432,7 @@ class Member:
         if self._goes_on(machine):
             yield from self._carry_out(self._amending.advise(machine, self._now))
         if self._goes_on(machine):
+            yield from self._be_done(machine)
             yield from self._keep_busy(machine)
             yield from self._try_leave(machine)
 
@@ -558,6 +562,7 @@ class Member:
         else:
             self._resumed = True
             yield from self._resume_work()
+        self._came_midway = self._head.round > 0
         yield from self._begin_round_or_finish()
 
     def _chain_compared(self, event: ChainCompared) -> Steps:
@@ -738,6 +743,7 @@ class Member:
             return
         yield SettleWork()
         yield Apply(certificate)
+        self._came_midway = False
         yield from self._begin_round_or_finish()
 
     # -- what this node gives --------------------------------------------------------------------------------
@@ -841,6 +847,16 @@ class Member:
         if advice.contribute_after_all:
             yield from self._carry_out(machine.ready(self._absent(TRAINING), self._now))
             yield Train()
+
+    def _be_done(self, machine: RoundMachine) -> Steps:
+        """Contribute what is made so far, where this node came while the others trained, and most are ready before.
+
+        Of as many that come late as others the little work would cap the weight of all: there all make their steps.
+        """
+        late = self._came_midway and machine.phase is Phase.TRAIN
+        if late and machine.most_ready() and self._role() == TRAINING:
+            self._came_midway = False
+            yield Train(at_once=True)
 
     def _try_leave(self, machine: RoundMachine) -> Steps:
         """Promise to sign nothing more, where the round allows and somebody stays; then go."""

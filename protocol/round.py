@@ -364,6 +364,10 @@ class RoundMachine:
         trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None
         return trains and not asked and self._watch.rests
 
+    def most_ready(self) -> bool:
+        """True if more than half of those who train have announced their contribution."""
+        return self._gathering.most_ready(self._facts.alive, self.agreement.leaves)
+
     def holds_alone(self) -> bool:
         """True if there are others, and none of them has the state from which this round begins."""
         return bool(self._facts.others()) and not self._facts.holders()

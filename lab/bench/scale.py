@@ -26,7 +26,6 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.cli.init import InitOptions, found
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
 from shoal.lab.bench import scale_rows as rows
@@ -35,19 +34,18 @@ from shoal.lab.bench.step_tally import noting_command, read_node, tally
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case
 from shoal.lab.fleet import Swarm, cpu_s
-from shoal.node.options import Hold
+from shoal.lab.shipped import init_tables, not_default
 from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
 from shoal.node.reporting.events import RoundStarted as Begun
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.faults import FaultRecord, strike, undo
 from shoal.testnet.nodes import Runtime, node_command
 from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.reports.report import count_forks
-from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
-from shoal.testnet.scenario import Fault, Scenario
+from shoal.testnet.run_record import RunRecord
+from shoal.testnet.scenario import Fault
 from shoal.testnet.throttle import means
 
 STEPS: Final = 20
@@ -58,7 +56,6 @@ CHUNK_VALUES: Final = 4096
 STALENESS_ROUNDS: Final = 60
 """Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
 """
-TOGETHER: Final = Hold(round=1, phase="train")
 START_DEADLINE_S: Final = 120.0
 START_S_PER_NODE: Final = 12.0
 """Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
@@ -81,8 +78,6 @@ class ScaleSwarm(Swarm):
 
     def __init__(self, bench: ScaleBench, folder: Path) -> None:
         self.bench = bench
-        self.began_at = time.time()
-        self.faults: list[FaultRecord] = []
         self.rests: list[rows.Rest] = []
         self.current: dict[int, int] = {}
         self.contributed: dict[int, float] = {}
@@ -138,30 +133,12 @@ class ScaleSwarm(Swarm):
 
     async def begin(self) -> float | None:
         """Start all and let them begin together; returns how long the start took, None if not all came in time."""
-        began, everyone = time.monotonic(), self.bench.nodes
-        limit_s = START_DEADLINE_S + START_S_PER_NODE * everyone
-        await self.start(holds=(TOGETHER,), deadline_s=limit_s)
-        took: float | None = None
-        try:
-            await self.until(self._all_wait, "all founders wait for the first round", limit_s)
-            took = time.monotonic() - began
-        except NetworkError:
-            if self._crashed() is not None:
-                raise
-        async with trio.open_nursery() as nursery:
-            for node in self.nodes:
-                nursery.start_soon(self._let_go, node.index)
-        return took
+        return await self.begin_together(START_DEADLINE_S + START_S_PER_NODE * self.bench.nodes)
 
-    def _all_wait(self) -> bool:
+    def all_wait(self) -> bool:
+        """See `Swarm`."""
         self.read()
         return len(self.together) == self.bench.nodes
-
-    async def _let_go(self, index: int) -> None:
-        """Let a founder begin, be it waiting or not there yet. A hold that nobody releases ends by itself."""
-        with suppress(NetworkError):
-            await self.node(index).ask("hold")
-            await self.node(index).ask("release")
 
     async def watch_rest(self) -> None:
         """Measure each round's time of rest, from the second on, until cancelled."""
@@ -217,41 +194,10 @@ class ScaleSwarm(Swarm):
                 found.append(psutil.Process(node.lives[-1].pid).memory_full_info().pss / 1e6)
         return sorted(found)[len(found) // 2] if found else None
 
-    def record(self, rounds: int) -> RunRecord:
-        """Collect the events of a run of so many rounds."""
-        now = time.time()
-        nodes = (
-            NodeFacts(
-                index=node.index,
-                peer_id=node.peer_id,
-                outcome="running" if node.alive else "crashed",
-                lives=tuple((life.started_at, life.ended_at or now) for life in node.lives),
-            )
-            for node in self.nodes
-        )
-        return RunRecord(
-            scenario=Scenario(nodes=self.bench.nodes, rounds=rounds),
-            began_at=self.began_at,
-            ended_at=now,
-            entries=tuple(self.journal.entries),
-            nodes=tuple(nodes),
-            faults=tuple(self.faults),
-        )
-
-
-def init_tables(founders: list[PeerId]) -> dict[str, dict[str, object]]:
-    """The sections that `shoal init` writes, with these founders in place of the one that it has."""
-    identity = Identity.generate()
-    tables: dict[str, dict[str, object]] = msgspec.to_builtins(
-        found(InitOptions(name="scale", workload="regression"), identity, identity)
-    )
-    tables["swarm"] |= {"founders": founders, "authority": founders[0]}
-    return tables
-
 
 def scale_manifest(bench: ScaleBench, founders: list[PeerId]) -> Manifest:
     """The manifest of the swarm that is measured."""
-    tables = init_tables(founders)
+    tables = init_tables("scale", founders)
     if bench.trainers == "wait":
         tables["workload"] |= {
             "name": WORKLOAD_NAME,
@@ -260,19 +206,6 @@ def scale_manifest(bench: ScaleBench, founders: list[PeerId]) -> Manifest:
         tables["sync"] |= {"inner_steps": STEPS, "codec": "fp32", "balance": False}
         tables["round"] |= {"chunk_values": CHUNK_VALUES, "staleness_rounds": STALENESS_ROUNDS}
     return validate_manifest(tables, source="the benchmark")
-
-
-def not_default(manifest: Manifest) -> tuple[str, ...]:
-    """Settings in which a manifest differs from what `shoal init` writes, but for who founded the swarm."""
-    told: dict[str, dict[str, object]] = msgspec.to_builtins(manifest)
-    written = msgspec.to_builtins(validate_manifest(init_tables(manifest.swarm.founders), source="the benchmark"))
-    return tuple(
-        f"{section}.{key} = {value}"
-        for section, keys in sorted(told.items())
-        if isinstance(keys, dict)
-        for key, value in sorted(keys.items())
-        if value != written[section][key]
-    )
 
 
 @contextmanager
@@ -355,11 +288,7 @@ def result_of(
 ) -> ScaleResult:
     """The result of a run whose processes have ended. Blocks while it reads what the nodes kept."""
     bench = swarm.bench
-    witnesses = [
-        Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(record, n.index))
-        for n in swarm.nodes
-    ]
-    check = check_swarm(witnesses, record.certified_rounds())
+    check = swarm.check(record)
     names = frozenset(swarm.node(index).peer_id for index in bench.struck)
     away = rows.Away(peers=names, begin=struck[0], end=struck[1]) if bench.stopped else rows.Away()
     return ScaleResult(

@@ -138,6 +138,11 @@ def tally(
     )
 
 
+def counted_tokens(plan: Plan, finals: StoredFinals) -> dict[str, int]:
+    """Tokens of everyone whose contribution is in some chunk of a round."""
+    return {one.peer: one.tokens for one in plan.participants if any(_included(plan, finals, one.peer))}
+
+
 def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
     """True for each chunk that has the peer's contribution in it."""
     place = next((at for at, one in enumerate(plan.participants) if one.peer == peer_id and one.weight), None)

@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "checkpoint": "checkpoint:CASE",
     "restart": "restart:CASE",
     "scale": "scale:CASE",
+    "goodput": "goodput:CASE",
     "train": "train_page:CASE",
     "sapo": "sapo_table:CASE",
     "crowd": "crowd:CASE",

@@ -477,7 +477,7 @@ class PeerRounds(Reducing, Surroundings):
     def _train(self, effect: Train) -> None:
         if self.paused:
             raise Violation("a pause", f"peer {self._peer.number} is told to train while it pauses")
-        if effect.contribute:  # what is learnt alone meanwhile is not modelled
+        if effect.contribute and not effect.at_once:  # what is learnt alone meanwhile, and speeds, are not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
 
     def _pause_trainer(self, effect: PauseTrainer) -> None:

@@ -121,11 +121,13 @@ class Participation:
         await self._training_client.retune(manifest)
         self._manifest = manifest
 
-    async def train(self, *, contribute: bool = True) -> None:
-        """Have the trainer make this round's inner steps."""
-        state = self._state_store.state
+    async def train(self, *, contribute: bool = True, at_once: bool = False) -> None:
+        """Have the trainer make this round's inner steps (`effects.Train`)."""
+        state, client = self._state_store.state, self._training_client
         assert state is not None
-        await self._training_client.train(self._state_store.head, self._me, state.tokens, contribute=contribute)
+        if not at_once or client.balances:
+            head = self._state_store.head
+            await client.train(head, self._me, state.tokens, contribute=contribute, at_once=at_once)
 
     async def pause(self, paused: bool) -> None:
         """Stop the trainer, or let it go on."""

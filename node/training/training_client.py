@@ -173,17 +173,24 @@ class TrainingClient:
         self._inner_steps = manifest.sync.round_steps
         await self._trainer.send(Retune(inner=InnerSettings.of(manifest), sync=SyncSettings.of(manifest)))
 
-    async def train(self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True) -> None:
+    @property
+    def balances(self) -> bool:
+        """True if the steps of a round follow speeds."""
+        return self._speeds is not None
+
+    async def train(
+        self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True, at_once: bool = False
+    ) -> None:
         """Have it make this round's inner steps on this node's own share of the data.
 
         A node too slow for the last round goes on where it was, so that it contributes at all: what it lacks of its
-        inner steps since its last contribution is all it makes now.
+        inner steps since its last contribution is all it makes now. at_once: the step under way, or one, is the last.
         """
         self._orders += 1
         order = Train(
             order=self._orders,
             round=previous.next_round,
-            steps=self._fair_steps(previous.members) if contribute else self._inner_steps,
+            steps=1 if at_once else self._fair_steps(previous.members) if contribute else self._inner_steps,
             assignment=self.assignment(previous, me),
             certified_tokens=tokens,
             contribute=contribute,

@@ -22,6 +22,8 @@ from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.flood import FloodResult
+from shoal.lab.bench.goodput_rows import Account
+from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.partition import PartitionResult
@@ -87,6 +89,11 @@ def crowd(least_heard: float, largest_mb: float) -> Any:
         CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, memory_mb=spread(largest_mb),
         links=one, control_kb_s=one, cpu=one,
     )  # fmt: skip
+
+
+def goodput(failure_s: int, percent: float, **found: Any) -> Any:
+    parts = made(Account, all_s=100.0, certified_s=percent)
+    return [made(GoodputResult, bench=GoodputBench(), failure_s=failure_s, account=parts, **found)]
 
 
 def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:
@@ -202,6 +209,11 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
     ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
+    ("goodput", goodput(300, 95), goodput(300, 94.9), "goodput, a failure per node each 300 s"),
+    ("goodput", goodput(120, 90), goodput(120, 89.9), "goodput, a failure per node each 120 s"),
+    ("goodput", goodput(60, 80), goodput(60, 79.9), "goodput, a failure per node each 60 s"),
+    ("goodput", goodput(60, 80), goodput(60, 80, wrong_values=1), "wrong values"),
+    ("goodput", goodput(60, 80), goodput(60, 80, not_made=1), "steps certified that were not made"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
     ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
     ("attack", attack(1.0), attack(None), "loss under the worst attack"),

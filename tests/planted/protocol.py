@@ -1169,6 +1169,28 @@ PROTOCOL: tuple[Bug, ...] = (
         "usual_s = 0.0",
     ),
     bug(
+        "who came midway has all others wait for all its steps",
+        "tests/protocol/test_member.py"
+        "::test_who_came_while_the_others_trained_contributes_what_it_has_when_most_are_ready",
+        "if late and machine.most_ready() and self._role() == TRAINING:",
+        "if False:",
+    ),
+    bug(
+        "the few steps of as many as the others cap the weight of all",
+        "tests/protocol/test_member.py::test_of_two_who_came_later_makes_all_its_steps",
+        "return 2 * done > trainers",
+        "return 2 * done >= trainers",
+    ),
+    bug(
+        "who came midway once is cut short in every round",
+        "tests/protocol/test_member.py::test_who_began_the_round_with_the_others_makes_all_its_steps",
+        """
+        yield Apply(certificate)
+        self._came_midway = False
+        """,
+        "yield Apply(certificate)",
+    ),
+    bug(
         "one that answers late has all others waited for",
         "tests/protocol/test_membership.py"
         "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",

@@ -296,7 +296,7 @@ class Node(Surroundings):
         return self.lab._evidence(self)
 
     def _train(self, effect: Train) -> None:
-        if effect.contribute:  # what is learnt alone meanwhile is not modelled
+        if effect.contribute and not effect.at_once:  # what is learnt alone meanwhile, and speeds, are not modelled
             self.trains = True
             if self.trained_at <= self.lab.now:
                 self.trained_at = self.lab.now + self.train_s * self.lab.rng.uniform(0.8, 1.2)

@@ -276,11 +276,8 @@ def all_others_die(here: Paper) -> None:
 
 
 def another_contributes(here: Paper) -> None:
-    head = here.chain.head
-    absent = absent_ready(OBSERVER, head, here.digest)
-    ready = msgspec.structs.replace(absent, role=CONTRIBUTOR, root=ROOT, tokens=1, squares=(1.0,) * 3)
-    for one in here.ledger.founders[1:]:
-        here.hear(one.peer_id, committed(one, ready, SETTINGS))
+    for founder in (1, 2):
+        here.hear(here.ledger.founders[founder].peer_id, contribution_of(here, founder))
 
 
 def somebody_claims_to_be_ahead(here: Paper) -> None:
@@ -352,6 +349,60 @@ def test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before() -> None
     assert kinds(asked).count(Train) == 1
     here.made = True
     assert said([*here.feed(SetPaused(True)), *here.feed(SetPaused(False))]) == []
+
+
+def contribution_of(here: Paper, founder: int) -> Ready:
+    head = here.chain.head
+    absent = absent_ready(OBSERVER, head, here.digest)
+    ready = msgspec.structs.replace(absent, role=CONTRIBUTOR, root=ROOT, tokens=1, squares=(1.0,) * 3)
+    return committed(here.ledger.founders[founder], ready, SETTINGS)
+
+
+def hurried(here: Paper) -> list[list[Train]]:
+    """What it tells its trainer, of three members, when one of the others has contributed, when both, and later."""
+    here.peers = frozenset(here.chain.head.members) - {here.me.peer_id}
+    here.feed(Tick())
+    heard = [here.hear(here.ledger.founders[n].peer_id, contribution_of(here, n)) for n in (1, 2)]
+    return [[one for one in asked if isinstance(one, Train)] for asked in (*heard, here.feed(Tick()))]
+
+
+def test_who_came_while_the_others_trained_contributes_what_it_has_when_most_are_ready() -> None:
+    here = paper()
+    assert here.begin() == TRAINING
+    assert hurried(here) == [[], [Train(at_once=True)], []]
+
+
+def test_who_began_the_round_with_the_others_makes_all_its_steps() -> None:
+    here = paper()
+    here.begin()
+    certify(here, computed=True)
+    assert hurried(here) == [[], [], []]
+
+
+def test_in_the_first_round_all_make_all_their_steps_whenever_they_came() -> None:
+    here = paper(0)
+    here.begin()
+    assert hurried(here) == [[], [], []]
+
+
+@pytest.mark.parametrize("what", ["made", "paused"])
+def test_who_has_contributed_or_pauses_is_in_no_hurry(what: str) -> None:
+    here = paper()
+    assert here.begin() == TRAINING
+    setattr(here, what, True)
+    assert hurried(here) == [[], [], []]
+
+
+def test_of_two_who_came_later_makes_all_its_steps() -> None:
+    """Else the weight of the other would be capped by that of a few steps: the lower of two is the median."""
+    here = paper()
+    here.chain.extend(make_rebase(AUTHORITY, here.chain.head, sorted(here.ledger.peers[:2])))
+    assert here.begin() == TRAINING
+    other = next(n for n in (0, 1) if here.ledger.founders[n].peer_id != here.me.peer_id)
+    here.peers = frozenset({here.ledger.founders[other].peer_id})
+    here.feed(Tick())
+    asked = here.hear(here.ledger.founders[other].peer_id, contribution_of(here, other))
+    assert Train not in [*kinds(asked), *kinds(here.feed(Tick()))]
 
 
 def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.scale import not_default, scale_manifest, to_document, to_lines
+from shoal.lab.bench.scale import scale_manifest, to_document, to_lines
 from shoal.lab.bench.scale_rows import (
     Away,
     Look,
@@ -27,6 +27,7 @@ from shoal.lab.bench.scale_rows import (
     times_dead,
 )
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Steps, Struck
+from shoal.lab.shipped import not_default
 from shoal.lab.targets import Spread, missed
 from shoal.node.reporting.events import Certified, Died, Event, Linked, Lost, Planned, Revived, RoundStarted
 from shoal.protocol.errors import ConfigError

@@ -27,10 +27,11 @@ from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
 class Part:
     """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
 
-    def __init__(self, rounds: int, *, error_feedback: float = 1.0) -> None:
+    def __init__(self, rounds: int, *, error_feedback: float = 1.0, balances: bool = False) -> None:
         self.ledger = Ledger(codec="fp32")
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
+        self.trained: list[tuple[bool, bool]] = []
         self.values = vector(5)
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
@@ -48,7 +49,11 @@ class Part:
             identity=me,
             state_store=self.state_store,
             training_client=SimpleNamespace(
-                stand_on=self._stand_on, is_current=lambda event: True, pseudo_gradient=lambda numel: self.values
+                stand_on=self._stand_on,
+                is_current=lambda event: True,
+                pseudo_gradient=lambda numel: self.values,
+                train=self._train,
+                balances=balances,
             ),
             reduce=SimpleNamespace(prepare=lambda: None),
             resumption=SimpleNamespace(restore_trainer=self._restore),
@@ -84,11 +89,23 @@ class Part:
     def settle(self) -> None:
         trio.run(self.part.settle)
 
+    async def _train(self, *about: object, contribute: bool, at_once: bool) -> None:
+        self.trained.append((contribute, at_once))
+        await trio.lowlevel.checkpoint()
+
     @property
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
         return bool(contributions._input(np.zeros(GRID.numel, np.float32), contributions._left[0], GRID).any())
+
+
+@pytest.mark.parametrize("balances", [False, True])
+def test_fewer_steps_than_the_manifest_has_are_ordered_only_where_they_follow_speeds(balances: bool) -> None:
+    here = Part(3, balances=balances)
+    trio.run(here.part.train)
+    trio.run(partial(here.part.train, at_once=True))
+    assert here.trained == [(True, False), (True, True)][: 1 + balances]
 
 
 def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> None:

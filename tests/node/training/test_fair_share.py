@@ -119,7 +119,9 @@ class Orders:
         self.trains.append(command)
 
 
-def steps_ordered(told: dict[PeerId, float] | None, mine: float, *, contribute: bool = True) -> int:
+def steps_ordered(
+    told: dict[PeerId, float] | None, mine: float, *, contribute: bool = True, at_once: bool = False
+) -> int:
     trainer = Orders()
     speeds = None if told is None else lambda peers: [told[peer] for peer in peers if peer in told]
     training_client = TrainingClient(trainer, seed=0, inner_steps=H, speeds=speeds)  # type: ignore[arg-type]
@@ -127,7 +129,7 @@ def steps_ordered(told: dict[PeerId, float] | None, mine: float, *, contribute: 
     training_client.heard(made)
     assert training_client.speed_is_news
     head = genesis(SwarmId(bytes(32)), PEERS)
-    trio.run(lambda: training_client.train(head, PEERS[0], 0, contribute=contribute))
+    trio.run(lambda: training_client.train(head, PEERS[0], 0, contribute=contribute, at_once=at_once))
     (order,) = trainer.trains
     return order.steps
 
@@ -139,6 +141,10 @@ def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() 
     assert steps_ordered({PEERS[1]: 100.0, "somebody else": 1.0}, 100.0) == H  # type: ignore[dict-item]
     assert steps_ordered(told, 25.0, contribute=False) == H
     assert steps_ordered(None, 25.0) == H
+
+
+def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
+    assert steps_ordered(dict.fromkeys(PEERS[1:], 100.0), 100.0, at_once=True) == 1
 
 
 def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
