@@ -94,7 +94,8 @@ def _border(magnitudes: F32) -> F32:
     half = np.float32(0.5)
     mean, largest = mean_magnitude(magnitudes), magnitudes.max(axis=1, keepdims=True)
     between = np.multiply(np.add(mean, np.multiply(largest, half)), half)
-    return np.maximum(np.maximum(mean, between), magnitudes.min(axis=1, keepdims=True))
+    border: F32 = np.maximum(np.maximum(mean, between), magnitudes.min(axis=1, keepdims=True))
+    return border
 
 
 def write_two_bit(values: F32, magnitudes: F32, above: F32, levels_out: U8, codes_out: U8) -> None:

@@ -69,8 +69,8 @@ COLLECTIVES: tuple[Bug, ...] = (
         "a 2-bit border stays at the mean, and residuals pile up",
         "tests/collectives/test_two_bit.py"
         "::test_what_was_sent_and_what_is_left_are_all_that_was_owed_and_what_is_left_stops_growing",
-        "return np.maximum(np.maximum(mean, between), magnitudes.min(axis=1, keepdims=True))",
-        "return np.maximum(np.minimum(mean, between), magnitudes.min(axis=1, keepdims=True))",
+        "border: F32 = np.maximum(np.maximum(mean, between), magnitudes.min(axis=1, keepdims=True))",
+        "border: F32 = np.maximum(np.minimum(mean, between), magnitudes.min(axis=1, keepdims=True))",
     ),
     bug(
         "a 2-bit chunk may say more values than it has",
