@@ -35,7 +35,7 @@ class TestnetOptions(LongRunOptions):
     ] = None
     strategy: Annotated[str | None, Option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
     codec: Annotated[
-        str | None, Option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
+        str | None, Option("--codec", help="How values travel, as [sync] says; topk goes with sparse. [demo: int8]")
     ] = None
     allow_workload: AllowWorkload = field(default_factory=list)
     profile: Annotated[

@@ -19,8 +19,9 @@ All numbers are little-endian. A chunk of n values takes:
            scale = largest magnitude ÷ 7, or +0 where that is below 2^-126, rounded up to a bf16;
            value = floor(x ÷ scale + u), u from `dither`; decoded as value × scale
 
-The sparse codecs, topk with the numbers of values kept per block, are specified in `sparse`. They alone write what is
-reduced otherwise than what is contributed; so a plan's codec has two sides, `codec` and `final_codec`.
+2bit is specified in `two_bit`. The sparse codecs, topk with the numbers of values kept per block, are in `sparse`. They
+alone write what is reduced otherwise than what is contributed; so a plan's codec has two sides, `codec` and
+`final_codec`.
 
 −128 and −8, negative or subnormal scales, and padding other than zero are refused.
 
@@ -61,9 +62,11 @@ from shoal.collectives.spans import (
     work,
 )
 from shoal.collectives.sparse import sparse_codecs
+from shoal.collectives.two_bit import TwoBit
 from shoal.protocol.errors import ConfigError, LocalError
 
 __all__ = (
+    "DENSE",
     "F32",
     "SPAN_ALIGNMENT",
     "SPAN_VALUES",
@@ -377,4 +380,6 @@ def _unpack(nibbles: U8) -> npt.NDArray[np.int8]:
     return small
 
 
-_CODECS: Final[dict[str, Codec]] = {c.name: c for c in (_Fp32(), _Bf16(), _Int8(), _Int4())}
+_CODECS: Final[dict[str, Codec]] = {c.name: c for c in (_Fp32(), _Bf16(), _Int8(), _Int4(), TwoBit())}
+DENSE: Final = tuple(_CODECS)
+"""Names of the codecs that send every value."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -165,6 +166,36 @@ class Codec(ABC):
         written = self._written_bytes(n)
         if written < source.size and source[written:].any():
             raise Undecodable(f"a chunk in {self.name} whose padding is not zero")
+
+
+class BlockCodec(Codec):
+    """Codec whose blocks of `block_values` lie one after the other. Subclasses write one kind of block.
+
+    block_values: a divisor of SPAN_ALIGNMENT.
+    """
+
+    block_values: int
+
+    @abstractmethod
+    def _block_bytes(self, length: int) -> int:
+        """Length in bytes of an encoded block of `length` values."""
+
+    def _written_bytes(self, n: int) -> int:
+        whole, rest = divmod(n, self.block_values)
+        return whole * self._block_bytes(self.block_values) + (self._block_bytes(rest) if rest else 0)
+
+    def _blocks(self, chunk: U8, start: int, count: int) -> Iterator[tuple[slice, U8]]:
+        """The whole blocks of a span together, then the shorter one: where its values lie in the span, and its bytes.
+
+        The bytes are (rows, bytes per block), a view of `chunk`.
+        """
+        size = self._block_bytes(self.block_values)
+        at, (whole, rest) = start // self.block_values * size, divmod(count, self.block_values)
+        if whole:
+            yield slice(0, count - rest), chunk[at : at + whole * size].reshape(whole, size)
+        if rest:
+            at += whole * size
+            yield slice(count - rest, count), chunk[at : at + self._block_bytes(rest)].reshape(1, -1)
 
 
 # --- magnitudes, by their bits ---

@@ -4,27 +4,11 @@ All numbers are little-endian. A chunk is its blocks one after the other, then z
 is not kept is +0. With k values kept of a block that is contributed, and K of one that is reduced (`topk` k `-` K in a
 plan's codec),
 
-    contributed   f4 low, f4 high, indices, then 2 bits per kept value, four to a byte, the first in the lowest bits:
-                  bit 0 high instead of low, bit 1 negative; zero bits up to a whole byte
-                  decoded as ±low or ±high
+    contributed   f4 low, f4 high, indices, then 2 bits per kept value, as `two_bit` has them; but for its border, which
+                  is 0 if the least of the kept magnitudes is 0, else the larger of their mean and the least
     reduced       f4 scale, indices, then i1 per kept value
                   scale = largest magnitude ÷ 127, or +0 where that is below 2^-126;
                   value = rint(x ÷ scale), ties to even; decoded as value × scale
-
-The two magnitudes are means. With m the kept magnitudes of a block in order of their indices,
-
-    mean(x) = sum(x) ÷ count, where sum adds the upper half of x to the lower one, padded with +0 to a power of two,
-              until one is left
-    border  = 0 if the least of m is 0, else the larger of mean(m) and the least
-    low     = mean of those that are not above the border     high = mean of those above it, at least low; low if none
-
-where the sums have +0 in the places of the others, and both end at VALUE_LIMIT, and are +0 below 2^-126. A value whose
-magnitude comes out as +0 is written as 0, not negative and not high.
-
-Two bits per value, decoded as the mean of those that fell into the same bucket, are the quantiser of SparseLoCo
-(arXiv 2508.15706; the buckets' means are how its authors' code decodes). Theirs has buckets of equal width around the
-mean of all values, of which those around zero are empty after a top-k. So here the sign takes one bit, and the other
-tells the magnitudes apart, per block.
 
 A node keeps the error of its own contribution, an owner keeps none of its sum: so a reduced block has room for the
 values of several contributions, with eight bits each. Of more than K that are not zero, the K largest remain; whoever
@@ -49,7 +33,6 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -61,15 +44,14 @@ from shoal.collectives.dither import ChunkDither
 from shoal.collectives.memory import F32, U8
 from shoal.collectives.spans import (
     INT8_SCALE_LIMIT,
-    LIMIT_BITS,
     SMALLEST_NORMAL,
-    VALUE_LIMIT,
-    Codec,
+    BlockCodec,
     Undecodable,
     are_scales,
     bits_of,
     in_range,
 )
+from shoal.collectives.two_bit import mean_magnitude, read_two_bit, two_bit_bytes, write_two_bit
 
 BLOCK_VALUES: Final = 4096
 
@@ -201,7 +183,6 @@ def _bits_of(source: U8, n: int) -> U8:
 
 
 _NAME = re.compile(r"topk([1-9][0-9]{0,3})-([1-9][0-9]{0,3})")
-_SHIFTS: Final = np.array([0, 2, 4, 6], np.uint8)
 
 
 @lru_cache(maxsize=64)
@@ -213,18 +194,21 @@ def sparse_codecs(name: str) -> tuple[TopK, SparseFinal] | None:
     return TopK(name, int(match[1])), SparseFinal(name, int(match[2]))
 
 
-class _SparseCodec(Codec):
-    """Blocks of which at most `k` values are kept, one after the other. Subclasses write one kind of block."""
+class _SparseCodec(BlockCodec):
+    """Blocks of which at most `k` values are kept. Subclasses write one kind of block."""
 
     leaves_out = True
+    block_values = BLOCK_VALUES
 
     def __init__(self, name: str, k: int) -> None:
         self.name = name
         self._k = k
-        self._whole = Entries.of(BLOCK_VALUES, k)
+
+    def _block_bytes(self, length: int) -> int:
+        return self._entries_bytes(Entries.of(length, self._k))
 
     @abstractmethod
-    def _block_bytes(self, entries: Entries) -> int:
+    def _entries_bytes(self, entries: Entries) -> int:
         """Length in bytes of an encoded block."""
 
     @abstractmethod
@@ -235,80 +219,47 @@ class _SparseCodec(Codec):
     def _read(self, entries: Entries, source: U8) -> tuple[Indices, F32]:
         """Indices and kept values, (rows, count), of blocks (rows, bytes). Raises Undecodable."""
 
-    def _written_bytes(self, n: int) -> int:
-        whole, rest = divmod(n, BLOCK_VALUES)
-        tail = self._block_bytes(Entries.of(rest, self._k)) if rest else 0
-        return whole * self._block_bytes(self._whole) + tail
-
     def _encode(self, values: F32, start: int, out: U8, n: int, dither: ChunkDither | None) -> None:
         values = in_range(values)
-        for entries, span, rows in self._blocks(out, start, values.size):
-            blocks = values[span].reshape(len(rows), entries.length)
+        for span, rows in self._blocks(out, start, values.size):
+            blocks = values[span].reshape(len(rows), -1)
+            entries = Entries.of(blocks.shape[1], self._k)
             indices = entries.largest(blocks)
             self._write(entries, indices, np.take_along_axis(blocks, indices, axis=1), rows)
 
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         out.fill(0)
-        for entries, span, rows in self._blocks(source, start, out.size):
+        for span, rows in self._blocks(source, start, out.size):
+            entries = Entries.of((span.stop - span.start) // len(rows), self._k)
             indices, kept = self._read(entries, rows)
             firsts = np.arange(span.start, span.stop, entries.length)[:, None]
             out[indices + firsts] = kept
-
-    def _blocks(self, chunk: U8, start: int, count: int) -> Iterator[tuple[Entries, slice, U8]]:
-        """The whole blocks of a span together, then the shorter one: where its values lie in the span, and its bytes.
-
-        The bytes are (rows, bytes per block), a view of `chunk`.
-        """
-        size = self._block_bytes(self._whole)
-        at, (whole, rest) = start // BLOCK_VALUES * size, divmod(count, BLOCK_VALUES)
-        if whole:
-            yield self._whole, slice(0, count - rest), chunk[at : at + whole * size].reshape(whole, size)
-        if rest:
-            entries = Entries.of(rest, self._k)
-            end = at + whole * size + self._block_bytes(entries)
-            yield entries, slice(count - rest, count), chunk[at + whole * size : end].reshape(1, -1)
 
 
 class TopK(_SparseCodec):
     """Sparse codec of contributions: two bits per kept value."""
 
-    def _block_bytes(self, entries: Entries) -> int:
-        return 8 + entries.index_bytes + -(-entries.count // 4)
+    def _entries_bytes(self, entries: Entries) -> int:
+        return 8 + entries.index_bytes + two_bit_bytes(entries.count)
 
     def _write(self, entries: Entries, indices: Indices, kept: F32, out: U8) -> None:
         magnitudes = np.abs(kept)
-        high = magnitudes > _border(magnitudes)
-        levels = _levels(magnitudes, high)
-        codes = np.zeros((len(kept), -(-entries.count // 4) * 4), np.uint8)
-        inner = codes[:, : entries.count]
-        np.add(high, np.multiply(kept < 0, np.uint8(2)), out=inner, casting="unsafe")
-        inner[np.take_along_axis(levels, high.astype(np.intp), axis=1) == 0] = 0
-        out[:, :8] = levels.astype("<f4").view(np.uint8)
+        least = magnitudes.min(axis=1, keepdims=True)
+        above = np.where(least == 0, np.float32(0), np.maximum(mean_magnitude(magnitudes), least))
         entries.write(indices, out[:, 8 : 8 + entries.index_bytes])
-        quads = codes.reshape(len(kept), -1, 4)
-        out[:, 8 + entries.index_bytes :] = np.bitwise_or.reduce(np.left_shift(quads, _SHIFTS), axis=2)
+        write_two_bit(kept, magnitudes, above, out[:, :8], out[:, 8 + entries.index_bytes :])
 
     def _read(self, entries: Entries, source: U8) -> tuple[Indices, F32]:
-        levels = np.ascontiguousarray(source[:, :8]).view("<f4").astype(np.float32, copy=False)
-        if not are_scales(levels.view(np.uint32), 0x0080_0000, LIMIT_BITS) or (levels[:, 0] > levels[:, 1]).any():
-            raise Undecodable("a sparse block with magnitudes that are negative, subnormal, not finite or not in order")
         indices = entries.read(source[:, 8 : 8 + entries.index_bytes])
-        packed = source[:, 8 + entries.index_bytes :, None]
-        codes = np.bitwise_and(np.right_shift(packed, _SHIFTS), np.uint8(3)).reshape(len(source), -1)
-        if codes[:, entries.count :].any():
-            raise Undecodable("a sparse block whose padding is not zero")
-        codes = codes[:, : entries.count]
-        both = np.concatenate([levels, np.negative(levels)], axis=1)
-        kept = np.take_along_axis(both, codes.astype(np.intp), axis=1)
-        if codes[kept == 0].any():
-            raise Undecodable("a sparse block with a zero that is negative or high")
+        kept = np.empty(indices.shape, np.float32)
+        read_two_bit(source[:, :8], source[:, 8 + entries.index_bytes :], kept)
         return indices, kept
 
 
 class SparseFinal(_SparseCodec):
     """Sparse codec of reduced chunks: eight bits per kept value."""
 
-    def _block_bytes(self, entries: Entries) -> int:
+    def _entries_bytes(self, entries: Entries) -> int:
         return 4 + entries.index_bytes + entries.count
 
     def _write(self, entries: Entries, indices: Indices, kept: F32, out: U8) -> None:
@@ -328,37 +279,3 @@ class SparseFinal(_SparseCodec):
         if quantised.min() == -128 or quantised[(scale == 0)[:, 0]].any():
             raise Undecodable("a sparse final with the value -128, or with a value and no scale")
         return indices, np.multiply(quantised.astype(np.float32), scale)
-
-
-# --- two magnitudes ---
-
-
-def _border(magnitudes: F32) -> F32:
-    """(rows, 1): what is above it is high."""
-    least = magnitudes.min(axis=1, keepdims=True)
-    mean = np.divide(_sum(magnitudes), np.float32(magnitudes.shape[1]))
-    border: F32 = np.where(least == 0, np.float32(0), np.maximum(mean, least))
-    return border
-
-
-def _levels(magnitudes: F32, high: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> F32:
-    """(rows, 2): low and high. There is always one that is low."""
-    zero = np.float32(0)
-    count = np.count_nonzero(high, axis=1, keepdims=True).astype(np.float32)
-    low = np.divide(_sum(np.where(high, zero, magnitudes)), np.float32(magnitudes.shape[1]) - count)
-    upper = np.divide(_sum(np.where(high, magnitudes, zero)), np.maximum(count, np.float32(1)))
-    levels: F32 = np.minimum(np.concatenate([low, np.maximum(upper, low)], axis=1), VALUE_LIMIT)
-    levels[levels < SMALLEST_NORMAL] = 0
-    return levels
-
-
-def _sum(terms: F32) -> F32:
-    """(rows, 1): halves added up until one is left, so that the order of the additions is the same everywhere."""
-    rows, n = terms.shape
-    width = 1 << (n - 1).bit_length()
-    halves: F32 = np.zeros((rows, width), np.float32)
-    halves[:, :n] = terms
-    while width > 1:
-        width //= 2
-        halves = np.add(halves[:, :width], halves[:, width:])
-    return halves

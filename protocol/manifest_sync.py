@@ -96,10 +96,10 @@ class SyncSection(Message, frozen=True, kw_only=True):
         ),
     ] = 0.6
     codec: Annotated[
-        Literal["fp32", "bf16", "int8", "int4", "topk"],
+        Literal["fp32", "bf16", "int8", "int4", "2bit", "topk"],
         Meta(
-            description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each), or topk "
-            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places).",
+            description="How values travel: fp32, bf16, int8, int4 or 2bit (32, 16, 8, 4.125 or 2.125 bits each), or "
+            "topk (with strategy = sparse: the largest of each 4096, in 2 bits, and their places).",
             extra=AMENDABLE,
         ),
     ] = "int8"

@@ -34,7 +34,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.cli.text import number, quantity
-from shoal.collectives.codecs import codec
+from shoal.collectives.codecs import DENSE, codec
 from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
@@ -83,7 +83,7 @@ class Bench(Spec):
 
     peers: Annotated[int, Option("--peers", help="How many nodes, each a process of its own.", check=Within(2, 64))] = 4
     numel: Numel = 25_000_000
-    codec: Annotated[str, Option("--codec", help="fp32, bf16, int8 or int4.")] = "fp32"
+    codec: Annotated[str, Option("--codec", help=f"One of {', '.join(DENSE)}.")] = "fp32"
     iters: Iters = 5
     fault: Annotated[
         FaultKind, Option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often.")

@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from shoal.collectives.codecs import DENSE
 from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 
@@ -36,6 +37,7 @@ certified the round; _continue: for a while; _kill: and SIGKILL after a while; _
 lanes broken, the links left alone, between one and another (_pair) or all others (_all)."""
 
 CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
+"""Those that campaigns draw of when nothing is said: another would make other runs of every seed."""
 PEERS: Final = (3, 4, 5, 6)
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000
@@ -107,8 +109,8 @@ def groups_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
         if not PEERS[0] <= count <= PEERS_LIMIT:
             raise ConfigError(f"--peers: a swarm of {count} is none of {PEERS[0]}..{PEERS_LIMIT}; fewer bear no fault")
     for codec in codecs:
-        if codec not in CODECS:
-            raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(CODECS)}")
+        if codec not in DENSE:
+            raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(DENSE)}")
     return tuple(Group(peers=count, codec=codec) for count in dict.fromkeys(peers) for codec in dict.fromkeys(codecs))
 
 

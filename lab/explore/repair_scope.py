@@ -9,6 +9,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
+from shoal.collectives.codecs import DENSE
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -23,7 +24,6 @@ from shoal.protocol.planning import CONTRIBUTOR, TRAINING, RoundSettings, absent
 from shoal.protocol.surroundings import Rules
 
 MEMBERS_LIMIT, VIEWS_LIMIT, ATTEMPTS_LIMIT, CRASHES_LIMIT, CHUNKS_LIMIT = 5, 5, 5, 4, 4
-CODECS = ("fp32", "bf16", "int8", "int4")
 CHUNK_VALUES = 3
 STATE = domain_hash("explored state")
 
@@ -69,8 +69,8 @@ class RepairScope:
             raise ConfigError(f"--returning {_listed(self.returning)}: must be from 0 to {self.members - 1}")
         if self.returning and len(self.returning) != self.crashes:
             raise ConfigError(f"--returning {_listed(self.returning)}: must name as many as --crashes, {self.crashes}")
-        if self.codec not in CODECS:
-            raise ConfigError(f"--codec {self.codec}: must be one of {', '.join(CODECS)}")
+        if self.codec not in DENSE:
+            raise ConfigError(f"--codec {self.codec}: must be one of {', '.join(DENSE)}")
 
     def may_return(self, member: int) -> bool:
         """True if this member returns in any schedule."""

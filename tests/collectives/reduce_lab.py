@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import DENSE, F32
 from shoal.collectives.commitment import MerkleTree, bitmap, chunk_hash
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.dither import Dither
@@ -25,7 +25,7 @@ from shoal.protocol.messages import NO_HASH, Participant, Plan, Term
 from shoal.swarm.lanes.frame import FrameKind
 
 GRID = Grid(23_457, 5_000)  # five chunks, the last ragged; two int8 blocks in each
-CODECS = ("fp32", "bf16", "int8", "int4", "topk64-256")
+CODECS = (*DENSE, "topk64-256")
 WAIT_S = 60.0
 
 

@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 from shoal.collectives.codecs import F32, VALUE_LIMIT, Undecodable, check_denormals, codec
 from shoal.protocol.errors import ConfigError, LocalError
-from tests.collectives.encodings import NAMES, decode, encode, f32, from_bits, pattern
+from tests.collectives.encodings import (
+    NAMES,
+    decode,
+    encode,
+    f32,
+    from_bits,
+    pattern,
+    plain_mean,
+    plain_two_bit,
+    rounded,
+)
 
 LIMIT = float(VALUE_LIMIT)
 
@@ -71,6 +81,23 @@ GOLDEN = [
     ("int4", np.nextafter(f32(7 * 2.0**-126), f32(0)), "0000 00 00", f32(0)),
     ("int4", from_bits(0x1, 0x8000_0001), "0000 00 00", f32(0, 0)),
     ("int4", f32(3e38, -3e38), "115e 97 00", f32(126.875 * 2.0**57, -126.875 * 2.0**57)),
+    # the mean, 2.5, is the border, and low; low the mean of 1, 2 and 2.5, high of 3 and 4; the first in the lowest bits
+    ("2bit", f32(1, -2.5, 2, -4, 3), "abaaea3f 00006040 c8 01 0000", f32(11 / 6, -11 / 6, 11 / 6, -3.5, 3.5)),
+    # with a large one the border is midway between the mean, 4, and half of that one: 4.25 is low
+    ("2bit", f32(0.25, 4.25, -10, -1.5), "00000040 00002041 b0 000000", f32(2, 2, -10, -2)),
+    # of one magnitude all are low, and high is none of its own
+    ("2bit", f32(-2, 2), "00000040 00000040 02 000000", f32(-2, 2)),
+    ("2bit", f32(0.1), "cdcccc3d cdcccc3d 00 000000", f32(0.1)),
+    # their mean is rounded down; the border is the least, else all were high
+    ("2bit", from_bits(*[0x3F80_0007] * 5), "0600803f 0600803f 00000000", from_bits(*[0x3F80_0006] * 5)),
+    # a zero is low and not negative; where low is nothing it stays zero, as do the small ones
+    ("2bit", f32(0, -0.0, -1, 3), "abaaaa3e 00004040 60 000000", f32(1 / 3, 1 / 3, -1 / 3, 3)),
+    ("2bit", f32(0, -0.0, 0), "00000000 00000000 00 000000", f32(0, 0, 0)),
+    ("2bit", f32(-(2.0**-127), -1, 1), "00000000 0000803f 1c 000000", f32(0, -1, 1)),
+    # two magnitudes of 2^-126, the smallest there is; one bit less and there is nothing
+    ("2bit", f32(2.0**-126, -(2.0**-126)), "00008000 00008000 08 000000", f32(2.0**-126, -(2.0**-126))),
+    ("2bit", from_bits(0x007F_FFFF, 0x8000_0001), "00000000 00000000 00 000000", f32(0, 0)),
+    ("2bit", f32(3e38, -3e38), "00007e5f 00007e5f 08 000000", f32(LIMIT, -LIMIT)),
 ]
 
 
@@ -96,6 +123,7 @@ GOLDEN_HASHES = {
     "bf16": ("550b19b335764394", "eaea6c9a69381b34"),
     "int8": ("396620116b1c1c0b", "679386a7656ec2c8"),
     "int4": ("c9f80509334d4946", "b0f5aa27c1eb12ae"),
+    "2bit": ("dbcc62e8ae58d652", "2834bce5536162e6"),
 }
 
 
@@ -109,11 +137,6 @@ def test_a_long_pattern_has_the_golden_hash_on_every_machine(name: str) -> None:
 
 
 # --- against plain Python ---
-
-
-def rounded(value: float) -> float:
-    """A double rounded to fp32. For one ÷ or × of two fp32 numbers the detour through a double changes nothing."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def plain_int8(values: list[float]) -> tuple[bytes, list[float]]:
@@ -157,6 +180,19 @@ def plain_int4(values: list[float]) -> tuple[bytes, list[float]]:
     return data + bytes(-len(data) % 4), decoded
 
 
+def plain_2bit(values: list[float]) -> tuple[bytes, list[float]]:
+    data, decoded = b"", []
+    for start in range(0, len(values), 512):
+        block = [max(-LIMIT, min(LIMIT, v)) for v in values[start : start + 512]]
+        sizes = [abs(v) for v in block]
+        mean = plain_mean(sizes, len(sizes))
+        border = max(mean, rounded(mean + max(sizes) / 2) / 2, min(sizes))
+        levels, codes, more = plain_two_bit(block, border)
+        data += levels + codes
+        decoded += more
+    return data + bytes(-len(data) % 4), decoded
+
+
 def plain_bf16(value: float) -> float:
     """Nearest bf16, by choosing among the neighbours."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -171,7 +207,9 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-L
 
 
 Plain = Callable[[list[float]], tuple[bytes, list[float]]]
-BLOCKWISE = pytest.mark.parametrize(("name", "plain"), [("int8", plain_int8), ("int4", plain_int4)])
+BLOCKWISE = pytest.mark.parametrize(
+    ("name", "plain"), [("int8", plain_int8), ("int4", plain_int4), ("2bit", plain_2bit)]
+)
 near_the_smallest_scale = st.floats(width=32, min_value=-(2.0**-118), max_value=2.0**-118)
 
 
@@ -181,7 +219,7 @@ near_the_smallest_scale = st.floats(width=32, min_value=-(2.0**-118), max_value=
 def test_blocks_agree_with_plain_python(name: str, plain: Plain, values: list[float]) -> None:
     data, decoded = plain(values)
     assert encode(name, f32(*values)).tobytes() == data
-    assert decode(name, data, len(values)).tolist() == decoded
+    assert decode(name, data, len(values)).tobytes() == f32(*decoded).tobytes()
 
 
 @BLOCKWISE
@@ -218,7 +256,7 @@ def test_encoding_what_was_decoded_changes_nothing_more(name: str, values: list[
     data = encode(name, f32(*values)).tobytes()
     once = decode(name, data, len(values))
     again = decode(name, encode(name, once).tobytes(), len(values))
-    if name == "int8":  # the scale is derived again and may differ in its last bit
+    if name in ("int8", "2bit"):  # the scale is derived again and may differ in its last bit
         np.testing.assert_allclose(again, once, rtol=3e-7)
     elif name == "int4" and 7 not in magnitudes(data, len(values)):
         assert np.abs(again).max() <= np.abs(once).max() * 1.008  # the peak was rounded down: another scale
@@ -245,6 +283,11 @@ def test_decoded_value_is_within_a_step_of_what_was_encoded(name: str, values: l
         assert (error <= np.maximum(np.abs(given_values) * 2.0**-8, 2.0**-134)).all()
     elif name == "int8":
         assert (error <= max(peak / 127 * 0.50001, 127 * 2.0**-126 * (peak < 2.0**-118))).all()
+    elif name == "2bit":
+        # Never more than with one magnitude, the mean, in place of two.
+        rounding = len(values) * max(peak * 2.0**-20, 2.0**-126) ** 2 + peak**2 * 2.0**-18
+        assert (error <= peak).all()
+        assert (error**2).sum() <= (given_values**2).sum() - np.abs(given_values).sum() ** 2 / len(values) + rounding
     else:
         assert (error <= max(peak / 7 * 1.00782, 7 * 2.0**-126 * (peak < 2.0**-122))).all()
 
@@ -293,6 +336,19 @@ BAD = [
     ("int4", 2, "803f 80 00", "-8"),
     ("int4", 1, "803f 11 00", "padding"),  # the nibble beside the last value
     ("int4", 2, "803f 11 01", "padding"),
+    ("2bit", 1, "0000803f 00008040 00", "bytes"),
+    ("2bit", 2, "00008040 0000803f 06 000000", "order"),
+    ("2bit", 2, "000080bf 00008040 06 000000", "negative"),
+    ("2bit", 2, "0000803f 000080c0 06 000000", "negative"),
+    ("2bit", 2, "00000080 00008040 06 000000", "negative"),  # minus zero
+    ("2bit", 2, "0000c07f 0000c07f 06 000000", "finite"),
+    ("2bit", 2, "0000803f 0000807f 06 000000", "finite"),
+    ("2bit", 2, "0000803f 01007e5f 06 000000", "finite"),  # beyond the limit
+    ("2bit", 2, "ffff7f00 00008040 06 000000", "subnormal"),
+    ("2bit", 2, "00000000 00008040 06 000000", "zero"),  # a negative zero
+    ("2bit", 2, "00000000 00000000 04 000000", "zero"),  # a high one
+    ("2bit", 2, "0000803f 00008040 16 000000", "padding"),  # a third value
+    ("2bit", 2, "0000803f 00008040 06 010000", "padding"),
 ]
 
 
@@ -319,7 +375,7 @@ def test_decode_of_any_bytes_refuses_or_gives_finite_values(name: str, n: int, d
 
 
 def test_codec_unknown_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="fp32, bf16, int8, int4"):
+    with pytest.raises(ConfigError, match="fp32, bf16, int8, int4, 2bit"):
         codec("int7")
 
 
@@ -328,7 +384,7 @@ def test_only_int4_needs_a_dither_and_the_others_ignore_it() -> None:
     with pytest.raises(LocalError, match="dither"):
         codec("int4").encode(f32(1))
     values = pattern(5000, 1.0)
-    for name in ("fp32", "bf16", "int8"):
+    for name in set(NAMES) - {"int4"}:
         assert codec(name).encode(values).tobytes() == encode(name, values).tobytes()
 
 

@@ -21,7 +21,7 @@ from tests.collectives.encodings import NAMES, decode, encode, f32, pattern
 LONG = SPAN_VALUES + 4096 + 77  # two spans; many blocks, of which the last is short
 """Values of a chunk."""
 
-PLACES = [0, 1, 127, 128, 4095, 4096, SPAN_VALUES - 1, SPAN_VALUES, LONG - 2, LONG - 1]
+PLACES = [0, 1, 127, 128, 511, 512, 4095, 4096, SPAN_VALUES - 1, SPAN_VALUES, LONG - 2, LONG - 1]
 """Both sides of every border there is in it."""
 
 
@@ -57,6 +57,9 @@ def test_encode_of_a_diverged_update_is_our_error(name: str, bad: float) -> None
         encode(name, f32(bad))
 
 
+VALUES_OF_A_SCALE = {"int8": 4096, "int4": 128, "2bit": 512}
+
+
 def broken(name: str, data: bytes, place: int) -> bytearray:
     """`data`, a chunk of LONG values, with the value at `place` or its scale such as no encoder writes."""
     out = bytearray(data)
@@ -66,6 +69,10 @@ def broken(name: str, data: bytes, place: int) -> bytearray:
         out[2 * place : 2 * place + 2] = b"\x80\x7f"
     elif name == "int8":
         out[4 * -(-LONG // 4096) + place] = 0x80
+    elif name == "2bit":
+        at = place // 512 * 136  # a high zero in a block of zeros
+        out[at : at + min(136, len(out) - at)] = bytes(min(136, len(out) - at))
+        out[at + 8 + place % 512 // 4] = 1 << place % 4 * 2
     else:
         at, shift = 2 * -(-LONG // 128) + place // 2, place % 2 * 4
         out[at] = out[at] & 0xF0 >> shift | 8 << shift
@@ -74,9 +81,13 @@ def broken(name: str, data: bytes, place: int) -> bytearray:
 
 def broken_scale(name: str, data: bytes, place: int) -> bytearray:
     out = bytearray(data)
-    size, pattern = (4, b"\0\0\x80\x7f") if name == "int8" else (2, b"\x80\x7f")
-    block = place // (4096 if name == "int8" else 128)
-    out[size * block : size * (block + 1)] = pattern
+    block = place // VALUES_OF_A_SCALE[name]
+    size, pattern, apart = {
+        "int8": (4, b"\0\0\x80\x7f", 4),
+        "int4": (2, b"\x80\x7f", 2),
+        "2bit": (4, b"\0\0\x80\x7f", 136),
+    }[name]
+    out[apart * block : apart * block + size] = pattern
     return out
 
 
@@ -88,12 +99,12 @@ def test_decode_refuses_a_bad_value_wherever_it_is(name: str) -> None:
         for take in (partial(decode, name), codec(name).check):
             with pytest.raises(Undecodable):
                 take(bytes(broken(name, good, place)), LONG)
-        if name.startswith("int"):
-            with pytest.raises(Undecodable, match="scale"):
+        if name in VALUES_OF_A_SCALE:
+            with pytest.raises(Undecodable, match=r"scale|magnitudes"):
                 decode(name, bytes(broken_scale(name, good, place)), LONG)
     if name != "fp32":
         with pytest.raises(Undecodable, match="padding"):
-            decode(name, good[:-1] + b"\1", LONG)
+            decode(name, good[:-1] + b"\xff", LONG)
 
 
 # --- spans ---
@@ -136,10 +147,10 @@ def test_spans_refuse_what_the_whole_chunk_refuses_and_each_its_own(name: str) -
     assert refusing_spans(name, good[:-4], LONG) == every
     for place in PLACES:
         assert refusing_spans(name, broken(name, good, place), LONG) == [place // 4096 * 4096]
-        if name.startswith("int"):
+        if name in VALUES_OF_A_SCALE:
             assert refusing_spans(name, broken_scale(name, good, place), LONG) == [place // 4096 * 4096]
     if name != "fp32":
-        assert refusing_spans(name, good[:-1] + b"\1", LONG) == every[-1:]
+        assert refusing_spans(name, good[:-1] + b"\xff", LONG) == every[-1:]
 
 
 EDGES = (0, 1, LIMIT_BITS - 1, LIMIT_BITS, LIMIT_BITS + 1, 0x3FFF_FFFF, 0x4000_0000, 0x7F80_0000, 0x7FC0_0000)

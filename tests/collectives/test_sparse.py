@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.collectives import spans
-from shoal.collectives.codecs import F32, SPAN_VALUES, VALUE_LIMIT, Codec, Undecodable, codec, final_codec
+from shoal.collectives.codecs import DENSE, F32, SPAN_VALUES, VALUE_LIMIT, Codec, Undecodable, codec, final_codec
 from shoal.collectives.sparse import sparse_codecs
 from shoal.protocol.errors import ConfigError, LocalError
-from tests.collectives.encodings import f32, from_bits, pattern
+from tests.collectives.encodings import f32, from_bits, pattern, plain_mean, plain_two_bit, rounded
 
 LIMIT = float(VALUE_LIMIT)
 SIDES = {"contributed": codec, "reduced": final_codec}
@@ -36,11 +36,6 @@ def decode(how: Codec, data: bytes, n: int) -> F32:
 # --- plain Python, from the specification ---
 
 
-def rounded(value: float) -> float:
-    """A double rounded to fp32: after one + or ÷ of two fp32 numbers the detour through a double changes nothing."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
-
 def plain_kept(block: Sequence[float], k: int) -> list[int]:
     by_size = sorted(range(len(block)), key=lambda i: (-abs(block[i]), i))
     return sorted(by_size[:k])
@@ -58,39 +53,13 @@ def plain_indices(kept: Sequence[int], n: int) -> bytes:
     return bitmap if len(bitmap) <= len(lower + upper) else lower + upper
 
 
-def plain_sum(terms: Sequence[float]) -> float:
-    terms = list(terms)
-    while len(terms) & (len(terms) - 1):
-        terms.append(0.0)
-    while len(terms) > 1:
-        half = len(terms) // 2
-        terms = [rounded(low + high) for low, high in zip(terms[:half], terms[half:], strict=True)]
-    return terms[0]
-
-
-def plain_level(terms: Sequence[float], count: int) -> float:
-    return rounded(plain_sum(terms) / count)
-
-
-def usable(level: float) -> float:
-    return 0.0 if level < 2.0**-126 else min(level, LIMIT)
-
-
 def plain_contributed(block: Sequence[float], k: int) -> tuple[bytes, dict[int, float]]:
     kept = plain_kept(block, k)
-    sizes = [abs(block[i]) for i in kept]
-    border = max(plain_level(sizes, len(sizes)), min(sizes)) if min(sizes) else 0.0
-    highs = sum(size > border for size in sizes)
-    low = plain_level([size if size <= border else 0.0 for size in sizes], len(sizes) - highs)
-    high = max(low, plain_level([size if size > border else 0.0 for size in sizes], highs)) if highs else low
-    levels = usable(low), usable(high)
-    codes, decoded = [], {}
-    for i, size in zip(kept, sizes, strict=True):
-        level = levels[size > border]
-        codes.append((size > border) + 2 * (block[i] < 0) if level else 0)
-        decoded[i] = -level if block[i] < 0 and level else level
-    values = sum(code << 2 * i for i, code in enumerate(codes)).to_bytes(-(-len(codes) // 4), "little")
-    return struct.pack("<ff", *levels) + plain_indices(kept, len(block)) + values, decoded
+    values = [block[i] for i in kept]
+    sizes = [abs(value) for value in values]
+    border = max(plain_mean(sizes, len(sizes)), min(sizes)) if min(sizes) else 0.0
+    levels, codes, decoded = plain_two_bit(values, border)
+    return levels + plain_indices(kept, len(block)) + codes, dict(zip(kept, decoded, strict=True))
 
 
 def plain_reduced(block: Sequence[float], k: int) -> tuple[bytes, dict[int, float]]:
@@ -385,7 +354,7 @@ def test_name_of_no_codec_is_refused(name: str) -> None:
 
 
 def test_dense_codecs_are_their_own_finals() -> None:
-    for name in ("fp32", "bf16", "int8", "int4"):
+    for name in DENSE:
         assert codec(name) is final_codec(name)
     assert codec("topk64-256") is not final_codec("topk64-256")
     assert codec("topk64-256") is codec("topk64-256")

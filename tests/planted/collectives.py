@@ -53,6 +53,32 @@ COLLECTIVES: tuple[Bug, ...] = (
         "total_before: F32 | np.float32 = np.float32(-0.0)",
     ),
     bug(
+        "the two magnitudes of a 2-bit block change places",
+        "tests/collectives/test_codecs.py::test_many_blocks_agree_with_plain_python",
+        "np.concatenate([low, np.maximum(upper, low)], axis=1)",
+        "np.concatenate([np.maximum(upper, low), low], axis=1)",
+    ),
+    bug(
+        "what encoding lost is dropped",
+        "tests/collectives/test_two_bit.py"
+        "::test_what_was_sent_and_what_is_left_are_all_that_was_owed_and_what_is_left_stops_growing",
+        "np.subtract(here, out, out=out)",
+        "out.fill(0)",
+    ),
+    bug(
+        "a 2-bit border stays at the mean, and residuals pile up",
+        "tests/collectives/test_two_bit.py"
+        "::test_what_was_sent_and_what_is_left_are_all_that_was_owed_and_what_is_left_stops_growing",
+        "border: F32 = np.maximum(np.maximum(mean, between), magnitudes.min(axis=1, keepdims=True))",
+        "border: F32 = np.maximum(np.minimum(mean, between), magnitudes.min(axis=1, keepdims=True))",
+    ),
+    bug(
+        "a 2-bit chunk may say more values than it has",
+        "tests/collectives/test_codecs.py::test_decode_refuses_what_no_encoder_writes",
+        "if codes[:, out.shape[1] :].any():",
+        "if codes[:, out.shape[1] + 1 :].any():",
+    ),
+    bug(
         "a contribution is summed whatever its root says",
         "tests/collectives/test_reduce.py::test_contribution_that_differs_from_its_root_is_left_out",
         "return encoded if proven else None",

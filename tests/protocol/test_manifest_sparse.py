@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args, get_type_hints
+
 import pytest
 
+from shoal.collectives.codecs import DENSE
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
@@ -40,9 +43,13 @@ def test_manifest_that_says_what_is_implied_is_the_same_swarm() -> None:
     assert parse_manifest(render_manifest(parse_manifest(SPARSE))) == parse_manifest(SPARSE)
 
 
-@pytest.mark.parametrize(("codec", "name"), [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")])
-def test_plan_calls_a_dense_codec_by_its_name(codec: str, name: str) -> None:
-    assert parse_manifest(BEGIN + f'codec = "{codec}"\n').sync.plan_codec == name
+@pytest.mark.parametrize("name", DENSE)
+def test_plan_calls_a_dense_codec_by_its_name(name: str) -> None:
+    assert parse_manifest(BEGIN + f'codec = "{name}"\n').sync.plan_codec == name
+
+
+def test_manifest_may_choose_every_codec_that_there_is_and_no_other() -> None:
+    assert get_args(get_args(get_type_hints(SyncSection, include_extras=True)["codec"])[0]) == (*DENSE, "topk")
 
 
 def test_plan_names_the_numbers_of_values() -> None:

@@ -32,7 +32,7 @@ def through_disk(work: SavedWork, folder: Path) -> SavedWork:
     return read_work(folder / "work")
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "2bit"])
 def test_contribution_made_again_is_the_same_and_leaves_the_same_residual(tmp_path: Path, codec: str) -> None:
     before = contributions_in(codec)
     make(before, 1)
