@@ -31,6 +31,9 @@ the whole contribution, which rests on what its contributor said; and that of th
 so whoever told of a small norm and sent a large one is bounded by the median here, in every chunk by itself. Sums of
 squares are those of `adamw.square_sum`, in float64 in a fixed order.
 
+Buffers (codecs that are `plain`) are no updates and have no norm: none of them is clipped. Their weighted mean is added
+up in plan order in float64, divided there, and rounded to fp32 once: so of equal values it is that value.
+
 Source: Yin et al., arXiv 1803.01498.
 """
 
@@ -116,6 +119,10 @@ def combine(how: Codec, terms: Sequence[Term], aggregate: Aggregate, out: F32) -
 
     Raises LocalError if this thread flushes subnormals.
     """
+    if how.plain:
+        if aggregate.rule == "mean":
+            return _wide_mean(how, terms, out)
+        aggregate, terms = replace(aggregate, bounded=False), [replace(term, clip=CLIP_UNIT) for term in terms]
     if aggregate.rule == "mean" and not aggregate.bounded:
         return weighted_mean(how, terms, out)
     check_denormals()
@@ -202,6 +209,28 @@ def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:
         else:
             total.fill(0)
     return None
+
+
+def _wide_mean(how: Codec, terms: Sequence[Term], out: F32) -> tuple[list[int], list[int]]:
+    """`weighted_mean` of buffers, whatever the clips."""
+    check_denormals()
+    undecodable: list[int] = []
+    for term in terms:
+        try:
+            how.check(term.encoded, out.size)
+        except Undecodable:
+            undecodable.append(term.place)
+    counted = [term for term in terms if term.place not in undecodable]
+    out.fill(0)
+    divisor = np.float64(sum(term.weight for term in counted))
+    for start in range(0, out.size if counted else 0, SUM_VALUES):
+        stop = min(start + SUM_VALUES, out.size)
+        total = np.zeros(stop - start, np.float64)
+        for term in counted:
+            values = how.decode_span(term.encoded, out.size, start, stop, span_scratch(), checked=True)
+            np.add(total, np.multiply(values.astype(np.float64), np.float64(term.weight)), out=total)
+        np.copyto(out[start:stop], np.divide(total, divisor), casting="same_kind")
+    return [term.place for term in counted], undecodable
 
 
 # --- by value ---

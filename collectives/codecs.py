@@ -19,6 +19,12 @@ All numbers are little-endian. A chunk of n values takes:
            scale = largest magnitude ÷ 7, or +0 where that is below 2^-126, rounded up to a bf16;
            value = floor(x ÷ scale + u), u from `dither`; decoded as value × scale
 
+    buffers    n × f4, as fp32, of which everything else is plain: they are values in place of updates, of which the
+               mean is taken as it is, in place of the value before (`aggregate`, `outer`)
+
+Buffers have chunks of their own behind those of the parameters. A plan's codec says how many: `int8+buffers1` is int8
+for all chunks but the last, which is of buffers.
+
 2bit is specified in `two_bit`. The sparse codecs, topk with the numbers of values kept per block, are in `sparse`. They
 alone write what is reduced otherwise than what is contributed; so a plan's codec has two sides, `codec` and
 `final_codec`.
@@ -37,12 +43,14 @@ overflow: 2^64 of value × 2^24 of weight × 64 participants is 2^94.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.dither import ChunkDither
+from shoal.collectives.grid import Grid
 from shoal.collectives.memory import F32, U8
 from shoal.collectives.spans import (
     INT8_SCALE_LIMIT,
@@ -64,6 +72,7 @@ from shoal.collectives.spans import (
 from shoal.collectives.sparse import sparse_codecs
 from shoal.collectives.two_bit import TwoBit
 from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.planning import split_codec
 
 __all__ = (
     "DENSE",
@@ -76,7 +85,9 @@ __all__ = (
     "Encoded",
     "Undecodable",
     "check_denormals",
+    "chunk_codec",
     "codec",
+    "final_chunk_codec",
     "final_codec",
 )
 
@@ -99,6 +110,19 @@ def final_codec(name: str) -> Codec:
     return _both(name)[1]
 
 
+def chunk_codec(name: str, grid: Grid, chunk: int) -> Codec:
+    """Return the codec of contributions to one chunk under a plan's codec. Raises ConfigError."""
+    parameters, buffers = split_codec(name)
+    return BUFFERS if chunk >= grid.chunks - buffers else codec(parameters)
+
+
+def final_chunk_codec(name: str, grid: Grid, chunk: int) -> Codec:
+    """Return the codec of one reduced chunk under a plan's codec. Raises ConfigError."""
+    parameters, buffers = split_codec(name)
+    return BUFFERS if chunk >= grid.chunks - buffers else final_codec(parameters)
+
+
+@lru_cache(maxsize=16)
 def _both(name: str) -> tuple[Codec, Codec]:
     if name in _CODECS:
         return _CODECS[name], _CODECS[name]
@@ -157,6 +181,16 @@ class _Fp32(Codec):
         values = _fp32(source, start, stop) if checked else _checked_fp32(source, start, stop)
         values.flags.writeable = False
         return values
+
+
+class _Buffers(_Fp32):
+    """The values of buffers."""
+
+    name = "buffers"
+    plain = True
+
+
+BUFFERS: Final = _Buffers()
 
 
 def _fp32(source: U8, start: int, stop: int) -> F32:

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from shoal.collectives.aggregate import span_scratch
-from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec, final_codec
+from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, chunk_codec, final_chunk_codec
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -49,12 +49,12 @@ def encoded_part(payload: U8, *, grid: Grid, codec: Codec, chunk: int, root: byt
 class EncodedContribution:
     """All payloads of one contribution, in one read-only buffer: payload c lies at offsets[c] … offsets[c + 1].
 
-    top: the hash right under the root. squares: per chunk the sum of squares of the decoded values, in float64. For
-    audit and clipping; it enters no arithmetic whose bits matter.
+    codec: as a plan names it. top: the hash right under the root. squares: per chunk the sum of squares of the decoded
+    values, in float64, of buffers 0. For audit and clipping; it enters no arithmetic whose bits matter.
     """
 
     grid: Grid
-    codec: Codec
+    codec: str
     buffer: U8
     offsets: tuple[int, ...]
     root: bytes
@@ -63,19 +63,19 @@ class EncodedContribution:
 
     @classmethod
     def encode(cls, values: F32, grid: Grid, name: str, *, dither: Dither | None = None, threads: int = 1) -> Self:
-        """The contribution of `values`, (numel,) float32, in the codec called `name`, `dither` being for int4.
+        """The contribution of `values`, (numel,) float32, in the codec that a plan calls `name`, `dither` for int4.
 
         Raises LocalError if they do not fit the grid, are not all finite, or int4 has no dither; ConfigError for
         an unknown codec.
         """
         if values.shape != (grid.numel,):
             raise LocalError(f"{values.shape} values on a grid of {grid.numel}")
-        how = codec(name)
-        sizes = (payload_bytes(grid, how, chunk) for chunk in range(grid.chunks))
+        sizes = (payload_bytes(grid, chunk_codec(name, grid, chunk), chunk) for chunk in range(grid.chunks))
         offsets = tuple(accumulate(sizes, initial=0))
         buffer = np.empty(offsets[-1], np.uint8)
 
         def encode_chunk(chunk: int) -> tuple[bytes, float]:
+            how = chunk_codec(name, grid, chunk)
             size = how.encoded_bytes(grid.length(chunk))
             encoded = buffer[offsets[chunk] : offsets[chunk] + size]
             how.encode(values[slice(*grid.span(chunk))], out=encoded, dither=dither.chunk(chunk) if dither else None)
@@ -88,7 +88,11 @@ class EncodedContribution:
             path = tree.path(chunk)
             buffer[offsets[chunk + 1] - len(path) : offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
         buffer.flags.writeable = False
-        return cls(grid=grid, codec=how, buffer=buffer, offsets=offsets, root=tree.root, top=tree.top, squares=squares)
+        return cls(grid=grid, codec=name, buffer=buffer, offsets=offsets, root=tree.root, top=tree.top, squares=squares)
+
+    def chunk_codec(self, chunk: int) -> Codec:
+        """The codec of one chunk."""
+        return chunk_codec(self.codec, self.grid, chunk)
 
     def payload(self, chunk: int) -> memoryview:
         """Bytes that are sent to the owner of `chunk`."""
@@ -96,7 +100,7 @@ class EncodedContribution:
 
     def encoded(self, chunk: int) -> U8:
         """The encoded chunk alone, read-only."""
-        size = self.codec.encoded_bytes(self.grid.length(chunk))
+        size = self.chunk_codec(chunk).encoded_bytes(self.grid.length(chunk))
         return self.buffer[self.offsets[chunk] : self.offsets[chunk] + size]
 
     def concatenated(self) -> bytes:
@@ -107,7 +111,7 @@ class EncodedContribution:
         """Decode the contribution to the values that everyone else sees: (numel,) float32."""
         values = np.empty(self.grid.numel, np.float32)
         for chunk in range(self.grid.chunks):
-            self.codec.decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
+            self.chunk_codec(chunk).decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
         return values
 
 
@@ -123,13 +127,18 @@ def place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -
     if participant.weight > 0:
         if contribution is None or contribution.root != participant.root:
             raise LocalError("the plan counts on another contribution than this node's")
-        if contribution.grid != Grid.of(plan) or contribution.codec.name != plan.codec:
+        if contribution.grid != Grid.of(plan) or contribution.codec != plan.codec:
             raise LocalError("this node's contribution is on another grid, or in another codec, than the plan")
     return place
 
 
 def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
-    """Sum up the squares of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
+    """Sum up the squares of the `n` decoded values of a chunk, in float64; 0 of buffers, which have no norm.
+
+    Raises Undecodable.
+    """
+    if codec.plain:
+        return 0.0
     total, wide = 0.0, np.empty((4, _DOT_VALUES), np.float64)
     flat = wide.reshape(-1)
     for start in range(0, n, SPAN_VALUES):
@@ -156,17 +165,21 @@ def residual_of_chunk(
     values: (numel,) float32, what `contribution` was encoded from. included: whether the certified bitmap names this
     node. final: the encoded chunk that it was reduced to, checked; None where it is not here. An excluded chunk leaves
     all of it. An included one leaves its quantisation error, and all of where a final that leaves values out has none.
+    One of buffers leaves nothing, whatever became of it: the next contribution has newer values of them.
     Raises LocalError if sizes differ.
     """
     grid = contribution.grid
     if values.shape != (grid.numel,) or out.shape != (grid.length(chunk),):
         raise LocalError("values, contribution and residual of different sizes")
     here = values[slice(*grid.span(chunk))]
+    if contribution.chunk_codec(chunk).plain:
+        out.fill(0)
+        return
     if not included:
         np.copyto(out, here)
         return
-    contribution.codec.decode_into(contribution.encoded(chunk), out)
-    reduced = final_codec(contribution.codec.name)
+    contribution.chunk_codec(chunk).decode_into(contribution.encoded(chunk), out)
+    reduced = final_chunk_codec(contribution.codec, grid, chunk)
     if final is not None and reduced.leaves_out:
         applied = np.empty_like(out)
         reduced.decode_into(final, applied)

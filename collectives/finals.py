@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from shoal.collectives.aggregate import Aggregate, chunk_scratch
-from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec, final_codec
+from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, chunk_codec, final_chunk_codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash, path_bytes
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -29,6 +29,7 @@ from shoal.collectives.partition import owner_by_chunk
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
+from shoal.protocol.planning import split_codec
 
 
 class UnsoundFinal(RemoteError):
@@ -83,26 +84,39 @@ UseFinal = Callable[[FinalChunk], None]
 class FinalFormat:
     """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads.
 
-    codec: of the finals. contributed: of what they are made of. aggregate: how. chunks: how many.
+    aggregate: how they are made of contributions. chunks: how many.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.lineage = plan.lineage
         self.grid = Grid.of(plan)
-        self.codec: Codec = final_codec(plan.codec)
-        self.contributed: Codec = codec(plan.codec)
         self.aggregate = Aggregate.of(plan)
         self.owners = owner_by_chunk(plan)
         self.chunks = self.grid.chunks
-        ends = [self.grid.length(chunk) for chunk in (0, self.chunks - 1)]
-        self._final_bytes = [self.codec.encoded_bytes(length) for length in ends]
-        self._contributed_bytes = [self.contributed.encoded_bytes(length) for length in ends]
+        self._first_buffer = self.chunks - split_codec(plan.codec)[1]
+        distinct = sorted({0, self._first_buffer, self.chunks - 1} - {self.chunks})
+        self._final_bytes = {self._like(n): self.codec(n).encoded_bytes(self.grid.length(n)) for n in distinct}
+        self._contributed_bytes = {
+            self._like(n): self.contributed(n).encoded_bytes(self.grid.length(n)) for n in distinct
+        }
         self._trailer_bytes = bitmap_bytes(len(plan.participants)) + SIGNATURE_BYTES
         self._standing = {
             chunk: (results.place, result) for results in plan.standing for chunk, result in results.by_chunk().items()
         }
         self._contributors = frozenset(plan.contributors())
+
+    def codec(self, chunk: int) -> Codec:
+        """The codec of a final."""
+        return final_chunk_codec(self.plan.codec, self.grid, chunk)
+
+    def contributed(self, chunk: int) -> Codec:
+        """The codec of the contributions that a final is made of."""
+        return chunk_codec(self.plan.codec, self.grid, chunk)
+
+    def _like(self, chunk: int) -> tuple[bool, bool]:
+        """Chunks that are alike in this have one size."""
+        return chunk >= self._first_buffer, chunk + 1 == self.chunks
 
     def owner(self, chunk: int) -> PeerId:
         """Peer that reduces and signs `chunk`, or did so before it was evicted."""
@@ -122,11 +136,11 @@ class FinalFormat:
 
     def encoded_bytes(self, chunk: int) -> int:
         """Length in bytes of the encoded chunk."""
-        return self._final_bytes[chunk + 1 == self.chunks]
+        return self._final_bytes[self._like(chunk)]
 
     def contribution_bytes(self, chunk: int) -> int:
         """Length in bytes of the payload of a contribution to `chunk`."""
-        return self._contributed_bytes[chunk + 1 == self.chunks] + path_bytes(chunk, self.chunks)
+        return self._contributed_bytes[self._like(chunk)] + path_bytes(chunk, self.chunks)
 
     def payload_bytes(self, chunk: int) -> int:
         """Length in bytes of the final payload of `chunk`."""
@@ -135,7 +149,7 @@ class FinalFormat:
     def draft(self, chunk: int, memory: PayloadPool) -> tuple[U8, F32]:
         """The payload of a final to be, and where to work out its mean: in it, if values are written as they lie."""
         payload = memory.take(self.payload_bytes(chunk))
-        mean = self.codec.in_place(payload[: self.encoded_bytes(chunk)])
+        mean = self.codec(chunk).in_place(payload[: self.encoded_bytes(chunk)])
         return payload, chunk_scratch(self.grid.length(chunk)) if mean is None else mean
 
     def sign(
@@ -146,7 +160,7 @@ class FinalFormat:
         if payload is None:
             payload = np.empty(self.payload_bytes(chunk), np.uint8)
         dither = Dither(self.plan.base, "final", identity.peer_id).chunk(chunk)
-        self.codec.encode(mean, out=payload[:size], dither=dither)
+        self.codec(chunk).encode(mean, out=payload[:size], dither=dither)
         bits = bitmap(included, len(self.plan.participants))
         result = chunk_hash(payload[:size].data)
         statement = ChunkStatement.sign(identity, plan=self.lineage, chunk=chunk, bitmap=bits, result=result)
@@ -183,7 +197,7 @@ class FinalFormat:
             if not final.statement.valid():
                 raise UnsoundFinal("is not what its owner signed", chunk=chunk, owner=owner)
             try:
-                self.codec.check(final.encoded, self.grid.length(chunk))
+                self.codec(chunk).check(final.encoded, self.grid.length(chunk))
             except Undecodable as error:
                 raise UnsoundFinal(f"does not decode: {error}", chunk=chunk, owner=owner) from None
             final.sound = True
@@ -294,10 +308,10 @@ class Finals:
 
     def decoded(self) -> F32:
         """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks."""
-        grid, how = Grid.of(self.plan), final_codec(self.plan.codec)
+        grid = Grid.of(self.plan)
         update = np.empty(grid.numel, np.float32)
         for chunk, final in enumerate(self.chunks):
-            how.decode_into(final.encoded, update[slice(*grid.span(chunk))])
+            final_chunk_codec(self.plan.codec, grid, chunk).decode_into(final.encoded, update[slice(*grid.span(chunk))])
         return update
 
     def concatenated(self) -> bytes:

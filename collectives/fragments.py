@@ -3,6 +3,8 @@
     fragment p of n  =  the chunks c of the grid with c mod n == p        (strided, so that all are of nearly one size)
     round e          reduces fragment e mod n
 
+Chunks of buffers, which are the last of the grid, are in every fragment, behind the others.
+
 A round of a fragment is an ordinary round on a shorter vector, that of its chunks in ascending order: plan, finals and
 repair know nothing of the rest. One fragment is the whole vector.
 
@@ -11,7 +13,7 @@ Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2 (the strided pattern; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.collectives.codecs import F32
@@ -24,22 +26,30 @@ CHUNK_VALUES_STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Fragment `number` of `count` of the vectors on the grid `whole`."""
+    """Fragment `number` of `count` of the vectors on the grid `whole`, whose last `buffers` chunks are buffers."""
 
     whole: Grid
     number: int
     count: int
+    buffers: int = 0
 
     @property
-    def chunks(self) -> range:
+    def parameter_chunks(self) -> range:
+        """The numbers of its chunks of parameters on the whole grid, ascending."""
+        return range(self.number, self.whole.chunks - self.buffers, self.count)
+
+    @property
+    def chunks(self) -> Sequence[int]:
         """The numbers of its chunks on the whole grid, ascending."""
-        return range(self.number, self.whole.chunks, self.count)
+        own, chunks = self.parameter_chunks, self.whole.chunks
+        return (*own, *range(chunks - self.buffers, chunks)) if self.buffers else own
 
     @property
     def numel(self) -> int:
         """Number of values in the fragment."""
         short = self.whole.chunk_values - self.whole.length(self.whole.chunks - 1)
-        return len(self.chunks) * self.whole.chunk_values - short * (self.chunks[-1] == self.whole.chunks - 1)
+        chunks = self.chunks
+        return len(chunks) * self.whole.chunk_values - short * (chunks[-1] == self.whole.chunks - 1)
 
     @property
     def grid(self) -> Grid:
@@ -58,6 +68,10 @@ class Fragment:
         """Slices of the whole vector that it consists of, neighbouring chunks in one."""
         return runs_of(there for there, _ in self.spans())
 
+    def parameter_runs(self) -> list[slice]:
+        """The same of its parameters alone, which come first."""
+        return runs_of(slice(*self.whole.span(chunk)) for chunk in self.parameter_chunks)
+
     def gather(self, vector: F32, out: F32) -> F32:
         """Copy its values out of `vector`, ``(whole.numel,)``, into `out`, ``(numel,)``, and return that."""
         for there, here in self.spans():
@@ -72,27 +86,35 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """The vectors on `grid` in `count` fragments.
+    """The vectors on `grid` in `count` fragments. buffers: how many of the chunks, the last ones, are buffers.
 
-    Raises ConfigError if there are fewer chunks than fragments.
+    Raises ConfigError if there are fewer chunks of parameters than fragments.
     """
 
     grid: Grid
     count: int = 1
+    buffers: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= self.grid.chunks:
+        chunks = self.grid.chunks - self.buffers
+        if not 1 <= self.count <= chunks:
+            numel = self.buffers_begin
             raise ConfigError(
-                f"{self.grid.numel} parameters are {self.grid.chunks} chunks of {self.grid.chunk_values} values, too "
-                f"few for {self.count} fragments; {_advice(self.grid.numel, self.count)}"
+                f"{numel} parameters are {chunks} chunks of {self.grid.chunk_values} values, too "
+                f"few for {self.count} fragments; {_advice(numel, self.count)}"
             )
+
+    @property
+    def buffers_begin(self) -> int:
+        """Place of the first buffer in a vector; its end where there is none."""
+        return min(self.grid.numel, (self.grid.chunks - self.buffers) * self.grid.chunk_values)
 
     def __iter__(self) -> Iterator[Fragment]:
         return (self.fragment(number) for number in range(self.count))
 
     def fragment(self, number: int) -> Fragment:
         """Fragment `number` of them."""
-        return Fragment(self.grid, number, self.count)
+        return Fragment(self.grid, number, self.count, self.buffers)
 
     def of_round(self, round: int) -> Fragment:
         """Return the fragment that the round `round` reduces."""

@@ -10,6 +10,9 @@ Without encoding that is  α·δ + (β/2)(Δ_i + Δ_j) − γ·(φ_i − (φ_i +
 the mean of the two pseudo-gradients, and a pull towards the mean of the two weights. Taking a node's own vector as
 encoded too has both errors cancel in the sum: encoding moves no pair's mean, only its members against each other.
 
+Buffers are values and take no outer step: a node sends its own as they are, in fp32, and after the step has the mean of
+its own and its partner's, or without one its own. In Δ and v they stand as they are, and δ is 0 there.
+
 **How strong a pull.** Let x be a node's distance from the mean of a large swarm, its partner's independent of it. The
 second moments of (x, δ) then follow a linear recurrence, which contracts if and only if 0 < γ < 2·(1 − α²); a manifest
 must keep to that. (`tests/collectives/test_gossip.py` computes its eigenvalues, and simulates it.)
@@ -30,7 +33,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, U8, VALUE_LIMIT, Encoded, Undecodable, codec
+from shoal.collectives.codecs import F32, U8, VALUE_LIMIT, Codec, Encoded, Undecodable, chunk_codec
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -84,10 +87,13 @@ def encode_vector(
     lr, gamma = np.float32(settings.lr), np.float32(settings.gamma)
     chunks = []
     for chunk in range(grid.chunks):
-        here = slice(*grid.span(chunk))
+        here, how = slice(*grid.span(chunk)), chunk_codec(codec_name, grid, chunk)
+        if how.plain:
+            chunks.append(how.encode(delta[here]))
+            continue
         values = delta[here] * lr
         values += anchor[here] * gamma
-        chunks.append(_encode(values, codec_name, dither, chunk))
+        chunks.append(_encode(values, how, dither, chunk))
     offer = Offer(
         round=round,
         codec=codec_name,
@@ -98,16 +104,16 @@ def encode_vector(
     return GossipVector(offer=offer, grid=grid, chunks=tuple(chunks))
 
 
-def _encode(values: F32, codec_name: str, dither: Dither, chunk: int) -> U8:
-    if codec_name != "bf16":
-        return codec(codec_name).encode(values)
+def _encode(values: F32, how: Codec, dither: Dither, chunk: int) -> U8:
+    if how.name != "bf16":
+        return how.encode(values)
     if not np.isfinite(values).all():
         raise LocalError("a parameter is not finite; training has diverged")
     np.clip(values, -VALUE_LIMIT, VALUE_LIMIT, out=values)
     bits = values.view(np.uint32)
     # A magnitude is rounded up with the probability of the share that is cut off: 16 bits of chance for 16 bits.
     bits += dither.chunk(chunk).bits(0, values.size)
-    out = np.zeros(codec(codec_name).encoded_bytes(values.size), np.uint8)
+    out = np.zeros(how.encoded_bytes(values.size), np.uint8)
     out[: 2 * values.size].view("<u2")[:] = bits >> np.uint32(16)
     return out
 
@@ -118,7 +124,7 @@ def decode_vector(chunks: Sequence[Encoded], grid: Grid, codec_name: str) -> F32
         raise Undecodable(f"a vector of {len(chunks)} chunks, not {grid.chunks}")
     out = np.empty(grid.numel, np.float32)
     for chunk, encoded in enumerate(chunks):
-        codec(codec_name).decode_into(encoded, out[slice(*grid.span(chunk))])
+        chunk_codec(codec_name, grid, chunk).decode_into(encoded, out[slice(*grid.span(chunk))])
     return out
 
 
@@ -130,16 +136,21 @@ def outer_step(
     *,
     exchanged: tuple[F32, F32] | None,
     out: tuple[F32, F32],
+    buffers_begin: int | None = None,
 ) -> None:
     """Write φ and δ after the step into `out`; all are ``(numel,) float32``.
 
-    exchanged: v̂ of this node, and its partner's.
+    exchanged: v̂ of this node, and its partner's. buffers_begin: the place of the first buffer, None for none.
     The order of the operations is that of the formula above, each rounded to float32.
     """
     alpha, lr = np.float32(settings.momentum), np.float32(settings.lr)
     after, moved = out
-    for start in range(0, anchor.size, _SPAN_VALUES):
-        here = slice(start, start + _SPAN_VALUES)
+    parameters = anchor.size if buffers_begin is None else buffers_begin
+    buffers = slice(parameters, None)
+    moved[buffers] = 0
+    after[buffers] = delta[buffers] if exchanged is None else (exchanged[0][buffers] + exchanged[1][buffers]) * _HALF
+    for start in range(0, parameters, _SPAN_VALUES):
+        here = slice(start, min(start + _SPAN_VALUES, parameters))
         np.multiply(momentum[here], alpha, out=moved[here])
         moved[here] += delta[here] * lr
         if exchanged is not None:

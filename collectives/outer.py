@@ -6,6 +6,9 @@ pseudo-gradient g:
     momentum  m' = μ·m + g          on the chunks of the round's fragment (`fragments`); every other chunk of anchor and
     anchor    θ' = θ − lr·(g + μ·m')    momentum is that of the state before
 
+Buffers take no outer step: their mean takes the place of the values before, which stay where nobody's are in it. Every
+other vector of a state is 0 there.
+
 Source: DiLoCo, arXiv 2311.08105, algorithm 1 (outer Nesterov, 0.7 and 0.9); the recurrence is that of
 torch.optim.SGD(nesterov=True).
 """
@@ -23,7 +26,7 @@ import numpy as np
 from blake3 import blake3
 
 from shoal.collectives.adamw import F64, NORM_SPAN_VALUES, AdamWFactors, adamw_step, square_sum
-from shoal.collectives.codecs import F32, Codec, check_denormals, final_codec
+from shoal.collectives.codecs import F32, Codec, check_denormals, final_chunk_codec
 from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
@@ -41,6 +44,7 @@ from shoal.collectives.state import (
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest import InnerSection, Manifest
 from shoal.protocol.messages import Plan
+from shoal.protocol.planning import split_codec
 from shoal.protocol.strategies.strategy import AdamW
 
 SPAN_VALUES: Final = 1 << 17
@@ -117,7 +121,8 @@ class NextState:
     second plan of the round, after a repair, cost what differs: a chunk made from the very same final is left as it is.
     So is one that was made ahead, straight after its final was checked and while that was in the cache (`ahead`).
 
-    grid: of the state. vectors: where the memory comes from. header: gives that of `state`, where it is known; it is
+    grid: of the state. buffers: how many of its chunks, the last ones, are buffers. vectors: where the memory comes
+    from. header: gives that of `state`, where it is known; it is
     asked for only if there are chunks to copy, and hashed anew without it. `state` is not changed.
 
     Raises LocalError if the grid is another state's or too fine, or the state of another outer optimizer; ConfigError
@@ -131,6 +136,7 @@ class NextState:
         grid: Grid,
         vectors: VectorPool,
         *,
+        buffers: int = 0,
         header: Callable[[], StateHeader] | None = None,
     ) -> None:
         check_grid(state, grid)
@@ -139,13 +145,15 @@ class NextState:
         self.base = state
         self._settings = settings
         self._grid = grid
-        self._fragment = Fragments(grid, settings.fragments).of_round(state.round + 1)
+        self._fragment = Fragments(grid, settings.fragments, buffers).of_round(state.round + 1)
+        self._chunks = self._fragment.chunks
         self._header = header or (lambda: header_of(state, grid))
         self._made = {kind: vectors.take(state.numel) for kind in state.kinds}
         self._made_from: dict[int, tuple[FinalChunk, AdamWFactors | None]] = {}
         self._squares: dict[int, tuple[FinalChunk, float]] = {}
         self._hashes: list[tuple[bytes, ...]] = [(b"",) * len(state.kinds)] * grid.chunks
-        self._rest = [chunk for chunk in range(grid.chunks) if chunk not in self._fragment.chunks]
+        reduced = set(self._chunks)
+        self._rest = [chunk for chunk in range(grid.chunks) if chunk not in reduced]
         self._chunk_locks = [threading.Lock() for _ in range(grid.chunks)]
         self._turns = threading.Lock()
         """Guards whose turn it is: of `complete`, or of who applies ahead."""
@@ -161,13 +169,13 @@ class NextState:
         Raises LocalError as `complete` does, now or when it is called.
         """
         self._check_follows(plan)
-        how, turn = final_codec(plan.codec), object()
+        grid, turn = self._fragment.grid, object()
         with self._turns:
             if not (self._completing or self._closed):
                 self._ahead = turn
 
         def apply(final: FinalChunk) -> None:
-            chunk = self._fragment.chunks[final.chunk]
+            chunk, how = self._chunks[final.chunk], final_chunk_codec(plan.codec, grid, final.chunk)
             with self._chunk_locks[chunk]:
                 if self._ahead is not turn:
                     return
@@ -218,12 +226,15 @@ class NextState:
             )
 
     def _make_all(self, finals: Finals, threads: int) -> None:
-        how = final_codec(finals.plan.codec)
-        wanted = list(zip(self._fragment.chunks, finals.chunks, strict=True))
+        name, grid = finals.plan.codec, self._fragment.grid
+        wanted = [
+            (chunk, final_chunk_codec(name, grid, final.chunk), final)
+            for chunk, final in zip(self._chunks, finals.chunks, strict=True)
+        ]
         with ThreadPoolExecutor(threads) as pool:
-            factors = self._factors(pool, how, wanted)
-            missing = [(chunk, final) for chunk, final in wanted if not self._stands(chunk, final, factors)]
-            list(pool.map(lambda one: self._apply(one[0], how, one[1], factors), missing))
+            factors = self._factors(pool, wanted)
+            missing = [one for one in wanted if not self._stands(one[0], one[2], factors)]
+            list(pool.map(lambda one: self._apply(one[0], one[1], one[2], factors), missing))
             if self._rest:
                 before = self._header()
                 list(pool.map(lambda chunk: self._copy(chunk, before), self._rest))
@@ -242,19 +253,21 @@ class NextState:
         return b"".join(hashes[place] for hashes in self._hashes)
 
     def _factors(
-        self, pool: ThreadPoolExecutor, how: Codec, wanted: Sequence[tuple[int, FinalChunk]]
+        self, pool: ThreadPoolExecutor, wanted: Sequence[tuple[int, Codec, FinalChunk]]
     ) -> AdamWFactors | None:
         """Compute the factors of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
         adamw, state = self._settings.adamw, self.base
         if adamw is None:
             return None
         total = 0.0
-        for squares in pool.map(lambda one: self._squares_of(one[0], how, one[1]), wanted):
+        for squares in pool.map(lambda one: self._squares_of(*one), wanted):
             total += squares
         return AdamWFactors.of(adamw, steps=state.round + 1, tokens=state.tokens, norm=math.sqrt(total))
 
     def _squares_of(self, chunk: int, how: Codec, final: FinalChunk) -> float:
-        """The sum of the squares in a final, worked out once, in this thread."""
+        """The sum of the squares in a final, worked out once, in this thread; 0 of buffers, which are no gradient."""
+        if how.plain:
+            return 0.0
         known = self._squares.get(chunk)
         if known is not None and known[0] is final:
             return known[1]
@@ -288,6 +301,8 @@ class NextState:
 
     def _make(self, chunk: int, how: Codec, final: FinalChunk, factors: AdamWFactors | None) -> tuple[bytes, ...]:
         check_denormals()
+        if how.plain:
+            return self._make_buffers(chunk, how, final)
         hashers = [blake3() for _ in self._made]
         for start, stop in self._spans(chunk, SPAN_VALUES):
             update = self._decode(chunk, how, final, start, stop)
@@ -301,6 +316,17 @@ class NextState:
             for hasher, vector in zip(hashers, made, strict=True):
                 hasher.update(vector.data.cast("B"))
         return tuple(hasher.digest() for hasher in hashers)
+
+    def _make_buffers(self, chunk: int, how: Codec, final: FinalChunk) -> tuple[bytes, ...]:
+        here = slice(*self._grid.span(chunk))
+        for kind, vector in self._made.items():
+            if kind is not StateKind.ANCHOR:
+                vector[here] = 0
+            elif any(final.bitmap):
+                how.decode_into(final.encoded, vector[here])
+            else:
+                vector[here] = self.base.anchor[here]
+        return tuple(blake3(vector[here].data.cast("B")).digest() for vector in self._made.values())
 
     def _copy(self, chunk: int, before: StateHeader) -> None:
         """Take over a chunk that the round leaves as it is."""
@@ -327,6 +353,7 @@ def advance(
 
     Raises LocalError if the finals are of another round, term or size, or if a thread flushes subnormals.
     """
-    after = NextState(state, settings, Grid(state.numel, finals.plan.chunk_values), VectorPool(0))
+    grid, (_, buffers) = Grid(state.numel, finals.plan.chunk_values), split_codec(finals.plan.codec)
+    after = NextState(state, settings, grid, VectorPool(0), buffers=buffers)
     header = after.complete(finals, threads)
     return after.take(header), header

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from shoal.collectives.aggregate import Aggregate, Term, chunk_scratch, combine
-from shoal.collectives.codecs import U8, Codec, Undecodable, codec, final_codec
+from shoal.collectives.codecs import U8, Codec, Undecodable, chunk_codec, final_chunk_codec
 from shoal.collectives.commitment import bitmap_indices, chunk_hash, path_proves, path_top, root_over
 from shoal.collectives.contribution import encoded_part, payload_bytes, sum_of_squares
 from shoal.collectives.dither import Dither
@@ -66,7 +66,8 @@ def verify_evidence(data: bytes, swarm: bytes) -> Verdict:
 def split_payloads(plan: Plan, statement: ChunkStatement, payload: U8) -> dict[int, U8]:
     """The payloads of those whom the statement's bitmap names, by place. Raises RemoteError if lengths do not fit."""
     places = bitmap_indices(statement.bitmap, len(plan.participants))
-    size = payload_bytes(Grid.of(plan), codec(plan.codec), statement.chunk)
+    grid = Grid.of(plan)
+    size = payload_bytes(grid, chunk_codec(plan.codec, grid, statement.chunk), statement.chunk)
     if payload.size != size * len(places):
         raise RemoteError("evidence with payloads of another size")
     edges = range(0, payload.size + 1, size)
@@ -75,20 +76,22 @@ def split_payloads(plan: Plan, statement: ChunkStatement, payload: U8) -> dict[i
 
 def recomputed(plan: Plan, chunk: int, owner: PeerId, encoded: Mapping[int, U8]) -> bytes | None:
     """The hash of what `owner` must have signed of a chunk made of these, by place; None if one does not decode."""
-    how, grid = codec(plan.codec), Grid.of(plan)
+    grid = Grid.of(plan)
     terms = [
         Term(place, plan.participants[place].weight, encoded[place], plan.clip(place)) for place in sorted(encoded)
     ]
     mean = chunk_scratch(grid.length(chunk))
-    _, undecodable = combine(how, terms, Aggregate.of(plan), mean)
+    _, undecodable = combine(chunk_codec(plan.codec, grid, chunk), terms, Aggregate.of(plan), mean)
     if undecodable:
         return None
-    return chunk_hash(final_codec(plan.codec).encode(mean, dither=Dither(plan.base, "final", owner).chunk(chunk)).data)
+    dither = Dither(plan.base, "final", owner).chunk(chunk)
+    return chunk_hash(final_chunk_codec(plan.codec, grid, chunk).encode(mean, dither=dither).data)
 
 
 def proves_itself(plan: Plan, place: int, chunk: int, payload: U8) -> U8 | None:
     """The encoded chunk in a participant's payload; None if that is not what the plan's root commits to."""
-    how, grid = codec(plan.codec), Grid.of(plan)
+    grid = Grid.of(plan)
+    how = chunk_codec(plan.codec, grid, chunk)
     if payload.size != payload_bytes(grid, how, chunk):
         return None
     return encoded_part(payload, grid=grid, codec=how, chunk=chunk, root=plan.participants[place].root)
@@ -121,7 +124,8 @@ def _check_wrong_sum(evidence: WrongSum, payload: U8) -> None:
 
 def top_in(commitment: Commitment, chunk: int, payload: U8) -> bytes | None:
     """The hash right under a commitment's root, by one payload of its contribution; None if that is of another."""
-    how, grid = codec(commitment.codec), Grid(commitment.numel, commitment.chunk_values)
+    grid = Grid(commitment.numel, commitment.chunk_values)
+    how = chunk_codec(commitment.codec, grid, chunk)
     if not 0 <= chunk < grid.chunks or payload.size != payload_bytes(grid, how, chunk):
         return None
     size = how.encoded_bytes(grid.length(chunk))
@@ -134,7 +138,8 @@ def is_unsound(commitment: Commitment, chunk: int, payload: U8, squares: Sequenc
 
     Raises RemoteError if it is not what was committed to.
     """
-    how, grid = codec(commitment.codec), Grid(commitment.numel, commitment.chunk_values)
+    grid = Grid(commitment.numel, commitment.chunk_values)
+    how = chunk_codec(commitment.codec, grid, chunk)
     if not 0 <= chunk < grid.chunks or payload.size != payload_bytes(grid, how, chunk):
         raise RemoteError("a payload of another size")
     size = how.encoded_bytes(grid.length(chunk))

@@ -307,7 +307,9 @@ class Reduction:
             del inbox.assembling[place]
         final_format, root = self.final_format, self.plan.participants[place].root
         payload = pieces.joined()
-        encoded = encoded_part(payload, grid=final_format.grid, codec=final_format.contributed, chunk=chunk, root=root)
+        encoded = encoded_part(
+            payload, grid=final_format.grid, codec=final_format.contributed(chunk), chunk=chunk, root=root
+        )
         with self._lock:
             if place not in inbox.owing:
                 return  # evicted meanwhile
@@ -364,7 +366,7 @@ class Reduction:
             if place in inbox.arrived
         ]
         payload, mean = final_format.draft(chunk, self._memory)
-        included, undecodable = combine(final_format.contributed, terms, final_format.aggregate, mean)
+        included, undecodable = combine(final_format.contributed(chunk), terms, final_format.aggregate, mean)
         for place in undecodable:
             proof = inbox.payloads[place].tobytes() if place in inbox.payloads else b""
             inbox.excluded.append(Exclusion(final_format.plan.participants[place].peer, Reason.UNDECODABLE, proof))

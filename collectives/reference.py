@@ -2,7 +2,8 @@
 
 Given what every contributor committed to and who was included in which chunk, it says what the finals and the applied
 update must be, to the bit: decode(encode(plan-order weighted mean of the decoded contributions)), each multiplied by
-weight and clip, and counted with its weight; or what another aggregate of the plan makes of them (`aggregate`).
+weight and clip, and counted with its weight; or what another aggregate of the plan makes of them (`aggregate`). Of
+buffers nothing is clipped, and their mean is worked out in float64.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 
 from shoal.collectives.adamw import NORM_SPAN_VALUES
 from shoal.collectives.aggregate import Aggregate
-from shoal.collectives.codecs import F32, Encoded, codec, final_codec
+from shoal.collectives.codecs import F32, Encoded, chunk_codec, final_chunk_codec
 from shoal.collectives.dither import Dither
+from shoal.collectives.grid import Grid
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import CLIP_UNIT, Plan
@@ -41,10 +43,11 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
     """
     if len(bitmaps) != plan.chunks:
         raise LocalError(f"{len(bitmaps)} bitmaps for {plan.chunks} chunks")
-    how, how_final = codec(plan.codec), final_codec(plan.codec)
+    grid = Grid.of(plan)
     finals, updates, at = [], [], 0
     for chunk in range(plan.chunks):
-        length = min(plan.chunk_values, plan.numel - chunk * plan.chunk_values)
+        how, how_final = chunk_codec(plan.codec, grid, chunk), final_chunk_codec(plan.codec, grid, chunk)
+        length = grid.length(chunk)
         size = how.encoded_bytes(length)
         present: list[tuple[int, int, F32]] = []  # weight, clip, values
         for place, participant in enumerate(plan.participants):
@@ -54,7 +57,7 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
             values = np.empty(length, np.float32)
             how.decode_into(contributions[participant.peer][at : at + size], values)
             present.append((participant.weight, plan.clip(place), values))
-        mean = _aggregate(plan, present, length)
+        mean = _mean_of_buffers(plan, present, length) if how.plain else _aggregate(plan, present, length)
         owner = next(owned.owner for owned in plan.owners if owned.start <= chunk < owned.stop)
         dither = Dither(plan.base, "final", plan.participants[owner].peer)
         encoded = how_final.encode(mean, dither=dither.chunk(chunk))
@@ -76,7 +79,10 @@ def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int)
         median = counted[(len(counted) - 1) // 2]
         clips = [int(CLIP_UNIT * sqrt(median / norm)) if norm > median else CLIP_UNIT for norm in norms]
         present = [(w, min(clip, own), values) for (w, clip, values), own in zip(present, clips, strict=True)]
-    aggregate = Aggregate.of(plan)
+    return _combined(Aggregate.of(plan), present, length)
+
+
+def _combined(aggregate: Aggregate, present: Sequence[tuple[int, int, F32]], length: int) -> F32:
     if aggregate.rule == "mean":
         total = np.zeros(length, np.float32)
         for weight, clip, values in present:
@@ -90,6 +96,18 @@ def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int)
     else:
         least = (count - 1) // 2
     return _mean(ascending[least : count - least])
+
+
+def _mean_of_buffers(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int) -> F32:
+    """Combine buffers by the plan's rule, in float64 where that is the mean: (length,) float32."""
+    if not present:
+        return np.zeros(length, np.float32)
+    aggregate = Aggregate.of(plan)
+    if aggregate.rule != "mean":
+        return _combined(aggregate, [(weight, CLIP_UNIT, values) for weight, _, values in present], length)
+    wide = sum(values.astype(np.float64) * weight for weight, _, values in present)
+    mean: F32 = np.asarray(wide / sum(weight for weight, _, _ in present)).astype(np.float32)
+    return mean
 
 
 def _mean(rows: F32) -> F32:

@@ -46,12 +46,14 @@ class Codec(ABC):
     """One way of writing fp32 values, as what it does to one span. Stateless: safe in any number of threads.
 
     stochastic: whether it rounds by chance, and so needs a dither; the others look at none. leaves_out: whether it
-    writes +0 where it has no place for a value. Subclasses say how values lie in the bytes.
+    writes +0 where it has no place for a value. plain: whether it is of values in place of updates. Subclasses say how
+    values lie in the bytes.
     """
 
     name: str
     stochastic = False
     leaves_out = False
+    plain = False
 
     def encoded_bytes(self, n: int) -> int:
         """Bytes that a chunk of `n` values takes; a multiple of 4."""

@@ -38,7 +38,7 @@ class AuditTrail:
             return
         encoded = made.encoded
         body = {
-            "codec": encoded.codec.name,
+            "codec": encoded.codec,
             "numel": encoded.grid.numel,
             "chunk_values": encoded.grid.chunk_values,
             "tokens": made.tokens,

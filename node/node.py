@@ -355,7 +355,8 @@ class Node:
             self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(layout)
             await self.parts.checkpoints.expect(layout)
-            await self.rounds.run(numel=layout.numel)
+            buffers = layout.buffer_chunks(self.parts.config.manifest.round.chunk_values)
+            await self.rounds.run(numel=layout.numel, buffers=buffers)
 
     def _abandoned(self) -> None:
         self.parts.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))

@@ -14,8 +14,9 @@
 on the swarm's state. From then on `swarm.step`, called after every optimizer step, is where the swarm may act: it
 counts the work, writes this node's contribution when enough steps are made, waits for the round, and moves the
 parameters to the new common ones, in place. What was learnt beside a round is kept. Nothing else of the loop is
-touched: not the optimizer's moments, the learning rate, random numbers, buffers, or parameters that need no gradient.
-These do not travel: of a model with LoRA adapters the adapters alone do.
+touched: not the optimizer's moments, the learning rate, random numbers, counters, or parameters that need no
+gradient. These do not travel: of a model with LoRA adapters the adapters alone do. Floating buffers (running means)
+do: each round gives all nodes the mean of them.
 
 Steps that the optimizer did not make, such as those a GradScaler skips, are noticed and not counted. If the daemon
 ends, training goes on locally, with a warning.
@@ -63,6 +64,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
 from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import load_manifest
 
 JOIN_DEADLINE_S = 600.0
 WAIT_S = 1.0
@@ -139,6 +141,9 @@ class Swarm:
         atexit.register(self.close)
         try:
             self._daemon = self._found()
+            if self._flat.layout.buffers:  # they begin where a chunk does
+                chunk_values = load_manifest(self._manifest).round.chunk_values
+                self._flat = FlatParameters(self._model, frozen=False, chunk_values=chunk_values)
             self._client = client = self._daemon.attach(
                 layout=self._flat.layout, metric=self._metric, device=str(self._device)
             )
@@ -219,7 +224,8 @@ class Swarm:
     def at_anchor(self) -> Iterator[torch.nn.Module]:
         """The model with the certified parameters of round `round` for as long as the context lasts, then as it was.
 
-        For an evaluation or a checkpoint of what the swarm has in common. Parameters changed inside are changed back.
+        For an evaluation or a checkpoint of what the swarm has in common. What is changed inside, of parameters and of
+        buffers that travel, is changed back.
         """
         base = self._accounts.base
         assert base is not None

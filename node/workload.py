@@ -53,8 +53,9 @@ class Workload(Protocol):
     def build(self) -> torch.nn.Module:
         """Make the model. Called once, after `torch.manual_seed`, so that equal seeds give equal models.
 
-        Its floating parameters must be float32; they are what the swarm trains in common. Buffers (running
-        means, tables) stay each node's own.
+        Its floating parameters must be float32; they are what the swarm trains in common. Floating buffers that its
+        `state_dict` has (running means) have the mean of all nodes' after each round. Other buffers stay each node's
+        own: tables that were registered with ``persistent=False``, and counters.
         """
 
     def batches(self, assignment: Assignment) -> Iterator[Any]:

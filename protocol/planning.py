@@ -13,6 +13,7 @@ Source: docs/reduce.md, Repair.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -52,6 +53,8 @@ ROLES = frozenset({CONTRIBUTOR, TRAINING, OBSERVER, JOINER})
 MEAN = "mean"
 """The aggregate that plans do not name."""
 
+_WITH_BUFFERS = re.compile(r"(.+)\+buffers([1-9][0-9]{0,5})")
+
 Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 """Deals `chunks` among participants given (upload, download) bytes/s of each; 0 is unknown."""
 
@@ -77,18 +80,32 @@ class RoundSettings:
     aggregate: str = MEAN
 
     @classmethod
-    def of(cls, manifest: Manifest, numel: int) -> Self:
-        """Settings of a round of `numel` values under this manifest."""
+    def of(cls, manifest: Manifest, numel: int, buffers: int = 0) -> Self:
+        """Settings of a round of `numel` values under this manifest, the last `buffers` chunks of which are buffers."""
         return cls(
             numel=numel,
             chunk_values=manifest.round.chunk_values,
-            codec=manifest.sync.plan_codec,
+            codec=with_buffers(manifest.sync.plan_codec, buffers),
             grace_s=manifest.round.grace_s,
             reduce_deadline_s=manifest.round.reduce_deadline_s,
             weight_cap=manifest.round.weight_cap,
             norm_clip=manifest.sync.norm_clip,
             aggregate=manifest.sync.plan_aggregate,
         )
+
+
+def with_buffers(codec: str, buffers: int) -> str:
+    """Return what a plan calls the codec of parameters in `codec` and, behind them, `buffers` chunks of buffers."""
+    return f"{codec}+buffers{buffers}" if buffers else codec
+
+
+def split_codec(name: str) -> tuple[str, int]:
+    """Return the codec of the parameters, and the number of chunks of buffers, that a plan's codec names.
+
+    The number is 0 where it names no buffers, or not as `with_buffers` does; the name is then left as it is.
+    """
+    found = _WITH_BUFFERS.fullmatch(name)
+    return (name, 0) if found is None else (found[1], int(found[2]))
 
 
 def capped_tokens(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:

@@ -23,13 +23,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from shoal.collectives.codecs import F32, codec
+from shoal.collectives.codecs import F32, chunk_codec
 from shoal.collectives.commitment import chunk_hash
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.gossip import GossipSettings
 from shoal.collectives.grid import Grid
 from shoal.collectives.reference import wrong_values
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gossip_messages import Offer
+from shoal.protocol.planning import split_codec
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, Check, RoundCheck, Witness
 
@@ -60,8 +62,12 @@ class StoredExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """One node's record of one round; all vectors are (numel,) float32, `sent` is decoded."""
+    """One node's record of one round; all vectors are (numel,) float32, `sent` is decoded.
 
+    buffers_begin: the place of the first buffer, or `numel`.
+    """
+
+    buffers_begin: int
     exchange: StoredExchange
     sent: F32
     delta: F32
@@ -112,14 +118,18 @@ def _check_round(witnesses: Sequence[Witness], term: str, number: int, settings:
 
 def _wrong(step: _Step, before: F32, other: F32 | None, settings: GossipSettings) -> int:
     """Count the wrong values of the step, and of the vector that was sent for it."""
+    buffers = slice(step.buffers_begin, None)
     alpha, lr, gamma = np.float32(settings.momentum), np.float32(settings.lr), np.float32(settings.gamma)
     phi, momentum = np.split(before, 2)
     momentum = momentum * alpha + step.delta * lr
     if other is not None:
         momentum = momentum + (other - step.sent) * np.float32(0.5)
-    wrong = wrong_values(step.momentum, momentum) + wrong_values(step.anchor, phi + momentum)
-    meant = step.delta * lr + phi * gamma
+    anchor, meant = phi + momentum, step.delta * lr + phi * gamma
     tolerance = np.abs(meant) * max(CODEC_ERROR.values()) + np.float32(2.0**-126)
+    momentum[buffers] = tolerance[buffers] = 0
+    meant[buffers] = step.delta[buffers]
+    anchor[buffers] = step.delta[buffers] if other is None else (step.sent + other)[buffers] * np.float32(0.5)
+    wrong = wrong_values(step.momentum, momentum) + wrong_values(step.anchor, anchor)
     return wrong + int((np.abs(step.sent - meant) > tolerance).sum())
 
 
@@ -129,11 +139,18 @@ def _read(folder: Path, number: int) -> _Step | None:
     if not (place / "stepped").exists():
         return None
     exchange = decode((place / "exchange").read_bytes(), StoredExchange)
-    sent = _vector(place, exchange.root)
+    sent, buffers_begin = _vector(place, exchange.root)
     delta, after = (np.frombuffer((place / name).read_bytes(), "<f4") for name in ("delta", "stepped"))
     if delta.size != sent.size or after.size != 2 * sent.size:
         raise ValueError(f"{place} holds vectors of different lengths")
-    return _Step(exchange=exchange, sent=sent, delta=delta, anchor=after[: sent.size], momentum=after[sent.size :])
+    return _Step(
+        buffers_begin=buffers_begin,
+        exchange=exchange,
+        sent=sent,
+        delta=delta,
+        anchor=after[: sent.size],
+        momentum=after[sent.size :],
+    )
 
 
 def _state_before(folder: Path, exchange: StoredExchange) -> F32 | None:
@@ -153,10 +170,12 @@ def _taken(exchange: StoredExchange, witnesses: Sequence[Witness]) -> F32 | None
     partner = next((witness for witness in witnesses if witness.peer_id == exchange.partner), None)
     if partner is None:
         raise RemoteError(f"its partner {exchange.partner} is unknown")
-    return _vector(_place(partner.folder, exchange.partner_round), exchange.partner_root)
+    values, _ = _vector(_place(partner.folder, exchange.partner_round), exchange.partner_root)
+    return values
 
 
-def _vector(place: Path, root: bytes) -> F32:
+def _vector(place: Path, root: bytes) -> tuple[F32, int]:
+    """A vector that was offered, decoded, and the place of its first buffer."""
     path = place / f"vector-{root.hex()[:16]}"
     stored = decode(path.read_bytes(), StoredVector, limit_bytes=FILE_LIMIT_BYTES)
     grid = Grid(stored.numel, stored.chunk_values)
@@ -171,8 +190,8 @@ def _vector(place: Path, root: bytes) -> F32:
         raise RemoteError(f"{path} is not the vector that was offered")
     out = np.empty(grid.numel, np.float32)
     for chunk, encoded in enumerate(stored.chunks):
-        codec(stored.codec).decode_into(encoded, out[slice(*grid.span(chunk))])
-    return out
+        chunk_codec(stored.codec, grid, chunk).decode_into(encoded, out[slice(*grid.span(chunk))])
+    return out, Fragments(grid, buffers=split_codec(stored.codec)[1]).buffers_begin
 
 
 def _place(folder: Path, number: int) -> Path:

@@ -202,7 +202,7 @@ def _swarm(bench: AttackBench, attack: str, defence: str) -> AttackedSwarm:
 def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId]) -> dict[str, float | None]:
     """Weigh the last round's contributions on their own data: the useless share of attackers' and of honest ones."""
     manifest = swarm.manifest
-    meter = WorkMeter(workload_of(manifest), torch.device("cpu"))
+    meter = WorkMeter(workload_of(manifest), torch.device("cpu"), chunk_values=manifest.round.chunk_values)
     useless: dict[bool, list[bool]] = {True: [], False: []}
     for peer, values in swarm.decoded.items():
         lies = peer in swarm.attackers

@@ -57,8 +57,8 @@ class GossipNode:
         self.peer_id = identity.peer_id
         self._manifest = manifest
         self.replica = replica_of(manifest, workload)
-        numel = self.replica.layout.numel
-        self._steps = GossipSteps(manifest, self.peer_id, numel)
+        numel, buffers = self.replica.layout.numel, self.replica.layout.buffer_chunks(manifest.round.chunk_values)
+        self._steps = GossipSteps(manifest, self.peer_id, numel, buffers)
         self._out: F32 = np.zeros(numel, np.float32)
         self._made: _Made | None = None
         self.state = state or self._initial()
@@ -84,7 +84,7 @@ class GossipNode:
         report = None
         while not isinstance(report, Contribution):
             report = self.replica.step(self._out)
-        delta = -self._out
+        delta = self._steps.delta(self._out)
         vector = self._steps.vector(self.state, delta, round)
         self._made = _Made(number=report.number, tokens=report.tokens, delta=delta, vector=vector)
 

@@ -49,7 +49,9 @@ class LocalNode:
         self._replica = replica_of(manifest, workload)
         layout = self._replica.layout
         self.layout_hash = layout.digest
-        self.fragments = Fragments(Grid(layout.numel, manifest.round.chunk_values), sync.fragments)
+        chunk_values = manifest.round.chunk_values
+        buffers = layout.buffer_chunks(chunk_values)
+        self.fragments = Fragments(Grid(layout.numel, chunk_values), sync.fragments, buffers)
         self.contributions = Contributions(
             self.fragments,
             sync.plan_codec,
@@ -162,7 +164,8 @@ class LocalSwarm:
         readies = self._announce()
         plan_order = PlanOrder(view=0, attempt=0, planner=lead(head, 0), evicted=())
         joiners = readies.keys() - set(members)
-        settings = RoundSettings.of(self._manifest, self._fragments.of_round(head.next_round).numel)
+        fragments = self._fragments
+        settings = RoundSettings.of(self._manifest, fragments.of_round(head.next_round).numel, fragments.buffers)
         plan = make_plan(head, plan_order, readies, weightless=joiners, settings=settings, deal=deal)
         finals = self._reduce(plan)
         self.state, self.header = advance(self.state, finals, self._outer)
@@ -214,7 +217,7 @@ class LocalSwarm:
             if participant.peer != owner:
                 self.wire_bytes += made.encoded.payload(chunk).nbytes
         mean = np.empty(final_format.grid.length(chunk), np.float32)
-        included, undecodable = combine(final_format.contributed, summands, final_format.aggregate, mean)
+        included, undecodable = combine(final_format.contributed(chunk), summands, final_format.aggregate, mean)
         if undecodable:
             self._leave_out(chunk, [plan.participants[place].peer for place in undecodable])
         final = self._sign(final_format, chunk, mean, included)

@@ -162,7 +162,7 @@ class Judge:
 
     def electorate(self, previous: Value) -> Collection[PeerId]:
         """Those who vote after `previous`."""
-        return self._voters.get(previous.term.rebases, ()) or previous.members
+        return self.voters_after(previous) or previous.members
 
     def outweigh(self, previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
         """True if these are a quorum of those who vote after `previous`."""

@@ -155,7 +155,7 @@ class Residuals:
     def _applied(self, last: _Last) -> F32 | None:
         """What the round that counted it was reduced to, if that leaves values out."""
         update = self._judge.updates.get(last.ended_by.hash)
-        return update if final_codec(last.given.made.encoded.codec.name).leaves_out else None
+        return update if final_codec(last.given.made.encoded.codec).leaves_out else None
 
     def _left(self, given: _Given, included: Sequence[bool], applied: F32 | None) -> F32:
         """Compute what such a verdict leaves of a contribution; where `applied` is zero all of it is left."""

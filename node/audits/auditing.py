@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 import trio
 
-from shoal.collectives.codecs import U8, codec
+from shoal.collectives.codecs import U8, chunk_codec
 from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.contribution import EncodedContribution, payload_bytes
 from shoal.collectives.finals import FinalChunk, Finals
@@ -411,7 +411,9 @@ class Auditing(RoundObserver):
     @staticmethod
     def _wanted(plan: Plan, place: int, chunk: int) -> Wanted:
         participant = plan.participants[place]
-        return Wanted(participant.peer, participant.root, chunk, payload_bytes(Grid.of(plan), codec(plan.codec), chunk))
+        grid = Grid.of(plan)
+        size = payload_bytes(grid, chunk_codec(plan.codec, grid, chunk), chunk)
+        return Wanted(participant.peer, participant.root, chunk, size)
 
     async def _show(self, wanted: Sequence[Wanted]) -> dict[Wanted, bytes]:
         """The payloads that are shown; it is held against a peer that it shows none. Raises NetworkError."""
@@ -471,7 +473,8 @@ class Auditing(RoundObserver):
     async def _top_of(self, commitment: Commitment, root: bytes) -> bytes | None:
         """Return the hash under a root, from a contributor that committed to it, if it shows anything of it."""
         try:
-            size = payload_bytes(Grid(commitment.numel, commitment.chunk_values), codec(commitment.codec), 0)
+            grid = Grid(commitment.numel, commitment.chunk_values)
+            size = payload_bytes(grid, chunk_codec(commitment.codec, grid, 0), 0)
         except LocalError as error:
             logger.info("%s", error)
             return None

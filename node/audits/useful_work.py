@@ -41,17 +41,18 @@ class Work:
 class WorkMeter:
     """Weighs contributions on a model of its own, built once. Not thread-safe; takes forward passes and blocks."""
 
-    def __init__(self, workload: Workload, device: torch.device) -> None:
+    def __init__(self, workload: Workload, device: torch.device, *, chunk_values: int = 1) -> None:
+        """chunk_values: of the swarm."""
         self._workload = workload
         self._model = workload.build().to(device)
         self._model.eval()
-        self._flat = FlatParameters(self._model)
+        self._flat = FlatParameters(self._model, chunk_values=chunk_values)
         self._device = device
 
     def weigh(self, anchor: F32, contribution: F32, assignment: Assignment) -> Work:
         """The work in `contribution`, base − local as decoded, to the round of `assignment`: both (numel,) float32.
 
-        Raises LocalError if the vectors are of another model, or the share has no batch.
+        Buffers are in it as they are. Raises LocalError if the vectors are of another model, or the share has no batch.
         """
         numel = self._flat.layout.numel
         if anchor.shape != (numel,) or contribution.shape != (numel,):
@@ -59,7 +60,9 @@ class WorkMeter:
         drawn = list(islice(self._workload.batches(assignment), BATCHES))
         if not drawn:
             raise LocalError("a share of the data without a batch")
-        return Work(self._loss(anchor, drawn), self._loss(np.subtract(anchor, contribution), drawn))
+        after, buffers = np.subtract(anchor, contribution), slice(self._flat.layout.buffers_begin, None)
+        after[buffers] = contribution[buffers]
+        return Work(self._loss(anchor, drawn), self._loss(after, drawn))
 
     @torch.no_grad()
     def _loss(self, parameters: F32, batches: list[Any]) -> float:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from shoal.collectives.codecs import F32, U8, codec
+from shoal.collectives.codecs import F32, U8, chunk_codec
 from shoal.collectives.grid import Grid
 from shoal.node.audits.work_process import WorkReply, WorkRequest, unpack_reply
 from shoal.node.child_process import ChildDied, ChildRaised, running_child
@@ -82,7 +82,7 @@ class WorkAudit:
 
         Raises NetworkError if it cannot be had or weighed. Cancellation ends the process that weighs.
         """
-        plan, how, grid = drawn.plan, codec(drawn.plan.codec), Grid.of(drawn.plan)
+        plan, grid = drawn.plan, Grid.of(drawn.plan)
         contribution = np.empty(grid.numel, np.float32)
         for first in range(0, grid.chunks, CHUNKS_AT_ONCE):
             chunks = range(first, min(first + CHUNKS_AT_ONCE, grid.chunks))
@@ -90,6 +90,7 @@ class WorkAudit:
             for chunk in chunks:
                 if chunk not in payloads:
                     raise NetworkError(f"{drawn.peer} does not show all of its contribution; it is not weighed")
+                how = chunk_codec(plan.codec, grid, chunk)
                 encoded = payloads[chunk][: how.encoded_bytes(grid.length(chunk))]
                 how.decode_into(encoded, contribution[slice(*grid.span(chunk))])
         reply = await self._losses(drawn, contribution)
@@ -114,6 +115,7 @@ class WorkAudit:
                 data=config.data,
                 seed=config.manifest.workload.seed,
                 assignment=self._p.training_client.assignment(drawn.base, drawn.peer),
+                chunk_values=drawn.plan.chunk_values,
                 anchor=str(paths[0]),
                 contribution=str(paths[1]),
             )

@@ -21,13 +21,17 @@ LOWEST_PRIORITY = 19
 
 
 class WorkRequest(Message, frozen=True, kw_only=True):
-    """Work to weigh: the workload, the share of its data, and files of the anchor and of base − local as decoded."""
+    """Work to weigh: the workload, the share of its data, and files of the anchor and of base − local as decoded.
+
+    chunk_values: of the swarm, whose chunks the vectors lie in.
+    """
 
     workload: str
     options: Mapping[str, Scalar]
     data: str | None
     seed: int
     assignment: Assignment
+    chunk_values: int
     anchor: str
     contribution: str
 
@@ -77,7 +81,8 @@ def weigh(request: WorkRequest) -> WorkReply:
     workload = load_workload(request.workload, request.options, request.data)
     anchor, contribution = (np.fromfile(path, "<f4") for path in (request.anchor, request.contribution))
     torch.manual_seed(request.seed)  # what of the model is not trained is as in the trainers
-    work = WorkMeter(workload, torch.device("cpu")).weigh(anchor, contribution, request.assignment)
+    meter = WorkMeter(workload, torch.device("cpu"), chunk_values=request.chunk_values)
+    work = meter.weigh(anchor, contribution, request.assignment)
     return WorkReply(before=work.before, after=work.after)
 
 

@@ -151,14 +151,14 @@ class GossipEngine:
 
     # -- the loop --------------------------------------------------------------------------------------------
 
-    async def run(self, *, numel: int) -> None:
-        """Take part until cancelled, or until this node has left.
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
+        """Take part until cancelled, or until this node has left. See `Rounds`.
 
         Raises StorageError when the state cannot be written, ConfigError when the parameters of the first founder,
         or of the peer that this node is to begin on, are others.
         Cancellation: the newest state is saved.
         """
-        self._steps = GossipSteps(self._p.config.manifest, self._me, numel)
+        self._steps = GossipSteps(self._p.config.manifest, self._me, numel, buffers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._saver.run)
             nursery.start_soon(self._fetch_wanted)
@@ -343,7 +343,7 @@ class GossipEngine:
 
     def _encode(self, event: Contribution, round: int) -> _Made:
         assert self._state is not None
-        delta = -self._p.training_client.pseudo_gradient(self._state.numel)
+        delta = self._steps.delta(self._p.training_client.pseudo_gradient(self._state.numel))
         vector = self._steps.vector(self._state, delta, round)
         return _Made(event=event, delta=delta, vector=vector)
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from shoal.collectives.codecs import F32, codec
+from shoal.collectives.codecs import F32, chunk_codec
 from shoal.collectives.gossip import GossipVector, decode_vector
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
@@ -71,7 +71,7 @@ class GossipExchange:
         Raises NetworkError if it does not come, RemoteError if it is no vector. Cancellation: nothing is kept.
         """
         grid = Grid(offer.numel, offer.chunk_values)
-        scope, how = offer.root[:SCOPE_BYTES], codec(offer.codec)
+        scope = offer.root[:SCOPE_BYTES]
         here: dict[int, bytes] = {}
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
@@ -82,7 +82,10 @@ class GossipExchange:
         job = Job(
             what=f"the vector of round {offer.round}",
             wanted=[
-                (ChunkRef(ChunkSpace.VECTOR, scope, chunk), how.encoded_bytes(grid.length(chunk)))
+                (
+                    ChunkRef(ChunkSpace.VECTOR, scope, chunk),
+                    chunk_codec(offer.codec, grid, chunk).encoded_bytes(grid.length(chunk)),
+                )
                 for chunk in range(grid.chunks)
             ],
             here=(),

@@ -22,7 +22,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 import trio
@@ -226,7 +228,7 @@ class ExternalTrainer(Trainer):
         if self._occupant is not None:
             return f"another training loop (process {self._occupant}) is attached; end it first"
         layout = attaching.layout
-        if not _sound(layout):
+        if not _sound(layout, self._spec.sync.chunk_values):
             return "the layout of the model's parameters does not add up"
         known = self.layout if self._tensors is not None else self._known()
         difference = None if known is None else first_difference(known, layout, "in the state of this data folder")
@@ -258,21 +260,28 @@ class ExternalTrainer(Trainer):
             self._tell(Detached(cause=cause, round=None))
 
 
-def _sound(layout: Layout) -> bool:
-    """True if names are sorted and unique, and the numbers of values add up."""
-    sizes = []
-    for shape in layout.shapes:
-        size = 1
-        for length in shape:
-            size *= length
-        sizes.append(size)
+def _sound(layout: Layout, chunk_values: int) -> bool:
+    """True if names are sorted and unique, and the numbers of values add up, with buffers from a chunk's begin on."""
+    sizes = [prod(shape) for shape in layout.shapes]
     return (
         0 < len(layout.names) == len(layout.shapes) <= PARAMETERS_LIMIT
-        and all(a < b for a, b in zip(layout.names, layout.names[1:], strict=False))
+        and _ascending(layout.names)
+        and _ascending(layout.buffers)
+        and set(layout.buffers) < set(layout.names)
         and all(size >= 0 for size in sizes)
-        and sum(sizes) == layout.numel
         and 0 < layout.numel <= shared_tensors.NUMEL_LIMIT
+        and _adds_up(layout, sum(sizes), chunk_values)
     )
+
+
+def _adds_up(layout: Layout, values: int, chunk_values: int) -> bool:
+    parameters = values - (layout.numel - layout.buffers_begin)
+    step = chunk_values if values > parameters else 1
+    return parameters > 0 and -(-parameters // step) * step == layout.buffers_begin
+
+
+def _ascending(names: Sequence[str]) -> bool:
+    return all(a < b for a, b in pairwise(names))
 
 
 def _pid_of(stream: trio.SocketStream) -> int:

@@ -40,6 +40,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input, Linked, Loaded, Received, Tick
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Message, Report
+from shoal.protocol.planning import with_buffers
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
 
@@ -139,8 +140,8 @@ class Engine:
 
     # -- the loop --------------------------------------------------------------------------------------------
 
-    async def run(self, *, numel: int) -> None:
-        """Take part in rounds until cancelled, or until this node has left.
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
+        """Take part in rounds until cancelled, or until this node has left. See `Rounds`.
 
         Raises StorageError when something that must be durable cannot be written, ConfigError when the swarm's
         parameters are not this workload's.
@@ -149,10 +150,10 @@ class Engine:
         """
         manifest = self._p.config.manifest
         grid = Grid(numel, manifest.round.chunk_values)
-        fragments = Fragments(grid, manifest.sync.fragments)
+        fragments = Fragments(grid, manifest.sync.fragments, buffers)
         self._part = Participation(self._p, fragments, lambda: self.observer)
         self._here.begin(self._part, fragments)
-        self._state_store.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
+        self._state_store.expect(with_buffers(manifest.sync.plan_codec, buffers), numel, grid.chunk_values)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._errands.run)
             await self._state_store.load()

@@ -28,6 +28,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.finals_file import FinalsWriter
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import NO_HASH, Certificate, Plan, Report, Value
+from shoal.protocol.planning import split_codec
 
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
@@ -182,7 +183,8 @@ class StateTransition:
     def _over(self, state: CertifiedState, plan: Plan) -> NextState:
         if self._next is None or self._next.base is not state:
             grid, known = Grid(state.numel, plan.chunk_values), partial(self._cache.header, state)
-            self._next = NextState(state, self._outer, grid, self._cache.vectors, header=known)
+            _, buffers = split_codec(plan.codec)
+            self._next = NextState(state, self._outer, grid, self._cache.vectors, buffers=buffers, header=known)
         return self._next
 
     async def candidate(self, state: CertifiedState, finals: Finals, seconds: float) -> Candidate:

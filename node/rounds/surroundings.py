@@ -118,7 +118,7 @@ class NodeSurroundings:
     def rules(self, round: int) -> Rules:
         """Rules of the round after the head, which is `round`."""
         manifest = self.chain.amended(round) or self._p.config.manifest
-        settings = RoundSettings.of(manifest, self._fragments.of_round(round).numel)
+        settings = RoundSettings.of(manifest, self._fragments.of_round(round).numel, self._fragments.buffers)
         return Rules(settings=settings, staleness_rounds=manifest.round.staleness_rounds)
 
     def new_life(self) -> bytes:

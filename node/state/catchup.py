@@ -59,6 +59,7 @@ from shoal.protocol.peering import (
     HeaderAnswer,
     Refusal,
 )
+from shoal.protocol.planning import split_codec, with_buffers
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -189,9 +190,10 @@ class CatchUp:
         if self.shape is None:
             return None
         name, numel, chunk_values = self.shape
-        amended = self.amended(round)
-        name = name if amended is None else amended.sync.plan_codec
-        return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
+        amended, (_, buffers) = self.amended(round), split_codec(name)
+        name = name if amended is None else with_buffers(amended.sync.plan_codec, buffers)
+        fragments = Fragments(Grid(numel, chunk_values), self._outer.fragments, buffers)
+        return name, fragments.of_round(round).numel, chunk_values
 
     async def _finals_by(self, final_format: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
         found: dict[int, FinalChunk] = {}
@@ -275,7 +277,8 @@ class CatchUp:
                 grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._cache.header, state)
                 amended = self.amended(round)
                 outer = self._outer if amended is None else OuterSettings.of(amended)
-                after = NextState(state, outer, grid, self._cache.vectors, header=known)
+                _, buffers = split_codec(finals.plan.codec)
+                after = NextState(state, outer, grid, self._cache.vectors, buffers=buffers, header=known)
                 header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
@@ -452,9 +455,13 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
 
     vectors: of a state.
     """
-    grid, how = Grid(numel, chunk_values), final_codec(name)
-    trailers = grid.chunks * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
-    finals = how.encoded_bytes(grid.length(0)) * (grid.chunks - 1) + how.encoded_bytes(grid.length(grid.chunks - 1))
+    codec_name, buffers = split_codec(name)
+    grid, how = Grid(numel, chunk_values), final_codec(codec_name)
+    parameters = grid.chunks - buffers
+    own = 4 * (numel - Fragments(grid, fragments, buffers).buffers_begin)  # of buffers, which are in every fragment
+    trailers = (parameters + fragments * buffers) * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
+    finals = how.encoded_bytes(grid.length(0)) * (parameters - 1) + how.encoded_bytes(grid.length(parameters - 1))
+    finals += fragments * own
     return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
 
 

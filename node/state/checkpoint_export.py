@@ -1,13 +1,12 @@
-"""Exporting a checkpoint: its parameters as one plain safetensors file, under their names and in their shapes.
+"""Exporting a checkpoint: its values as one plain safetensors file, under their names and in their shapes.
 
-`safetensors.torch.load_file` reads it anywhere, and the result fits the `state_dict` of the workload's model, tied
-parameters under their first name. A workload may have a format of its own; that needs its code, and torch.
+These are the parameters, and the buffers that travel. `safetensors.torch.load_file` reads it anywhere, and the result
+fits the `state_dict` of the workload's model, tied parameters under their first name; counters are not in it. A
+workload may have a format of its own; that needs its code, and torch.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from math import prod
 from pathlib import Path
 
 from shoal.node.state.checkpoint_check import CheckpointFiles
@@ -43,13 +42,12 @@ def export_model(folder: Path, out: Path, *, digest: str, force: bool = False) -
 
 def _parameters(layout: Layout, state: TensorFile) -> list[TensorBytes]:
     begin, end = state.span("anchor")
-    sizes = [4 * prod(shape) for shape in layout.shapes]
-    if layout.digest.hex() != state.metadata["layout"] or sum(sizes) != end - begin:
+    if layout.digest.hex() != state.metadata["layout"] or 4 * layout.numel != end - begin:
         raise ConfigError(f"{state.path.with_name(LAYOUT)} does not fit the state; use another checkpoint")
-    places = pairwise(accumulate(sizes, initial=begin))
+    places = zip(layout.places().items(), layout.shapes, strict=True)
     return [
-        TensorBytes(name, "F32", tuple(shape), state.data[start:stop])
-        for name, shape, (start, stop) in zip(layout.names, layout.shapes, places, strict=True)
+        TensorBytes(name, "F32", tuple(shape), state.data[begin + 4 * place.start : begin + 4 * place.stop])
+        for (name, place), shape in places
     ]
 
 
@@ -72,9 +70,8 @@ def export_by_workload(workload: Workload, manifest: Manifest, model_file: Path)
     if {name: file.array(name).shape for name in file.names} != shapes:
         raise ConfigError("the workload builds a model of other parameters than the checkpoint's; install its version")
     vector = flat.new_vector()
-    pieces = torch.split(vector, [prod(shape) for shape in flat.layout.shapes])
-    for name, piece in zip(flat.layout.names, pieces, strict=True):
-        piece.copy_(torch.from_numpy(file.array(name).reshape(-1)))
+    for name, place in flat.layout.places().items():
+        vector[place].copy_(torch.from_numpy(file.array(name).reshape(-1)))
     flat.scatter(vector)
     workload.export(model.eval(), model_file.parent)
     return True

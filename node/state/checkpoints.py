@@ -4,7 +4,7 @@
         state.safetensors     the certified state: the saved one, linked, not written again
         chain                 the entries from genesis to the one that certified it, framed as in chain.log
         swarm.toml            the manifest
-        layout.json           names and shapes of the parameters
+        layout.json           names and shapes of the parameters, and of the buffers that travel
         trainer.safetensors   what this node's trainer knew beside the state, if it was written
         work.safetensors      this node's contribution to the round, if it was written
 

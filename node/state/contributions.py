@@ -25,6 +25,8 @@ What a restart needs to make it again the same, and to count it once, is a file 
 With the finals of the round the residual follows from it, so nothing has to be written after the round is certified.
 The encoding is a function of values, codec and that hash: made again it has the same root.
 
+Buffers are values and no progress: a contribution has them as they are, and nothing of them comes again.
+
 With the strategy ddp the input is a gradient and not progress: two of them do not add up. So nothing of an excluded one
 comes again, residual' = 0 there; what encoding lost of an included one is carried on as above.
 """
@@ -52,7 +54,7 @@ from shoal.protocol.commitments import seal_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Certificate, Count, Hash, Ready, Rebase, Term, Value
-from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.planning import CONTRIBUTOR, split_codec, with_buffers
 
 _METADATA = "work"
 _RETAINED = "retained"
@@ -162,7 +164,7 @@ class Contributions:
     ) -> None:
         self._gradients = gradients
         self._fragments = fragments
-        self._codec = codec
+        self._codec = with_buffers(codec, fragments.buffers)
         self._sender = sender
         self._staleness_rounds = staleness_rounds
         self._error_feedback = np.float32(error_feedback)
@@ -175,7 +177,8 @@ class Contributions:
 
     def retune(self, codec: str, staleness_rounds: int, *, mixing: float | None) -> None:
         """Go on under amended settings: what is made from here on is encoded by this codec."""
-        self._codec, self._staleness_rounds, self._mixing = codec, staleness_rounds, np.float32(mixing or 0.0)
+        self._codec = with_buffers(codec, self._fragments.buffers)
+        self._staleness_rounds, self._mixing = staleness_rounds, np.float32(mixing or 0.0)
 
     def fragment(self, round: int) -> Fragment:
         """Return the fragment that a contribution to this round is of."""
@@ -184,7 +187,8 @@ class Contributions:
     def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
         """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
 
-        pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``. Raises LocalError if it is not finite.
+        pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
+        those lie. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         left = self._left[fragment.number]
@@ -227,7 +231,7 @@ class Contributions:
         residual_of_chunk(made.values, made.encoded, chunk, included[chunk], out, final=final)
         if not included[chunk] and self._gradients:
             out.fill(0)
-        elif not included[chunk] and made.retained is not None:
+        elif not included[chunk] and made.retained is not None and not made.encoded.chunk_codec(chunk).plain:
             np.subtract(out, made.retained[at], out=out)
 
     def _work_out(self, left: _Left, grid: Grid) -> None:
@@ -385,7 +389,7 @@ class Contributions:
 
 def _is_exact(encoded: EncodedContribution) -> bool:
     """True if the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
-    return encoded.codec.name == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2
+    return split_codec(encoded.codec)[0] == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2
 
 
 # --- the file ---

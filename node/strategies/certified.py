@@ -88,9 +88,9 @@ class CertifiedRounds(Rounds):
         head = self._p.chain.head
         return head.term, head.round
 
-    async def run(self, *, numel: int) -> None:
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
         """See `Rounds`."""
-        await self._engine.run(numel=numel)
+        await self._engine.run(numel=numel, buffers=buffers)
 
     def standing(self) -> Standing:
         """See `Rounds`."""

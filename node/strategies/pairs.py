@@ -46,9 +46,9 @@ class PairRounds(Rounds):
         """See `Rounds`."""
         return Term(), self._engine.state_round
 
-    async def run(self, *, numel: int) -> None:
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
         """See `Rounds`."""
-        await self._engine.run(numel=numel)
+        await self._engine.run(numel=numel, buffers=buffers)
 
     def standing(self) -> Standing:
         """See `Rounds`."""

@@ -46,7 +46,7 @@ class RolloutRounds(Rounds):
         """See `Rounds`."""
         return Term(), self._engine.state_round
 
-    async def run(self, *, numel: int) -> None:
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
         """See `Rounds`. There is no trainer: the agent goes through rounds as long as rollouts are shared."""
         raise LocalError("a trainer where an agent trains")
 

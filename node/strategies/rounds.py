@@ -135,8 +135,10 @@ class Rounds(ABC):
         """Term and round of this node's record: of its newest certificate, or of its own newest state."""
 
     @abstractmethod
-    async def run(self, *, numel: int) -> None:
-        """Take part in rounds with a trainer of a model of `numel` parameters, until cancelled or this node has left.
+    async def run(self, *, numel: int, buffers: int = 0) -> None:
+        """Take part in rounds with a trainer of a model of `numel` values, until cancelled or this node has left.
+
+        buffers: how many of the chunks of its vector, the last ones, are buffers.
 
         Raises StorageError, ConfigError. Cancellation: what was persisted stands.
         """

@@ -13,6 +13,11 @@ A contribution of round e is b − l on the round's fragment. When the anchor a 
     not taken   l ← a + (l − b)             nothing of it was contributed, so all of it is kept
 
 and every other chunk stays as it is, to the bit, unless its anchor changed too (rounds missed): then as not taken.
+
+Buffers, which lie behind the parameters, are values and no progress. A contribution of any fragment has theirs as they
+are, and those of each anchor take the place of the node's own: what two batches' running variances differ by may be
+more than a third has.
+
 Only what an anchor touches is copied between the model's device and the host, and what is contributed travels to the
 host beside the steps of overlap.
 Nothing here knows of batches, of workloads or of which optimizer moves the parameters. With the strategy ddp, which
@@ -82,7 +87,7 @@ class Flat(Protocol):
         """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
 
     def gather_gradients(self, out: torch.Tensor) -> None:
-        """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
+        """Copy the gradients into `out`, ``(numel,) float32``, and the buffers; zeros for what has no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,7 @@ class _Mark:
 
 
 class _FromReplica:
-    """base − local of a fragment, as it was at the mark."""
+    """base − local of a fragment, as it was at the mark; of buffers local itself."""
 
     def __init__(self, base: Vector, fragment: Fragment, local: HostCopy, contributed: Contributed) -> None:
         self._base, self._fragment, self._local, self._contributed = base, fragment, local, contributed
@@ -144,9 +149,12 @@ class _FromReplica:
         return self._local.here
 
     def write(self, out: Vector) -> Contributed:
-        local = self._local.wait().numpy()
-        for there, here in self._fragment.spans():
-            np.subtract(self._base[there], local[here], out=out[here])
+        local, parameters = self._local.wait().numpy(), len(self._fragment.parameter_chunks)
+        for number, (there, here) in enumerate(self._fragment.spans()):
+            if number < parameters:
+                np.subtract(self._base[there], local[here], out=out[here])
+            else:
+                np.copyto(out[here], local[here])
         if not np.isfinite(out[: self._fragment.numel]).all():
             raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
         return self._contributed
@@ -192,7 +200,8 @@ class Accounts(_Standing):
         super().__init__(flat, contributions)
         self._mixing = sync.mixing
         self.overlap_steps, self.late_steps = sync.overlap_steps, sync.late_steps
-        self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
+        buffers = flat.layout.buffer_chunks(sync.chunk_values)
+        self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments, buffers)
         self._mark: _Mark | None = None
         self._tokens = [0] * sync.fragments  # of the work in local − base, by fragment
         self._settled = contributions  # numbers up to this one belong to earlier bases
@@ -303,11 +312,16 @@ class Accounts(_Standing):
         if mark is not None:
             self._take(anchor, base, mark)
             self._tokens[mark.fragment.number] -= mark.tokens
-        taken = mark.fragment.chunks if mark is not None else ()
+        taken = mark.fragment.parameter_chunks if mark is not None else ()
         grid = self._fragments.grid
-        others = [slice(*grid.span(chunk)) for chunk in range(grid.chunks) if chunk not in taken]
+        parameters = range(grid.chunks - self._fragments.buffers)
+        others = [slice(*grid.span(chunk)) for chunk in parameters if chunk not in taken]
         if spans := runs_of(changed(base.numpy(), anchor, others)):
             self._carry_over(anchor, base, spans)
+        if self._fragments.buffers:
+            own = slice(self._fragments.buffers_begin, grid.numel)
+            np.copyto(base.numpy()[own], anchor[own])
+            self._flat.update((own,), lambda _: self._flat.to_device(base, (own,)))
         self._mark = None
 
     def _take(self, anchor: Vector, base: torch.Tensor, mark: _Mark) -> None:
@@ -315,7 +329,7 @@ class Accounts(_Standing):
         mixing = self._mixing
         local = mark.local.wait() if mixing is None and mark.local is not None else None
         at = 0
-        for spans in _blocks(mark.fragment.runs(), self._flat.block_values):
+        for spans in _blocks(mark.fragment.parameter_runs(), self._flat.block_values):
             end = at + sum(span.stop - span.start for span in spans)
             for span in spans:
                 np.copyto(base.numpy()[span], anchor[span])
@@ -368,6 +382,8 @@ class Accounts(_Standing):
             if mark is not None and mark.local is not None:
                 mark.fragment.scatter(mark.local.wait().numpy(), since.numpy())
             kept = self.local().sub_(since)
+            if mark is not None:  # the anchor to come has other buffers
+                kept[self._fragments.buffers_begin :] = 0
         return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
 
     def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
@@ -445,9 +461,9 @@ class GradientAccounts(_Standing):
     """Accounts of a replica that contributes gradients: it stands on the anchor exactly, and owes nothing.
 
     A contribution is the gradient of the mean loss of one batch at the anchor, not clipped: clipping is of the swarm's
-    mean, in the certified step (`collectives.adamw`). A gradient belongs to the anchor at which it was computed, so
-    what no round has taken is dropped when the next anchor comes. What `Accounts` has to keep of progress, marks and
-    overlap does not exist here; else it is used as that is.
+    mean, in the certified step (`collectives.adamw`). Buffers are in it as they are. A gradient belongs to the anchor
+    at which it was computed, so what no round has taken is dropped when the next anchor comes. What `Accounts` has to
+    keep of progress, marks and overlap does not exist here; else it is used as that is.
     """
 
     mixes = False

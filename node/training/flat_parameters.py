@@ -1,7 +1,8 @@
 """A model's parameters as one flat vector, in the order all members agree on, and its copies in host memory.
 
-Floating parameters sorted by name, tied ones once under their first name, each in row-major order. Buffers
-do not travel: running means belong to the node whose batches made them.
+Floating parameters sorted by name, tied ones once under their first name, each in row-major order. Behind them, from
+the beginning of a chunk on, lie the floating buffers that the model's `state_dict` has, sorted likewise. Other buffers
+do not travel, such as counters: they belong to the node that counted.
 
 On a GPU with streams of its own (CUDA) a copy to the host goes through page-locked memory and on a side stream: the
 values are set aside on the device, in order with the steps before, and travel while the next steps are computed. On
@@ -15,12 +16,14 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
+from math import prod
 from operator import itemgetter
 from typing import Final, Protocol
 
 import torch
 
+from shoal.collectives.spans import VALUE_LIMIT
 from shoal.node.training.trainer_messages import PARAMETERS_LIMIT, Layout
 from shoal.protocol.errors import ConfigError
 
@@ -119,8 +122,8 @@ class FlatParameters:
 
     block_values = BLOCK_VALUES
 
-    def __init__(self, model: torch.nn.Module, *, frozen: bool = True) -> None:
-        """Read the layout; without `frozen`, of what needs a gradient alone.
+    def __init__(self, model: torch.nn.Module, *, frozen: bool = True, chunk_values: int = 1) -> None:
+        """Read the layout; without `frozen`, of parameters that need a gradient alone. chunk_values: of the swarm.
 
         Raises `ConfigError` on what cannot travel (say, parameters in bfloat16).
         """
@@ -134,16 +137,32 @@ class FlatParameters:
                     f"parameter {name!r} is {named[name].dtype}; keep parameters in float32 and use "
                     "torch.autocast inside loss() for lower precision"
                 )
-        if not 0 < len(travelling) <= PARAMETERS_LIMIT:
-            raise ConfigError(f"the model has {len(travelling)} parameters, expected 1 to {PARAMETERS_LIMIT}")
+        buffers = _travelling_buffers(model)
+        if not 0 < len(travelling) <= PARAMETERS_LIMIT - len(buffers):
+            raise ConfigError(
+                f"the model has {len(travelling)} parameters, expected 1 to {PARAMETERS_LIMIT - len(buffers)}"
+            )
+        self._model = model
         self._parameters = [named[name] for name in travelling]
+        self._buffer_names = sorted(buffers)
+        shapes = {name: tuple((named | buffers)[name].shape) for name in (*travelling, *self._buffer_names)}
+        numel, own = (sum(prod(shapes[name]) for name in names) for names in (travelling, self._buffer_names))
+        begin = -(-numel // chunk_values) * chunk_values if own else numel
         self.layout = Layout(
-            names=tuple(travelling),
-            shapes=tuple(tuple(parameter.shape) for parameter in self._parameters),
-            numel=sum(parameter.numel() for parameter in self._parameters),
+            names=tuple(sorted(shapes)),
+            shapes=tuple(shapes[name] for name in sorted(shapes)),
+            numel=begin + own,
+            buffers=tuple(self._buffer_names),
         )
-        self._starts = [0, *accumulate(parameter.numel() for parameter in self._parameters)]
+        places = self.layout.places()
+        self._places = [places[name] for name in (*travelling, *self._buffer_names)]
+        self._starts = [place.start for place in self._places]
+        self._gap = slice(numel, begin)
         self._copies = DeviceCopies()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """What travels, in the order of the vector. Who moves or assigns a buffer makes another tensor of it."""
+        return [*self._parameters, *(self._model.get_buffer(name) for name in self._buffer_names)]
 
     def new_vector(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory."""
@@ -163,16 +182,17 @@ class FlatParameters:
 
     @torch.no_grad()
     def gather(self, out: torch.Tensor) -> torch.Tensor:
-        """Copy the model's parameters into `out` and return it."""
-        for parameter, piece in zip(self._parameters, self._cut(out), strict=True):
-            piece.copy_(parameter.reshape(-1))
+        """Copy the model's parameters and buffers into `out` and return it."""
+        for tensor, place in zip(self._tensors(), self._places, strict=True):
+            out[place].copy_(tensor.reshape(-1))
+        out[self._gap].zero_()
         return out
 
     @torch.no_grad()
     def scatter(self, vector: torch.Tensor) -> None:
-        """Copy `vector` into the model's parameters."""
-        for parameter, piece in zip(self._parameters, self._cut(vector), strict=True):
-            parameter.copy_(piece.view(parameter.shape))
+        """Copy `vector` into the model's parameters and buffers."""
+        for tensor, place in zip(self._tensors(), self._places, strict=True):
+            tensor.copy_(vector[place].view(tensor.shape))
 
     @property
     def _device(self) -> torch.device:
@@ -207,43 +227,68 @@ class FlatParameters:
     @torch.no_grad()
     def _read(self, spans: Sequence[slice], device: torch.device) -> torch.Tensor:
         """A copy of the parameters there, ``(values,) float32``, on `device`."""
-        out = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.float32, device=device)
+        room = torch.zeros if self._buffer_names else torch.empty  # nothing lies in front of the buffers
+        out = room(sum(span.stop - span.start for span in spans), dtype=torch.float32, device=device)
+        tensors = self._tensors()
         for number, pieces in groupby(self._pieces(spans), key=itemgetter(0)):
-            flat = self._parameters[number].reshape(-1)  # a copy, if it does not lie in one piece
+            flat = tensors[number].reshape(-1)  # a copy, if it does not lie in one piece
             for _, part, here in pieces:
                 out[here].copy_(flat[part])
         return out
 
     @torch.no_grad()
     def _write(self, spans: Sequence[slice], values: torch.Tensor) -> None:
+        tensors = self._tensors()
         for number, pieces in groupby(self._pieces(spans), key=itemgetter(0)):
-            parameter = self._parameters[number]
-            flat = parameter.reshape(-1)
+            tensor = tensors[number]
+            flat = tensor.reshape(-1)
             for _, part, here in pieces:
                 flat[part].copy_(values[here])
-            if flat.data_ptr() != parameter.data_ptr():
-                parameter.copy_(flat.view(parameter.shape))
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
 
     def _pieces(self, spans: Iterable[slice]) -> Iterator[tuple[int, slice, slice]]:
-        """The parameters that the spans touch, by number: which of their values, and where in what is read."""
+        """The tensors that the spans touch, by number: which of their values, and where in what is read."""
         at = 0
         for span in spans:
             number = bisect_right(self._starts, span.start) - 1
-            while number < len(self._parameters) and (start := self._starts[number]) < span.stop:
-                begin, stop = max(span.start, start), min(span.stop, self._starts[number + 1])
+            while number < len(self._places) and (start := self._starts[number]) < span.stop:
+                begin, stop = max(span.start, start), min(span.stop, self._places[number].stop)
                 if begin < stop:
-                    yield number, slice(begin - start, stop - start), slice(at, at + stop - begin)
-                    at += stop - begin
+                    here = at + begin - span.start
+                    yield number, slice(begin - start, stop - start), slice(here, here + stop - begin)
                 number += 1
+            at += span.stop - span.start
 
     @torch.no_grad()
     def gather_gradients(self, out: torch.Tensor) -> None:
-        """Copy the parameters' gradients into `out`; zeros for those that have none."""
-        for parameter, piece in zip(self._parameters, self._cut(out), strict=True):
-            if parameter.grad is None:
-                piece.zero_()
-            else:
-                piece.copy_(parameter.grad.reshape(-1))
+        """Copy the parameters' gradients into `out`, zeros for those that have none; and the buffers themselves."""
+        out.zero_()
+        for number, (tensor, place) in enumerate(zip(self._tensors(), self._places, strict=True)):
+            source = tensor.grad if number < len(self._parameters) else tensor
+            if source is not None:
+                out[place].copy_(source.reshape(-1))
 
-    def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(vector, [parameter.numel() for parameter in self._parameters])
+
+def own_buffers(model: torch.nn.Module, layout: Layout) -> list[tuple[str, torch.Tensor]]:
+    """State of a model that does not travel, live, by name: counters."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    travelling = {id(model.get_buffer(name)) for name in layout.buffers}
+    return [
+        (name, value)
+        for name, value in model.state_dict(keep_vars=True).items()
+        if name not in parameters and isinstance(value, torch.Tensor) and id(value) not in travelling
+    ]
+
+
+def _travelling_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that travel: floating ones that the model's state has, a shared one once. Raises ConfigError."""
+    kept = model.state_dict()
+    found = {name: value for name, value in model.named_buffers() if name in kept and value.is_floating_point()}
+    for name, value in found.items():
+        if not bool((value.abs() <= float(VALUE_LIMIT)).all()):  # nor is NaN
+            raise ConfigError(
+                f"buffer {name!r} holds values that cannot travel, infinite, NaN or beyond {VALUE_LIMIT:.0e}; register "
+                "it with persistent=False, and each node keeps its own"
+            )
+    return found

@@ -18,7 +18,7 @@ import torch
 
 from shoal.collectives.schedule import learning_rate
 from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
-from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
 from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
@@ -105,6 +105,7 @@ class Replica:
         self._device = device
         self._accumulate = accumulate
         self._gradients = sync is not None and sync.gradients
+        self._chunk_values = (sync or SyncSettings()).chunk_values
         self._build(seed)
         self.layout = self._flat.layout
         self.accounts: Accounts | GradientAccounts
@@ -131,7 +132,7 @@ class Replica:
         torch.manual_seed(seed)
         self.model = self._workload.build().to(self._device)
         # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
-        self._flat: Flat = FlatParameters(self.model, frozen=not self._gradients)
+        self._flat: Flat = FlatParameters(self.model, frozen=not self._gradients, chunk_values=self._chunk_values)
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)
@@ -273,12 +274,9 @@ class Replica:
         return self._flat.new_vector()
 
     def inner_state_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The optimizer's state and the model's buffers, by name; each is the live tensor."""
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        """The optimizer's state and the buffers that do not travel, by name; each is the live tensor."""
         buffers = [
-            (f"{BUFFER}{name}", value)
-            for name, value in self.model.state_dict().items()
-            if name not in parameters and isinstance(value, torch.Tensor) and keepable(value)
+            (f"{BUFFER}{name}", value) for name, value in own_buffers(self.model, self.layout) if keepable(value)
         ]
         return [*self._optimizer.state(self._trained_names), *buffers]
 

@@ -2,7 +2,7 @@
 
     first.<parameter>, second.<parameter>   the inner optimizer's moments
     steps                                   how often each parameter was moved, int64
-    buffer.<name>                           running means and other state of the model that does not travel
+    buffer.<name>                           counters and other state of the model that does not travel
     kept                                    progress that no contribution holds, where there is any: replica − its mark
     local                                   the replica itself, where anchors are mixed into it
     random.*                                generators of random numbers

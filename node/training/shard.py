@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from shoal.node.training.cut_tensors import own_rows, put, whole
-from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import inner_optimizer
 from shoal.node.training.micro_batches import deal_batch, to_device
 from shoal.node.training.ranks import GROUP_TIMEOUT_S, LOOPBACK
@@ -79,7 +79,8 @@ class Shard:
         self._accumulate = start.accumulate
         torch.manual_seed(start.seed)
         self.model = workload.build()
-        self.layout = FlatParameters(self.model, frozen=not start.sync.gradients).layout
+        flat = FlatParameters(self.model, frozen=not start.sync.gradients, chunk_values=start.sync.chunk_values)
+        self.layout = flat.layout
         _shard(self.model, device, processes)
         self._trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.moved_names = () if start.sync.gradients else tuple(self._trained)
@@ -141,31 +142,34 @@ class Shard:
         self._optimizer.decay(weight_decay)
 
     def gather(self, out: torch.Tensor | None) -> None:
-        """Copy the parameters into `out`, ``(numel,) float32`` in host memory."""
+        """Copy the parameters, and the buffers of rank 0, into `out`, ``(numel,) float32`` in host memory."""
         whole = get_model_state_dict(self.model, options=_READ)
         if out is not None:
-            for name, piece in zip(self.layout.names, self._cut(out), strict=True):
-                piece.copy_(cast(torch.Tensor, whole[name]).reshape(-1))
+            out.zero_()
+            for name, place in self.layout.places().items():
+                out[place].copy_(cast(torch.Tensor, whole[name]).reshape(-1))
 
     def gather_gradients(self, out: torch.Tensor | None) -> None:
-        """Copy the gradients into `out`, ``(numel,) float32`` in host memory; zeros for parameters that have none."""
-        pieces = None if out is None else self._cut(out)
-        for place, name in enumerate(self.layout.names):
+        """Copy the gradients into `out`, ``(numel,) float32`` in host memory, and the buffers of rank 0.
+
+        Zeros for parameters that have no gradient.
+        """
+        if out is not None:
+            out.zero_()
+        for name, place in self.layout.places().items():
             gradient = self._trained[name].grad if name in self._trained else None
             whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            if pieces is None:
-                continue
-            if whole is None:
-                pieces[place].zero_()
-            else:
-                pieces[place].copy_(whole.reshape(-1))
+            if name in self.layout.buffers:
+                whole = self.model.get_buffer(name)
+            if out is not None and whole is not None:
+                out[place].copy_(whole.reshape(-1))
 
     def scatter(self, vector: torch.Tensor | None) -> None:
-        """Copy `vector`, ``(numel,) float32`` in host memory, into the parameters."""
+        """Copy `vector`, ``(numel,) float32`` in host memory, into the parameters and buffers."""
         whole: dict[str, Any] = {}
         if vector is not None:
-            named = zip(self.layout.names, self.layout.shapes, self._cut(vector), strict=True)
-            whole = {name: piece.view(shape) for name, shape, piece in named}
+            named = zip(self.layout.places().items(), self.layout.shapes, strict=True)
+            whole = {name: vector[place].view(shape) for (name, place), shape in named}
         set_model_state_dict(self.model, whole, options=_WRITE)
 
     def gather_moments(self) -> list[tuple[str, torch.Tensor]]:
@@ -187,15 +191,10 @@ class Shard:
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """State of the model that does not travel, live, by name: this rank's own. No collective."""
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        return [
-            (name, value)
-            for name, value in self.model.state_dict().items()
-            if name not in parameters and isinstance(value, torch.Tensor)
-        ]
+        return own_buffers(self.model, self.layout)
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0."""
+        """Give all ranks those buffers of rank 0 that do not travel."""
         for _, value in self.buffers():
             distributed.broadcast(value, src=0)
 
@@ -227,10 +226,6 @@ class Shard:
         if self._resting is not None:
             self._resting.put_back()
             self._resting = None
-
-    def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
-        return torch.split(vector, sizes)
 
 
 class HostCopies:

@@ -31,6 +31,7 @@ when the trainer has nothing else to do, and mark and replica are the same. A ne
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import blake3
 import msgspec
@@ -102,17 +103,51 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return int.from_bytes(blake3.blake3(place).digest()[:8], "little") >> 1
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layout of the flat vector: its parameters sorted by name, tied ones once, all float32."""
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Layout of the flat vector of `numel` float32 values: names and shapes, sorted by name, tied ones once.
+
+    The parameters lie at its front. Those of `names` that are in `buffers`, sorted too, lie at its end; between the two
+    there are zeros, so many that the first buffer begins a chunk.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     numel: int
+    buffers: tuple[str, ...] = ()
 
     @property
     def digest(self) -> bytes:
-        """BLAKE3 over the msgpack of [names, shapes]: arrays only, so there is one canonical encoding."""
-        return blake3.blake3(msgspec.msgpack.encode((self.names, self.shapes))).digest()
+        """BLAKE3 over the msgpack of [names, shapes], and of buffers where there are any.
+
+        They are arrays only, so there is one canonical encoding.
+        """
+        told = (self.names, self.shapes, self.buffers) if self.buffers else (self.names, self.shapes)
+        return blake3.blake3(msgspec.msgpack.encode(told)).digest()
+
+    @property
+    def buffers_begin(self) -> int:
+        """Place of the first buffer in the vector; its end where there is none."""
+        among = set(self.buffers)
+        return self.numel - sum(
+            prod(shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in among
+        )
+
+    def buffer_chunks(self, chunk_values: int) -> int:
+        """Number of chunks that the buffers take."""
+        return -(-(self.numel - self.buffers_begin) // chunk_values)
+
+    def places(self) -> dict[str, slice]:
+        """Where each of `names`, in their order, lies in the vector."""
+        at, buffers_at, among, places = 0, self.buffers_begin, set(self.buffers), dict[str, slice]()
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = prod(shape)
+            if name in among:
+                places[name] = slice(buffers_at, buffers_at + size)
+                buffers_at += size
+            else:
+                places[name] = slice(at, at + size)
+                at += size
+        return places
 
 
 # Daemon to trainer.
@@ -263,7 +298,7 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Contribution(Message, frozen=True, kw_only=True):
-    """The contribution vector begins with base − local of the round's fragment.
+    """The contribution vector begins with base − local of the round's fragment; with local itself, of buffers.
 
     `tokens` are those of all work in it; `steps`, mean `loss`, `seconds` and `tokens_per_s` are of the inner steps
     since the contribution before. Since then `wall_s` have passed, of which it stood still for `blocked_s`, waiting for

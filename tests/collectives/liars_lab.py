@@ -133,7 +133,7 @@ class LiarsLab(SwarmLab):
         final_format = reduction.final_format
         final = final_format.read(chunk, bytes(payload))
         mean = np.empty(final_format.grid.length(chunk), np.float32)
-        final_format.codec.decode_into(final.encoded, mean)
+        final_format.codec(final.chunk).decode_into(final.encoded, mean)
         mean[0] += 1
         included = bitmap_indices(final.bitmap, len(final_format.plan.participants))
         return final_format.sign(self.nodes[number].identity, chunk, mean, included).payload.data

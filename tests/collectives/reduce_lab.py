@@ -74,7 +74,7 @@ def make_plan(
 ) -> Plan:
     """The plan over `nodes` (numbers of identities), in that order."""
     nodes = range(len(weights)) if nodes is None else nodes
-    grid, name = next((c.grid, c.codec.name) for c in contributions if c)
+    grid, name = next((c.grid, c.codec) for c in contributions if c)
     peers = [peer(node) for node in nodes]
     return Plan(
         term=Term(),

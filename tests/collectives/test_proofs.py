@@ -98,7 +98,7 @@ class Round:
         """What the owner signs if it adds so much to the first value of its sum."""
         final, final_format = self.owned(), FinalFormat(self.plan)
         mean = np.empty(GRID.length(final.chunk), np.float32)
-        final_format.codec.decode_into(final.encoded, mean)
+        final_format.codec(final.chunk).decode_into(final.encoded, mean)
         mean[0] += np.float32(shift)
         return final_format.sign(identity(OWNER), final.chunk, mean, (0, 1, 2)).statement
 

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from shoal.node.loops import external_trainer
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.own_loop import SwarmWarning, join
 from shoal.node.pipe import Pause, Resume, Stop
+from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -25,9 +28,12 @@ from shoal.node.training.trainer_messages import (
     Restored,
     Snapshot,
     Snapshotted,
+    SyncSettings,
     Trained,
 )
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import render_manifest, validate_manifest
 from tests.node.loop_ends import DaemonEnd, Ends, StandIn, flat, joining
 
 RATE = np.float32(0.7)
@@ -552,3 +558,72 @@ def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path) -> None:
         join(half, torch.optim.SGD(half.parameters(), lr=0.1), "swarm.toml", data_dir=tmp_path)
     with pytest.raises(ConfigError, match="shoal init"):
         join(model, optimizer, tmp_path / "swarm.toml", data_dir=tmp_path).__enter__()
+
+
+def manifest_in(folder: Path, chunk_values: int) -> None:
+    tables = {
+        "swarm": {"name": "loops", "founders": [Identity.from_seed(bytes(32)).peer_id]},
+        "workload": {"name": "own-loop"},
+        "sync": {"inner_steps": 2},
+        "round": {"chunk_values": chunk_values},
+    }
+    (folder / "swarm.toml").write_text(render_manifest(validate_manifest(tables, source="the test's manifest")))
+
+
+def test_running_means_travel_and_counters_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manifest_in(tmp_path, 4096)
+    monkeypatch.chdir(tmp_path)
+    vectors = []
+
+    def running() -> np.ndarray:
+        return np.concatenate([model.get_buffer(name).numpy() for name in ("0.running_mean", "0.running_var")])
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        assert anchor[4096:].tolist() == [0, 0, 0, 1, 1, 1]
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=2)
+        event, delta = await end.contribution()
+        following = anchor - delta
+        following[4096:] = delta[4096:] * np.float32(0.5)
+        vectors.extend((delta, following))
+        await end.apply(following, 1, taken=event.number)
+        await end.send(Evaluate(round=1))
+        assert (await end.expect(Evaluated)).value == float(following[4096:].sum())
+        await end.send(Stop())
+
+    evaluate = lambda model: float(running().sum())  # noqa: E731
+    with (
+        Ends(tmp_path, daemon, sync=SyncSettings(chunk_values=4096)),
+        joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm,
+    ):
+        there, locals_ = True, []
+        while there:
+            learn(model, optimizer, len(locals_))
+            locals_.append(running())
+            there = swarm.step(tokens=8)
+    assert np.array_equal(vectors[0][4096:], locals_[1])
+    assert np.array_equal(running(), vectors[1][4096:])
+    assert norm.num_batches_tracked is not None
+    assert int(norm.num_batches_tracked) == len(locals_)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numel": 4096 + 7},
+        {"numel": 8192 + 6},
+        {"buffers": ("0.running_var", "0.running_mean")},
+        {"buffers": ("0.running_mean", "0.running_var", "1.weight")},
+        {"buffers": ("elsewhere",)},
+    ],
+)
+def test_a_layout_whose_buffers_do_not_begin_a_chunk_is_refused(change: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    layout = FlatParameters(model, chunk_values=4096).layout
+    assert external_trainer._sound(layout, 4096)
+    assert not external_trainer._sound(layout, 8192)
+    assert not external_trainer._sound(msgspec.structs.replace(layout, **change), 4096)

@@ -39,7 +39,7 @@ class UnevenModel(torch.nn.Module):
         self.head.weight = self.embedding.weight
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.unused = torch.nn.Parameter(torch.ones(1))
-        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
         self.register_buffer("scale", torch.ones(1))
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:

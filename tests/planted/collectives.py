@@ -6,6 +6,65 @@ from tests.planted.bugs import Bug, bug
 
 COLLECTIVES: tuple[Bug, ...] = (
     bug(
+        "buffers travel in the codec of the parameters",
+        "tests/collectives/test_buffers.py::test_reduction_averages_buffers_in_fp32_under_every_codec",
+        """
+        parameters, buffers = split_codec(name)
+        return BUFFERS if chunk >= grid.chunks - buffers else codec(parameters)
+        """,
+        """
+        parameters, _ = split_codec(name)
+        return codec(parameters)
+        """,
+        """
+        parameters, buffers = split_codec(name)
+        return BUFFERS if chunk >= grid.chunks - buffers else final_codec(parameters)
+        """,
+        """
+        parameters, _ = split_codec(name)
+        return final_codec(parameters)
+        """,
+    ),
+    bug(
+        "buffers take the outer step",
+        "tests/collectives/test_buffers.py::test_outer_step_replaces_buffers_and_keeps_those_that_nobody_gave",
+        """
+        if how.plain:
+            return self._make_buffers(chunk, how, final)
+        """,
+        "",
+    ),
+    bug(
+        "buffers that nobody gave become zero",
+        "tests/collectives/test_buffers.py::test_outer_step_replaces_buffers_and_keeps_those_that_nobody_gave",
+        "elif any(final.bitmap):",
+        "elif final.sound:",
+    ),
+    bug(
+        "buffers count in the norm of the mean gradient",
+        "tests/collectives/test_buffers.py::test_outer_step_replaces_buffers_and_keeps_those_that_nobody_gave",
+        """
+        if how.plain:
+            return 0.0
+        known = self._squares.get(chunk)
+        """,
+        "known = self._squares.get(chunk)",
+    ),
+    bug(
+        "buffers are clipped by the norm of an update",
+        "tests/collectives/test_buffers.py::test_norms_clip_no_buffers",
+        """
+        if how.plain:
+            if aggregate.rule == "mean":
+                return _wide_mean(how, terms, out)
+        """,
+        """
+        if False:
+            if aggregate.rule == "mean":
+                return _wide_mean(how, terms, out)
+        """,
+    ),
+    bug(
         "contributions are added as they arrived",
         "tests/collectives/test_reduce.py::test_finals_are_the_same_bits_in_all_delivery_orders",
         """

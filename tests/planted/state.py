@@ -6,6 +6,16 @@ from tests.planted.bugs import Bug, bug
 
 STATE: tuple[Bug, ...] = (
     bug(
+        "an excluded contribution's buffers come again",
+        "tests/node/state/test_contributions.py::test_nothing_of_buffers_comes_again",
+        """
+        if contribution.chunk_codec(chunk).plain:
+            out.fill(0)
+            return
+        """,
+        "",
+    ),
+    bug(
         "the log's append without fsync",
         "tests/node/test_swarm_in_a_box.py"
         "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",

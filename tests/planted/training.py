@@ -6,6 +6,31 @@ from tests.planted.bugs import Bug, bug
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "buffers of an anchor are added to a node's own",
+        "tests/node/training/test_inner_loop.py"
+        "::test_buffers_are_contributed_as_they_are_and_every_anchor_replaces_them",
+        "self._flat.update((own,), lambda _: self._flat.to_device(base, (own,)))",
+        "self._flat.update((own,), lambda values: values.add_(self._flat.to_device(base, (own,))))",
+    ),
+    bug(
+        "buffers are contributed as progress",
+        "tests/node/training/test_inner_loop.py"
+        "::test_buffers_are_contributed_as_they_are_and_every_anchor_replaces_them",
+        "np.copyto(out[here], local[here])",
+        "np.subtract(self._base[there], local[here], out=out[here])",
+    ),
+    bug(
+        "a buffer that was moved or assigned is not found",
+        "tests/node/training/test_inner_loop.py::test_buffers_that_were_assigned_or_are_of_another_type_are_found",
+        """
+        return [*self._parameters, *(self._model.get_buffer(name) for name in self._buffer_names)]
+        """,
+        """
+        self._found = getattr(self, "_found", None) or [self._model.get_buffer(name) for name in self._buffer_names]
+        return [*self._parameters, *self._found]
+        """,
+    ),
+    bug(
         "overlapped steps are contributed and kept as well",
         "tests/node/training/test_accounts.py::test_overlapped_steps_of_diloco_are_kept_by_a_snapshot",
         "self._flat.update(spans, lambda values: values.sub_(marked).add_(new))  # noqa: B023  called at once",

@@ -78,3 +78,26 @@ def test_vectors_of_another_model_and_an_empty_share_are_refused() -> None:
         WorkMeter(Line(), CPU).weigh(np.zeros(2, np.float32), vector(0), share(0))
     with pytest.raises(LocalError, match="without a batch"):
         WorkMeter(Line(batches=0), CPU).weigh(vector(0), vector(0), share(0))
+
+
+class Scaled(torch.nn.Linear):
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+class ScaledLine(Line):
+    def build(self) -> torch.nn.Module:
+        return Scaled()
+
+
+def test_buffers_are_weighed_as_the_values_that_they_are() -> None:
+    meter = WorkMeter(ScaledLine(), CPU, chunk_values=4)
+    anchor, contribution = np.array([[1, 0, 0, 0, 1], [0, 0, 0, 0, 2]], np.float32)
+    work = meter.weigh(anchor, contribution, share(0))
+    assert (work.before, work.after) == (1.0, 0.0)

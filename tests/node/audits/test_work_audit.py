@@ -208,6 +208,7 @@ def test_own_work_and_a_state_that_is_gone_are_not_weighed(tmp_path: Path) -> No
 
 def test_workload_that_is_not_installed_is_named_by_the_process_that_would_weigh() -> None:
     wanted = WorkRequest(
+        chunk_values=4096,
         workload="nowhere",
         options={},
         data=None,

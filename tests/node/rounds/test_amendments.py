@@ -362,7 +362,7 @@ class Part:
         """The codec of a contribution to the round under way."""
         head = self.ledger.chain.head
         made = self.part._contributions.make(head.next_round, 1, 100, vector(5), base=head.hash)
-        return made.encoded.codec.name
+        return made.encoded.codec
 
 
 def test_part_in_a_round_is_by_its_settings_from_the_anchor_on(tmp_path: Path) -> None:

@@ -258,3 +258,19 @@ def test_settled_contribution_is_left_as_it_is_by_what_is_made_of_it(bits: Seque
     contributions.settle(2, ALL)
     third = make(contributions, 3, 3, 10, real(3))
     assert third.values.tobytes() == (real(3) + (second.values - second.encoded.decoded())).tobytes()
+
+
+@pytest.mark.parametrize("verdict", [ALL, NONE, (True, True, False), (False, False, True)])
+@pytest.mark.parametrize("mixing", [None, 0.5])
+def test_nothing_of_buffers_comes_again(verdict: Sequence[bool], mixing: float | None) -> None:
+    contributions = Contributions(Fragments(GRID, buffers=1), "int8", 3, sender=PeerId("me"), mixing=mixing)
+    own = slice(2 * 4096, None)
+    first = make(contributions, 1, 1, 10, real(1))
+    assert first.encoded.codec == "int8+buffers1"
+    assert np.array_equal(first.encoded.decoded()[own], real(1)[own])
+    contributions.settle(1, verdict)
+    second = make(contributions, 2, 2, 10, real(2))
+    assert np.array_equal(second.encoded.decoded()[own], real(2)[own])
+    assert not np.array_equal(second.values[: 2 * 4096], real(2)[: 2 * 4096])
+    contributions.retune("bf16", 3, mixing=mixing)
+    assert make(contributions, 3, 3, 10, real(3)).encoded.codec == "bf16+buffers1"

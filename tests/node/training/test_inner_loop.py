@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import blake3
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from shoal.collectives.schedule import learning_rate
 from shoal.node.training.devices import pick_device
+from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.inner_loop import NONFINITE_LIMIT_STEPS, Replica
+from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
 from shoal.node.workload import Workload
 from shoal.node.workloads.regression import Batch, RegressionWorkload
 from shoal.protocol.errors import ConfigError, LocalError
+from tests.node.normed import HIDDEN, Normed
 
 CPU = torch.device("cpu")
 
@@ -67,7 +72,7 @@ def contribute(replica: Replica, out: Vector, *, steps: int = 4, round_: int = 1
 
 
 class Tied(torch.nn.Module):
-    """A model with a tied weight, a frozen one, a buffer and an integer parameter."""
+    """A model with a tied weight, a frozen one, a buffer of whole numbers and an integer parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +81,7 @@ class Tied(torch.nn.Module):
         self.out.weight = self.z_in.weight
         self.scale = torch.nn.Parameter(torch.ones(2), requires_grad=False)
         self.count = torch.nn.Parameter(torch.zeros(4, dtype=torch.int64), requires_grad=False)
-        self.register_buffer("mean", torch.zeros(7))
+        self.register_buffer("mean", torch.zeros(7, dtype=torch.int64))
 
 
 class TiedWorkload(RegressionWorkload):
@@ -115,27 +120,98 @@ def test_layout_is_sorted_and_lists_tied_weights_once() -> None:
     assert layout.numel == 22
     packed = msgpack.packb([["out.bias", "scale", "z_in.weight"], [[5], [2], [5, 3]]])
     assert layout.digest == blake3.blake3(packed).digest()
+    written = b'{"names":["out.bias","scale","z_in.weight"],"shapes":[[5],[2],[5,3]],"numel":22}'
+    assert msgspec.json.encode(layout) == written  # what does not travel leaves no trace
 
 
-class NormWorkload(RegressionWorkload):
-    def build(self) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.BatchNorm1d(self.inputs), super().build())
+RUNNING = ("0.running_mean", "0.running_var", "4.running_mean", "4.running_var")
 
 
-def test_running_means_stay_the_nodes_own_and_are_kept_for_a_restart() -> None:
-    replica, anchor, out = started(NormWorkload())
-    assert replica.layout.names == ("0.bias", "0.weight", "1.bias", "1.weight")
+def running(replica: Replica) -> Vector:
+    return np.concatenate([replica.model.get_buffer(name).numpy().ravel() for name in RUNNING])
+
+
+def test_buffers_begin_a_chunk_behind_the_parameters() -> None:
+    layout = new_replica(Normed()).layout
+    parameters = sum(value.numel() for value in Normed().build().parameters())
+    assert layout.buffers == RUNNING
+    assert layout.names == tuple(sorted(layout.names))
+    assert layout.buffers_begin == 262_144 > parameters
+    assert layout.numel == layout.buffers_begin + 2 * 16 + 2 * HIDDEN
+    places = layout.places()
+    assert (places["0.bias"].start, places["5.weight"].stop) == (0, parameters)
+    assert (places["0.running_mean"].start, places["4.running_var"].stop) == (262_144, layout.numel)
+    packed = msgpack.packb([list(layout.names), [list(shape) for shape in layout.shapes], list(RUNNING)])
+    assert layout.digest == blake3.blake3(packed).digest()
+
+
+def test_buffers_are_contributed_as_they_are_and_every_anchor_replaces_them() -> None:
+    replica, anchor, out = started(Normed())
+    buffers = slice(replica.layout.buffers_begin, None)
+    as_built = running(replica)
+    assert np.array_equal(anchor[buffers], as_built)
     contribute(replica, out)
-    norm = replica.model.get_submodule("0")
-    assert isinstance(norm, torch.nn.BatchNorm1d)
-    assert norm.running_mean is not None
-    learnt = norm.running_mean.clone()
-    assert float(learnt.abs().max()) > 1e-3
-    replica.apply(anchor, round=1, fresh=True)
-    assert torch.equal(norm.running_mean, learnt)
-    kept = dict(replica.inner_state_tensors())
-    assert {"buffer.0.running_mean", "buffer.0.running_var", "buffer.0.num_batches_tracked"} <= kept.keys()
-    assert torch.equal(kept["buffer.0.running_mean"], learnt)
+    learnt = running(replica)
+    assert (learnt != as_built).all()
+    assert np.array_equal(out[buffers], learnt)
+    train(replica, out, contribute=False)  # beyond the contribution
+    anchor[buffers] = learnt * np.float32(0.5)
+    replica.apply(anchor, round=1, taken=1)
+    assert np.array_equal(running(replica), anchor[buffers])
+    train(replica, out, contribute=False)
+    replica.apply(anchor, round=2, taken=1)  # nothing of it was contributed: parameters are kept, buffers are not
+    assert np.array_equal(running(replica), anchor[buffers])
+    replica.apply(anchor, round=3, fresh=True)
+    assert np.array_equal(running(replica), anchor[buffers])
+
+
+def test_a_restart_stands_on_the_anchors_buffers_and_counts_on(tmp_path: Path) -> None:
+    replica, anchor, out = started(Normed())
+    buffers = slice(replica.layout.buffers_begin, None)
+    contribute(replica, out)
+    train(replica, out, contribute=False)
+    state = replica.inner_state(1)
+    names = {name for name, _ in state.tensors}
+    assert {name for name in names if name.startswith("buffer.")} == {
+        "buffer.0.num_batches_tracked",
+        "buffer.2.calls",
+        "buffer.4.num_batches_tracked",
+    }
+    assert "kept" in names  # the steps after the contribution
+    assert not Snapshotter().take(state, tmp_path / "trainer").write().failure
+    calls = int(replica.model.get_buffer("2.calls"))
+    again = new_replica(Normed())
+    again.restore(SavedInner(tmp_path / "trainer"), exact=True)
+    anchor[buffers] = 2.5
+    again.apply(anchor, round=1)
+    assert np.array_equal(running(again), anchor[buffers])
+    assert (local(again) != local(new_replica(Normed()))).any()
+    assert int(again.model.get_buffer("2.calls")) == calls > 0
+
+
+def test_buffers_that_cannot_travel_are_the_users_to_mend() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((2, 2), -math.inf))
+    with pytest.raises(ConfigError, match=r"buffer 'mask' .* register it with persistent=False"):
+        FlatParameters(model)
+    model.register_buffer("mask", torch.full((2, 2), -math.inf), persistent=False)
+    assert FlatParameters(model).layout.buffers == ()
+
+
+def test_buffers_that_were_assigned_or_are_of_another_type_are_found() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("scale", torch.ones(3, dtype=torch.float64))
+    flat = FlatParameters(model, chunk_values=4)
+    assert (flat.layout.buffers_begin, flat.layout.numel) == (4, 7)
+    model.scale = torch.full((3,), 0.5, dtype=torch.float64)
+    vector = torch.full((7,), 9.0)
+    assert flat.gather(vector)[3:].tolist() == [0, 0.5, 0.5, 0.5]
+    assert flat.copy_out([slice(2, 6)]).wait()[1:].tolist() == [0, 0.5, 0.5]
+    flat.update([slice(4, 7)], lambda values: values + 1)
+    assert model.scale.tolist() == [1.5] * 3
+    model.scale = model.scale.clone()
+    flat.scatter(torch.zeros(7))
+    assert model.scale.tolist() == [0] * 3
 
 
 def test_tied_weights_stay_tied_through_an_anchor() -> None:
