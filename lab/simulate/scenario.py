@@ -323,7 +323,8 @@ def _changes_of_voters(rng: random.Random, scenario: Scenario, voters: int) -> l
     faults: list[Fault] = []
     for _ in range(rng.choice((0, 0, 0, 1, 2, 3))):
         adds = rng.choice((None, *range(everyone), *range(voters, everyone)))
-        removes = rng.choice((None, rng.randrange(voters)))
+        # Never down to one voter: it certifies by itself, at a pace at which others may not catch up.
+        removes = rng.choice((None, rng.randrange(voters))) if voters > 2 and not faults else None
         phase: Phase | None = rng.choice((None, "train", "plan", "reduce", "certify"))
         at_s, peer = round(rng.uniform(2.0, 18.0), 2), rng.randrange(voters)
         if adds is not None or removes is not None:
