@@ -121,7 +121,8 @@ async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
         await tested.meet(PEER, [], deadline_s=5)
         for nonce in range(3):
             tested.send(PEER, Ping(nonce=nonce, incarnation=0))
-        assert len(await network.theirs.receive_all()) == 3
+        with trio.fail_after(2 * network.open_s):
+            assert len(await network.theirs.receive_all()) == 3
         assert trio.current_time() >= network.open_s
         assert (tested.linked(), gate.downs) == ({PEER}, [])
         nursery.cancel_scope.cancel()
