@@ -415,7 +415,7 @@ class Node:
         async for change in self.members.changes:
             record = self.members.record_of(change.peer)
             left = left_in_order(change, record)
-            self.parts.events.write(events.peer_event(change.kind, change.peer, left=left))
+            self.parts.events.write(events.peer_event(change.kind, change.peer, left=left, why=change.why))
             for service in self.services:
                 service.heard(change)
             if change.kind == "revoked":

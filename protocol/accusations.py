@@ -33,10 +33,9 @@ def pair_of(one: PeerId, other: PeerId) -> Pair:
     return (min(one, other), max(one, other))
 
 
-def relays_of(plan: Plan) -> dict[Pair, PeerId]:
+def relays_of(plan: Plan) -> Mapping[Pair, PeerId]:
     """Through whom `plan` leads each pair that it relays."""
-    peers = [p.peer for p in plan.participants] if plan.relays else []
-    return {pair_of(peers[r.one], peers[r.other]): peers[r.via] for r in plan.relays}
+    return plan.relayed
 
 
 class RelayChoice:
@@ -58,7 +57,7 @@ class RelayChoice:
         Who needs a relay to one of the two itself is none for them.
         """
         peers = [p.peer for p in plan.participants]
-        relays, without = relays_of(plan), set[Pair]()
+        relays, without = dict(relays_of(plan)), set[Pair]()
         troubled = {peer for pair in pairs for peer in pair}
         for pair in sorted(pairs):
             tried = self._tried.get(pair, set())

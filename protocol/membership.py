@@ -37,8 +37,8 @@ Three rules keep it honest:
 * *Our own sleep is no one's fault.* If `tick` comes late by more than `LOCAL_STALL_S` we were stopped ourselves, and
   all waits begin anew; and for as long as we run late all waits are longer (lateness.py).
 
-Overload is not death. Who answers late is waited for as long as its answers take; an accusation of one that was heard
-within the probe interval is no reason to ask.
+Overload is not death. Who answers late is waited for as long as its answers take, and asked no sooner again; an
+accusation of one that was heard within the probe interval, or as long ago as that, is no reason to ask.
 
 How fast.  `tick` is called every `TICK_S`. From the last sign of life of a silent peer that answered quickly before,
 seen by a process that is not late, to `Died` at most
@@ -217,7 +217,7 @@ def detection_bound_s(peers: int, late_s: float = 0.0, *, pace: float = 1.0, tol
     told: one of those that watch it closely lives, and what it says comes through at once.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
-    looks_s = max(pace * ACK_DEADLINE_S, waited_s) + pace * INDIRECT_DEADLINE_S
+    looks_s = max(pace * ACK_DEADLINE_S, waited_s) + max(pace * INDIRECT_DEADLINE_S, waited_s)
     told_s = pace * PROBE_INTERVAL_S + looks_s + 2 * TICK_S if told else math.inf
     return min(pace * probe_interval_s(peers), told_s) + looks_s + max(pace * SUSPICION_S, waited_s) + 4 * TICK_S
 
@@ -362,6 +362,12 @@ class MembershipMachine:
         watched.asked_at = math.inf
         watched.cut = False
         return self._happens(peer, watched, _HEARD, now)
+
+    def link_made(self, peer: PeerId, took_s: float, now: float) -> None:
+        """A link to `peer` took so long to make: several answers of its, and all that is known of them at first."""
+        watched = self._peers.get(peer)
+        if watched is not None:
+            watched.round_trip.note(took_s, now)
 
     def heard_through(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
         """A message that `peer` signed, and that we did not have yet, was passed on to us by another."""
@@ -509,7 +515,7 @@ class MembershipMachine:
         if probe.indirect:
             return self._happens(peer, watched, Event.UNANSWERED, now)
         probe.indirect = True
-        probe.deadline = now + self.pace * INDIRECT_DEADLINE_S + self.lag.waited_s(now)
+        probe.deadline = now + self._indirect_s(watched, now)
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
         return [self._say_ping(peer, probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
@@ -544,7 +550,7 @@ class MembershipMachine:
                     PROBE_INTERVAL_S if peer in closely else among_first if peer in first else interval
                 )
             elif state is _SUSPECT:
-                at = watched.pinged_at + self.pace * PROBE_INTERVAL_S
+                at = watched.pinged_at + max(self.pace * PROBE_INTERVAL_S, self._answer_s(watched, now))
             else:
                 at = watched.pinged_at + DEAD_PROBE_INTERVAL_S
             if now >= at:
@@ -601,7 +607,8 @@ class MembershipMachine:
         if watched.state is _ALIVE:
             if event is _ACCUSED:
                 # Look for ourselves, unless we just did or are at it.
-                idle = watched.probe is None and now - watched.heard_at >= PROBE_INTERVAL_S
+                silent_s = max(PROBE_INTERVAL_S, self._answer_s(watched, now))
+                idle = watched.probe is None and now - watched.heard_at >= silent_s
                 return self._ping(peer, watched, now) if idle else []
             watched.probe = watched.inquiry = None
             watched.heard_at = now
@@ -621,6 +628,10 @@ class MembershipMachine:
         elif event is Event.REFUTED and now - watched.pinged_at >= LOST_WINDOW_S:  # dead, and yet it signs
             effects += self._ping(peer, watched, now)
         return effects
+
+    def _indirect_s(self, watched: _Watched, now: float) -> float:
+        """How long the answer of a peer that others were asked to ping is waited for."""
+        return max(self.pace * INDIRECT_DEADLINE_S, self._answer_s(watched, now)) + self.lag.waited_s(now)
 
     def _suspicion_s(self, watched: _Watched, now: float) -> float:
         """How long a suspect has to say something."""
@@ -649,8 +660,8 @@ class MembershipMachine:
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
             at_once_s = max(self.pace * ACK_DEADLINE_S, self._answer_s(watched, now))
-            wait_s = self.pace * INDIRECT_DEADLINE_S if indirect else at_once_s
-            watched.probe = _Probe(nonce, now + wait_s + self.lag.waited_s(now), indirect)
+            wait_s = self._indirect_s(watched, now) if indirect else at_once_s + self.lag.waited_s(now)
+            watched.probe = _Probe(nonce, now + wait_s, indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)
         return effects

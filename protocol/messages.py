@@ -232,6 +232,13 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
         """Hash that values and reports refer to: the plan, whichever quorum shows that its view was entered."""
         return domain_hash("plan", canonical(msgspec.structs.replace(self, moves=msgspec.UNSET)))
 
+    @cached_property
+    def relayed(self) -> Mapping[tuple[PeerId, PeerId], PeerId]:
+        """Through whom each pair is led that is relayed, the lower first: it is asked with every look at who stalls."""
+        peers = [p.peer for p in self.participants] if self.relays else []
+        ends = ((peers[r.one], peers[r.other], peers[r.via]) for r in self.relays)
+        return {(min(one, other), max(one, other)): via for one, other, via in ends}
+
     @property
     def lineage(self) -> bytes:
         """The hash of the plan that all revisions have in common: what frames and chunk statements refer to."""

@@ -1,5 +1,8 @@
 """Dialling: a node dials by itself everybody it knows of and has no link with, or those whom it chose as neighbours.
 
+Dials are made a few at once, and fewer where they are not done in time (`DialWindow`): a node that dials a whole swarm
+that is starting, on machines that have much to do, would else have all handshakes under way and none done.
+
 Of two that know each other the lower PeerId dials at once, the other only after DIAL_DEFERRAL_S. Who was not reached is
 dialled again after a pause that doubles; who refuses this node, or has no place left for it, after the longest. Anybody
 can fill the book of records with peers that are nowhere, so whoever comes first (`shoal.protocol.places`) is dialled
@@ -28,8 +31,8 @@ from shoal.swarm.links import Links, NoPlaceLeft, Refused
 DIAL_DEFERRAL_S = 2.0  # that the higher PeerId waits before it dials
 DIAL_DEADLINE_S = 5.0
 DIAL_PERIOD_S = 0.5
-DIALS_AT_ONCE_LIMIT = 16
-"""Of those who come first, and as many of all others."""
+DIALS_AT_ONCE, DIALS_AT_ONCE_LIMIT = 4, 16
+"""At first, and at most, of those who come first, and as many of all others."""
 NEIGHBOURS_DIALLED_LIMIT = 2
 """Of the neighbours that a node lacks, dialled at once."""
 DIAL_BACKOFF_S = 1.0
@@ -46,6 +49,30 @@ class _Dial:
     at: float
     backoff: Backoff = field(default_factory=partial(Backoff, DIAL_BACKOFF_S, DIAL_BACKOFF_LIMIT_S))
     under_way: bool = False
+
+
+class DialWindow:
+    """How many dials are under way at once: one more after as many that were done, half as many after one that was not
+    done in time though somebody was there.
+
+    Source: Jacobson, Karels, "Congestion avoidance and control" (SIGCOMM 1988).
+    """
+
+    def __init__(self) -> None:
+        self._size = float(DIALS_AT_ONCE)
+        self.places = trio.CapacityLimiter(DIALS_AT_ONCE)
+
+    def done(self) -> None:
+        """A link was made."""
+        self._resize(self._size + 1 / self._size)
+
+    def late(self) -> None:
+        """Somebody was there, and no link was made in time."""
+        self._resize(self._size / 2)
+
+    def _resize(self, size: float) -> None:
+        self._size = min(max(size, 1.0), DIALS_AT_ONCE_LIMIT)
+        self.places.total_tokens = int(self._size)
 
 
 class Dialling:
@@ -73,7 +100,7 @@ class Dialling:
         self._never_heard, self._start, self._shut_out = never_heard, start, shut_out
         self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
         self._dials: dict[PeerId, _Dial] = {}
-        self._slots = {first: trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT) for first in (True, False)}
+        self._windows = {first: DialWindow() for first in (True, False)}
         self.strangers: frozenset[PeerId] = frozenset()
         """Those not linked that have a record, and were never heard."""
 
@@ -169,10 +196,12 @@ class Dialling:
             self._start(partial(self._dial, peer, dial))
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
+        window = self._windows[self._admission.rank(peer) is Rank.FIRST]
         try:
-            async with self._slots[self._admission.rank(peer) is Rank.FIRST]:
+            async with window.places:
                 deadline_s = self._links.pace * DIAL_DEADLINE_S
                 await self._links.meet(peer, self.addresses_of(peer), deadline_s=deadline_s)
+                window.done()
         except Refused as error:
             logger.warning("%s", error)
             dial.backoff.exhaust()
@@ -181,8 +210,18 @@ class Dialling:
             dial.backoff.exhaust()
         except (NetworkError, RemoteError) as error:
             logger.debug("dialling: %s", error)
+            if is_there(error):
+                window.late()
             if not isinstance(error, NotReached) or error.silent:
                 self._shut_out(self.addresses_of(peer))
         finally:
             dial.under_way = False
             dial.at = trio.current_time() + dial.backoff.next_s()
+
+
+def is_there(error: NetworkError | RemoteError) -> bool:
+    """True if a link was not made for want of time alone: somebody took the connection, or shook hands on it.
+
+    That a machine has too much to do is no evidence of an end; whether the peer is there its silence will show.
+    """
+    return error.is_busy if isinstance(error, NotReached) else isinstance(error, NetworkError)

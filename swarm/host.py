@@ -60,12 +60,16 @@ Framing = Callable[[RawStream], RawStream]
 
 
 class NotReached(NetworkError):
-    """None of a peer's addresses works. `refused` are the hosts on which nobody listens, `silent` the others."""
+    """None of a peer's addresses works. `refused` are the hosts on which nobody listens, `silent` the others.
 
-    def __init__(self, text: str, *, refused: frozenset[str], silent: frozenset[str]) -> None:
+    is_busy: somebody took a connection, and had not done its handshake in time.
+    """
+
+    def __init__(self, text: str, *, refused: frozenset[str], silent: frozenset[str], is_busy: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
         self.silent = silent
+        self.is_busy = is_busy
 
     def proves_end(self, host: str | None) -> bool:
         """True if the peer, last connected from `host`, listens there no more; without that, nor anywhere else."""
@@ -226,9 +230,12 @@ class Host:
         await self._network.dial(parsed, deadline_s=deadline_s)
         return parsed.peer
 
-    async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+    async def dial_peer(
+        self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float, handshake_s: float | None = None
+    ) -> None:
         """Connect to `peer` at the first of `addresses` that works, each given an equal share of the time left.
 
+        handshake_s: time from when somebody took a connection, whatever is left.
         Those that are likely to work come first. Addresses come from peers' records, so malformed ones, those of other
         peers, and those that may not be dialled (`dial_targets`) are passed over. Raises NotReached if none works.
         Cancellation as for `dial`.
@@ -236,6 +243,7 @@ class Host:
         end = trio.current_time() + deadline_s
         reasons: list[str] = []
         refused, silent = set[str](), set[str]()
+        is_busy = False
         addresses = worth_dialling(addresses)
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
@@ -251,11 +259,12 @@ class Host:
                 silent.add(RELAYED if isinstance(address, CircuitAddress) else address.host)
                 continue
             try:
-                await self._network.dial(address, deadline_s=max(share_s, 0))
+                await self._network.dial(address, deadline_s=max(share_s, 0), handshake_s=handshake_s)
                 self._targets.reached(address)
                 return
             except NetworkError as error:
                 reasons.append(str(error))
+                is_busy |= isinstance(error, transport.HandshakeUnfinished)
                 if isinstance(address, CircuitAddress):
                     silent.add(RELAYED)  # that a relay does not know the way proves nothing of the peer
                 else:
@@ -264,6 +273,7 @@ class Host:
             f"cannot reach {peer}: {'; '.join(reasons[:DIAL_REASONS_SHOWN]) or 'no address known'}",
             refused=frozenset(refused),
             silent=frozenset(silent - refused),
+            is_busy=is_busy,
         )
 
     async def take_over(self, stream: trio.SocketStream, peer: PeerId, *, dialled: bool) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from shoal.protocol.address import parse_address
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.peering import RECORD_LIMIT_BYTES, AskNewest, Newest
 from shoal.protocol.records import Entry, NodeRecord, RecordBook, open_record
@@ -27,12 +28,13 @@ from shoal.swarm.streams import MessageStream
 
 ELSEWHERE_PROTOCOL = "/shoal/elsewhere/1"
 ANSWER_LIMIT_BYTES = 2 * RECORD_LIMIT_BYTES
-PERIOD_S = 5.0
-"""Between two probes."""
+PERIOD_S, PERIOD_LIMIT_S = 5.0, 60.0
+"""Between two probes; doubled after each that tells nothing: each costs handshakes, and machines that have too much to
+do let nobody through."""
 EARLIER_S = 10.0
 """An earlier life that ended is silent by then: no record of it that is still on its way comes so late."""
-ADDRESSES_LIMIT = 8
-"""Asked in one probe."""
+ADDRESSES_LIMIT = 3
+"""Asked in one probe: whoever shuts this node out knows for whom."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +70,18 @@ class KeyProbe:
 
     async def run(self) -> None:
         """Ask when there is reason to, at most every PERIOD_S, until cancelled."""
+        pauses = Backoff(PERIOD_S, PERIOD_LIMIT_S)
         while True:
-            await self._wanted.wait()
+            with trio.move_on_after(PERIOD_LIMIT_S) as quiet:
+                await self._wanted.wait()
+            if quiet.cancelled_caught:
+                pauses.reset()
+                continue
             addresses, self._addresses, self._wanted = tuple(self._addresses), {}, trio.Event()
             await self._ask_all(addresses)
-            await trio.sleep(PERIOD_S)
+            if self._earlier is not None:
+                pauses.reset()
+            await trio.sleep(pauses.next_s())
 
     async def _ask_all(self, addresses: Sequence[str]) -> None:
         async def ask(host: Host) -> None:

@@ -36,6 +36,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.lateness import Lateness
 from shoal.protocol.messages import Certificate, Rebase
 from shoal.protocol.peering import (
     Full,
@@ -58,13 +59,17 @@ HELLO_PROTOCOL = "/shoal/hello/1"
 MESSAGES_PROTOCOL = "/shoal/messages/1"
 
 QUEUE_LIMIT_MESSAGES = 1024  # waiting on one link; then it is dropped
+SENT_AT_ONCE_BYTES = 64 << 10
+"""Of messages that wait, beside the last one of them."""
+HANDSHAKE_DEADLINE_S = 5.0
+"""From when somebody took a connection. This and those that follow are longer by what was late of late."""
 HELLO_DEADLINE_S = 5.0
 ADMISSION_DEADLINE_S = 5.0
-OPEN_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256  # links of a node
 REST_LIMIT_S = 40.0
-"""Of rest, and a link is ended. One who is given up is asked every ten seconds whether it is there."""
+"""Of rest, and a link is ended. One who is given up is asked every ten seconds whether it is there. So long its stream
+may take to open, too: whether one who says nothing meanwhile is there is the failure detector's to say."""
 RESTING_LIMIT = 128
 """Links that rest; the one that has for longest makes room."""
 REFUSAL_LINGER_S = 1.0
@@ -88,7 +93,9 @@ class Control(Protocol):
     async def dial(self, address: str, *, deadline_s: float) -> PeerId:
         """Connect to one address."""
 
-    async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+    async def dial_peer(
+        self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float, handshake_s: float | None = None
+    ) -> None:
         """Connect to a peer at any of its addresses."""
 
     async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
@@ -153,11 +160,14 @@ class AdmissionControl(Protocol):
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
 
+    def made(self, peer: PeerId, took_s: float) -> None:
+        """A link that this node dialled is up, and took so long."""
+
     def gave_way(self, peer: PeerId) -> None:
         """A link was ended for another's sake."""
 
-    def lost(self, peer: PeerId) -> None:
-        """A link is gone."""
+    def lost(self, peer: PeerId, why: str) -> None:
+        """A link is gone, and why."""
 
     def rests(self, peer: PeerId) -> None:
         """A link is none any more, for as long as its peer says nothing."""
@@ -177,6 +187,7 @@ class Links:
 
     places: how many links there may be, where this node dialled the next one (True) or was dialled; LINK_LIMIT else.
     pace: how many times as long as the deadlines say is waited for a link to come up, where nobody waits for it.
+    own_lag_s: how much longer this node waits for all, since it runs late itself.
     """
 
     def __init__(
@@ -189,9 +200,12 @@ class Links:
         refusals: Refusals | None = None,
         places: Callable[[bool], int] | None = None,
         pace: float = 1.0,
+        own_lag_s: Callable[[float], float] = lambda now: 0.0,
     ) -> None:
         self._host = host
         self.pace = pace
+        self._own_lag_s = own_lag_s
+        self._making = Lateness()
         self._places = places or (lambda dialled: LINK_LIMIT)
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
@@ -249,8 +263,30 @@ class Links:
                 raise self._no_place(peer)
             if (parted := self._parting.get(peer)) is not None:
                 await parted.wait()  # else the connection that is on its way out would seem to do
-            await self._host.dial_peer(peer, addresses, deadline_s=deadline_s)
-            await self._introduce(peer)
+            began, made = trio.current_time(), False
+            try:
+                handshake_s = self._deadline_s(HANDSHAKE_DEADLINE_S)
+                await self._host.dial_peer(peer, addresses, deadline_s=deadline_s, handshake_s=handshake_s)
+                await self._introduce(peer)
+                made = True
+            finally:
+                self._note_making(peer, began, made=made)
+
+    def _note_making(self, peer: PeerId, began: float, *, made: bool) -> None:
+        """Note how long a link took to make. Of strangers it counts where it was made: they may take their time."""
+        now = trio.current_time()
+        if made:
+            self._gate.made(peer, now - began)
+        if made or self._gate.rank(peer) > Rank.STRANGER:
+            self._making.note(now - began, now)
+
+    def _deadline_s(self, usual_s: float) -> float:
+        """How long to wait for what should take `usual_s` at most, where links took long of late, or this node is late.
+
+        What is given up is begun anew, at the cost of both ends: where all have too much to do nobody would be done.
+        """
+        now = trio.current_time()
+        return self.pace * usual_s + self._own_lag_s(now) + self._making.waited_s(now)
 
     def send(self, peer: PeerId, message: LinkMessage) -> None:
         """Queue a message; a peer with a full queue does not get it.
@@ -307,11 +343,11 @@ class Links:
             for mark in marks:
                 await mark.wait()
 
-    def drop(self, peer: PeerId) -> None:
+    def drop(self, peer: PeerId, why: str = "") -> None:
         """End the link and the connection with `peer`, also where it rests."""
         was_up = peer in self._links
         if self._part(peer) and was_up:
-            self._gate.lost(peer)
+            self._gate.lost(peer, why)
 
     def resting(self) -> frozenset[PeerId]:
         """The peers whose links rest: only signs of life go to them, and a word of theirs is all that is needed."""
@@ -367,7 +403,7 @@ class Links:
     async def _introduce(self, peer: PeerId) -> None:
         hello = canonical(self._gate.hello())
         reply = await self._host.request(
-            peer, HELLO_PROTOCOL, hello, deadline_s=self.pace * HELLO_DEADLINE_S, limit_bytes=1 << 20
+            peer, HELLO_PROTOCOL, hello, deadline_s=self._deadline_s(HELLO_DEADLINE_S), limit_bytes=1 << 20
         )
         answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
         if isinstance(answer, Refusal):
@@ -382,7 +418,7 @@ class Links:
         self._admit(peer)
 
     async def _answer_hello(self, stream: MessageStream) -> None:
-        deadline_s = self.pace * HELLO_DEADLINE_S
+        deadline_s = self._deadline_s(HELLO_DEADLINE_S)
         hello = decode(await stream.receive(deadline_s=deadline_s), Hello, peer=stream.peer)
         answer = self._gate.welcome(stream.peer, hello)
         if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer, dialled=False):
@@ -483,51 +519,61 @@ class Links:
             link.outbox.send_nowait(sealed)
         except trio.WouldBlock:
             logger.warning("%s does not take its messages; dropping the link", link.peer)
-            self._end(link)
+            self._end(link, f"{QUEUE_LIMIT_MESSAGES} messages wait to be sent")
 
-    def _end(self, link: _Link) -> None:
+    def _end(self, link: _Link, why: str) -> None:
         if link in (self._links.get(link.peer), self._resting.get(link.peer)):
-            self.drop(link.peer)
+            self.drop(link.peer, why)
 
     async def _write_messages(self, link: _Link) -> None:
         """The outgoing stream of one link, until it breaks."""
+        why = "this node stops"
         try:
             with link.scope:
-                deadline_s = self.pace * OPEN_DEADLINE_S
-                stream = await self._host.open(link.peer, MESSAGES_PROTOCOL, deadline_s=deadline_s)
+                stream = await self._host.open(link.peer, MESSAGES_PROTOCOL, deadline_s=REST_LIMIT_S)
                 try:
                     async for item in link.queue:
-                        if isinstance(item, trio.Event):
-                            item.set()
-                        else:
-                            await stream.send(item, deadline_s=SEND_DEADLINE_S)
+                        await self._send_waiting(stream, [item, *_waiting(link.queue)])
                 finally:
                     with trio.CancelScope(shield=True):
                         await stream.abort()
         except ShoalError as error:
-            logger.debug("link to %s: %s", link.peer, error)
+            why = f"sending: {error}"
         finally:
-            self._end(link)
+            self._end(link, why)
+
+    async def _send_waiting(self, stream: MessageStream, items: Sequence[bytes | trio.Event]) -> None:
+        """Send what has gathered in a queue at once: the more there is to do, the less each message costs."""
+        messages = [item for item in items if not isinstance(item, trio.Event)]
+        if messages:
+            await stream.send_all(messages, deadline_s=self._deadline_s(SEND_DEADLINE_S))
+        for item in items:
+            if isinstance(item, trio.Event):
+                item.set()
 
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
-        with trio.move_on_after(self.pace * ADMISSION_DEADLINE_S):
+        with trio.move_on_after(self._deadline_s(ADMISSION_DEADLINE_S)):
             while not self.holds(stream.peer):
                 await self._admitted.wait()
         link = self._links.get(stream.peer) or self._resting.get(stream.peer)
         if link is None:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
+        why = "this node stops"
         try:
             while True:
-                sealed = await stream.receive(deadline_s=None)
-                if self._resting.get(link.peer) is link:
-                    self._wake(link)
-                self._hear(stream.peer, sealed)
-                await link.pace.read(len(sealed))
-        except StreamEnded:
-            logger.debug("%s closed its messages", stream.peer)
+                for sealed in await stream.receive_all():
+                    if self._resting.get(link.peer) is link:
+                        self._wake(link)
+                    self._hear(stream.peer, sealed)
+                    await link.pace.read(len(sealed))
+        except StreamEnded as error:
+            why = f"receiving: {error}"
+        except ShoalError as error:
+            why = f"receiving: {error}"
+            raise
         finally:
-            self._end(link)
+            self._end(link, why)
 
     def _hear(self, peer: PeerId, sealed: bytes) -> None:
         """Deliver what came from `peer`, unless it is old, as its signer's; and pass on what is to be."""
@@ -566,3 +612,13 @@ class Links:
             link = self._links[target]
             if link.outbox.statistics().current_buffer_used < RELAYED_QUEUED_LIMIT:
                 self._post(link, sealed)
+
+
+def _waiting(queue: trio.MemoryReceiveChannel[bytes | trio.Event]) -> Iterator[bytes | trio.Event]:
+    """What waits in a queue now, up to SENT_AT_ONCE_BYTES."""
+    size = 0
+    with contextlib.suppress(trio.WouldBlock):
+        while size < SENT_AT_ONCE_BYTES:
+            item = queue.receive_nowait()
+            size += 0 if isinstance(item, trio.Event) else len(item)
+            yield item

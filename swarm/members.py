@@ -17,7 +17,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ import trio
 
 from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
@@ -62,7 +63,7 @@ from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, renewal_s, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.brief_connections import BriefConnections
-from shoal.swarm.dialling import Dialling
+from shoal.swarm.dialling import Dialling, is_there
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.last_seen import LastSeen
@@ -86,8 +87,11 @@ LACK_SETTLE_S = 0.5
 STRANGER_SETTLE_S = 3.0
 """The same for one that was never heard; it may be about to be linked."""
 REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
-"""At most so often others are told; the latter where nobody is lacking anew who comes first: of who is there again
-they hear later, for it may be lacking again before that."""
+"""At most so often others are told, at first; the latter where nobody is lacking anew who comes first: of who is there
+again they hear later, for it may be lacking again before that."""
+REACH_PERIOD_LIMIT_S, REACH_CALM_S = 8.0, 16.0
+"""To the first the pause grows, twofold each time, where it changes all the while whom a node reaches, as in a swarm
+that is starting: there all tell all. After the second it begins anew."""
 CHANGE_LIMIT_ITEMS = 1024
 
 Taker = Callable[[PeerId, Any], None]
@@ -100,12 +104,14 @@ logger = logging.getLogger(__name__)
 class Change:
     """A peer was "linked" or its link "lost"; it was found "suspected", "died" or "revived".
 
+    why: what ended a link that is "lost".
     "revoked": the swarm's authority has taken it back, and the link with it, if there was one, is closed.
     "detoured": nothing comes over a link to it, so others are asked to pass on what the two have to say to each other.
     """
 
     kind: str
     peer: PeerId
+    why: str = field(default="", compare=False)
 
 
 class Members:
@@ -153,6 +159,7 @@ class Members:
             refusals=host.refusals,
             places=None if self._neighbours is None else partial(self._places_for_neighbours, self._neighbours),
             pace=1.0 if self._neighbours is None else WATCH_PACE,
+            own_lag_s=lambda now: self.machine.lag.waited_s(now),
         )
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
@@ -189,6 +196,8 @@ class Members:
         self._hosts: dict[PeerId, str | None] = {}  # where links led to
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
+        self._reach_urgent_at = -math.inf
+        self._reach_pause = Backoff(REACH_PERIOD_S, REACH_PERIOD_LIMIT_S)
         self._announce = trio.Event()
         self._takers: dict[type, Taker] = {}
         self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
@@ -294,7 +303,7 @@ class Members:
         known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
             self.changes.put(Change("revoked", peer))
-            self.links.drop(peer)
+            self.links.drop(peer, "the swarm's authority took its admission back")
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             self.book.forget(peer)
             self._dialling.forget(peer)
@@ -323,7 +332,8 @@ class Members:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
             return Welcome(record=b"", others=later)
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
-            self.links.drop(peer)  # at its end there is no link: it restarted before its death was noticed, or lost it
+            # At its end there is no link: it restarted before its death was noticed, or lost it.
+            self.links.drop(peer, "it introduces itself anew")
         return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
@@ -389,6 +399,10 @@ class Members:
         if self.admission.revocations is not None:
             self.links.send(peer, self.admission.revocations)
 
+    def made(self, peer: PeerId, took_s: float) -> None:
+        """A link that this node dialled is up, and took so long."""
+        self.machine.link_made(peer, took_s, trio.current_time())
+
     def _note_host(self, peer: PeerId) -> None:
         """Connections from where a peer is that belongs to the swarm come before others."""
         if self._vouched or self.rank(peer) > Rank.STRANGER:
@@ -403,18 +417,18 @@ class Members:
 
     def gave_way(self, peer: PeerId) -> None:
         """A link was ended for another's sake: its peer is not held for dead, and not dialled at once."""
-        self.changes.put(Change("lost", peer))
+        self.changes.put(Change("lost", peer, "another has its place"))
         self._hosts.pop(peer, None)
         self.machine.forget(peer)
 
     def rests(self, peer: PeerId) -> None:
         """A link is none any more: its peer is dead of silence."""
         self._hosts.pop(peer, None)
-        self.changes.put(Change("lost", peer))
+        self.changes.put(Change("lost", peer, "it is dead of silence"))
 
-    def lost(self, peer: PeerId) -> None:
+    def lost(self, peer: PeerId, why: str) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
-        self.changes.put(Change("lost", peer))
+        self.changes.put(Change("lost", peer, why))
         if self.admission.is_revoked(peer, self.book.get(peer)) or self._is_leaving(peer):
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             return
@@ -429,7 +443,7 @@ class Members:
         host = self._hosts.pop(peer, None)
         if not self._redials.take(1.0, trio.current_time()):
             return
-        ended = False
+        ended = busy = False
         for is_last in (False, True):
             try:
                 deadline_s = REDIAL_DEADLINE_S + self.machine.lag.waited_s(trio.current_time())
@@ -441,6 +455,9 @@ class Members:
             except (NetworkError, RemoteError) as error:
                 logger.info("cannot re-make the link to %s: %s", peer, error)
                 ended = isinstance(error, NotReached) and error.proves_end(host)
+                busy = is_there(error)
+            if busy:  # trying again would be more work for one that has too much to do
+                break
             if not is_last:
                 await trio.sleep(REDIAL_PAUSE_S * self._rng.uniform(1, 2))
         if peer in self.links.linked():
@@ -450,7 +467,8 @@ class Members:
             self._carry_out(self.machine.connection_lost(peer, now, confirmed=True))
         else:
             self.probe.shut_out(self.addresses_of(peer))
-            self._carry_out(self.machine.unreachable(peer, now))
+            if not busy:
+                self._carry_out(self.machine.unreachable(peer, now))
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
@@ -542,12 +560,21 @@ class Members:
             settled | self.machine.silent(now), key=lambda peer: (peer not in first, peer not in alive, peer)
         )
         lacking = frozenset(found[:MEMBER_LIMIT])
-        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking - before) else REACH_PERIOD_S
+        is_urgent = not first.isdisjoint(lacking - before)
+        period_s = self._reach_pause.pause_s if is_urgent else STRANGERS_REACH_PERIOD_S
         if lacking != before and now - self._reach_told_at >= period_s:
             self._reach_told_at = now
+            if is_urgent:
+                self._lengthen_reach_pause(now)
             self.links.lack(lacking)
             for peer in sorted(lacking - before):
                 self.changes.put(Change("detoured", peer))
+
+    def _lengthen_reach_pause(self, now: float) -> None:
+        if now - self._reach_urgent_at >= REACH_CALM_S:
+            self._reach_pause.reset()
+        self._reach_urgent_at = now
+        self._reach_pause.next_s()
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:

@@ -192,6 +192,7 @@ class Secured:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.why_ended = ""
         self.turn: Callable[[], Awaitable[None]] | None = None
         self.small_frame: Callable[[], Awaitable[None]] | None = None
         self.heard_at = trio.current_time()
@@ -207,9 +208,17 @@ class Secured:
         """Read from the connection, in its turn."""
         if self.turn is not None:
             await self.turn()
-        data: bytes = await self._connection.read(n)
+        try:
+            data: bytes = await self._connection.read(n)
+        except FOREIGN_ERRORS as error:
+            self.note_end(str(error))
+            raise
         self.heard_at = trio.current_time()
         return data
+
+    def note_end(self, why: str) -> None:
+        """Note why the connection ends; what is said first counts, for the rest follows from it."""
+        self.why_ended = self.why_ended or why
 
     @property
     def decrypted_bytes(self) -> int:
@@ -262,6 +271,11 @@ class Muxer(Yamux):  # type: ignore[misc]
                 with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
                     await self._cleanup_on_error()
 
+    @property
+    def why_ended(self) -> str:
+        """Why the connection ended, as far as it was said."""
+        return str(self.secured_conn.why_ended)
+
     def take_turns(self, turn: Callable[[], Awaitable[None]]) -> None:
         """Wait for this before every read from now on."""
         self.secured_conn.turn = turn
@@ -301,8 +315,7 @@ class Muxer(Yamux):  # type: ignore[misc]
                 await self.secured_conn.write(data)
             if scope.cancelled_caught:
                 # Part of an encrypted frame may be out: nothing after it could be read.
-                await self.secured_conn.close()
-                raise ConnectionClosedError(f"{self.peer_id} took no data for {timeout_s:.1f} s")
+                raise await self._ended(f"took no data for {timeout_s:.1f} s")
         await trio.lowlevel.checkpoint()
 
     async def _read_data_body(self, length: int) -> bytes:
@@ -312,9 +325,14 @@ class Muxer(Yamux):  # type: ignore[misc]
             while len(body) < length:
                 body += await self.secured_conn.read_body(min(length - len(body), READ_LIMIT_BYTES))
                 if not self._has_room(len(body)):
-                    await self.secured_conn.close()
-                    raise ConnectionClosedError(f"{self.peer_id} sends more than there is room for")
+                    raise await self._ended("sends more than there is room for")
         return bytes(body)
+
+    async def _ended(self, why: str) -> ConnectionClosedError:
+        """The error to raise, with the connection closed, of which the peer is the reason."""
+        self.secured_conn.note_end(f"the peer {why}")
+        await self.secured_conn.close()
+        return ConnectionClosedError(f"{self.peer_id} {why}")
 
     def _has_room(self, body_bytes: int) -> bool:
         """Count what waits on this connection, such a body of a frame included; whether there is room for it."""
@@ -338,7 +356,7 @@ class Muxer(Yamux):  # type: ignore[misc]
                 with trio.move_on_after(HEARTBEAT_DEADLINE_S) as waiting:
                     await answer.wait()
                 if waiting.cancelled_caught:
-                    await self.secured_conn.close()
+                    await self._ended(f"answered no heartbeat for {HEARTBEAT_DEADLINE_S:g} s")
                     return
                 self._answered = True
                 self._settled.set()

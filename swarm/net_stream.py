@@ -92,31 +92,35 @@ class NetStream:
             data: bytes = await self._stream.read(limit_bytes)
         except StreamEOF:
             if self._stream.muxed_conn.event_shutting_down.is_set():
-                raise NetworkError("the connection broke") from None
+                raise self._broken("the connection broke") from None
             return b""
         except FOREIGN_ERRORS as error:
-            raise NetworkError(f"the stream broke: {type(error).__name__}") from error
+            raise self._broken(f"the stream broke: {type(error).__name__}") from error
         return data
 
     async def write(self, data: bytes) -> None:
-        with _as_network_error():
+        with self._as_network_error():
             await self._stream.write(data)
 
     async def finish(self) -> None:
-        with _as_network_error():
+        with self._as_network_error():
             await self._stream.close()
 
     async def reset(self) -> None:
-        with _as_network_error():
+        with self._as_network_error():
             await self._stream.reset()
 
+    @contextlib.contextmanager
+    def _as_network_error(self) -> Iterator[None]:
+        try:
+            yield
+        except FOREIGN_ERRORS as error:
+            raise self._broken(f"the stream broke: {type(error).__name__}") from error
 
-@contextlib.contextmanager
-def _as_network_error() -> Iterator[None]:
-    try:
-        yield
-    except FOREIGN_ERRORS as error:
-        raise NetworkError(f"the stream broke: {type(error).__name__}") from error
+    def _broken(self, text: str) -> NetworkError:
+        """The error for a stream that broke; where its connection ended, with the reason for that."""
+        why = getattr(self._stream.muxed_conn, "why_ended", "")
+        return NetworkError(f"the connection broke: {why}" if why else text)
 
 
 def peer_of(stream: AnyStream) -> PeerId:

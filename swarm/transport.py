@@ -90,6 +90,10 @@ class NobodyListens(NetworkError):
     """The machine is there and refused the connection."""
 
 
+class HandshakeUnfinished(NetworkError):
+    """Somebody took the connection, and the handshake was not done in time: a machine that has much to do, say."""
+
+
 class _Upgrader(TransportUpgrader):  # type: ignore[misc]
     """Makes our `Muxer`; libp2p's own upgrader makes its Yamux whatever class it was given for that protocol."""
 
@@ -219,15 +223,29 @@ class Network(Swarm):  # type: ignore[misc]
                 log.debug("refused a connection: %r", error)
         return muxer
 
-    async def dial(self, address: Address | CircuitAddress, *, deadline_s: float) -> None:
+    async def dial(
+        self, address: Address | CircuitAddress, *, deadline_s: float, handshake_s: float | None = None
+    ) -> None:
         """Connect to `address` unless its peer is connected already. Raises NetworkError.
 
+        handshake_s: from when somebody took the connection; as long as `deadline_s` leaves where that is not said. A
+        handshake that was begun is work of both ends, which is lost if it is given up.
         Cancellation leaves no connection behind, or a complete one.
         """
         peer_id = ID.from_base58(address.peer)
-        with trio.move_on_after(deadline_s) as scope:
+        taken = False
+
+        def taken_now() -> None:
+            nonlocal taken
+            taken = True
+            if handshake_s is not None:
+                scope.deadline = trio.current_time() + handshake_s
+
+        with trio.move_on_after(deadline_s + (handshake_s or 0.0)) as scope:
             while (other := self._dials.get(peer_id)) is not None:
                 await other.wait()
+            if handshake_s is not None:
+                scope.deadline = trio.current_time() + deadline_s
             if self.link(peer_id) is not None:
                 return
             self._dials[peer_id] = done = trio.Event()
@@ -235,20 +253,24 @@ class Network(Swarm):  # type: ignore[misc]
                 if isinstance(address, CircuitAddress):
                     await self._dial_through(address, peer_id, deadline_s)
                 else:
-                    await self._dial(address, peer_id)
+                    await self._dial(address, peer_id, taken_now)
             finally:
                 del self._dials[peer_id]
                 done.set()
         if scope.cancelled_caught and self.link(peer_id) is None:
             where = f"{address.host}:{address.port}" if isinstance(address, Address) else f"the relay of {peer_id}"
-            raise NetworkError(f"{where} did not answer within {deadline_s:g} s")
+            if taken:
+                given_s = deadline_s if handshake_s is None else handshake_s
+                raise HandshakeUnfinished(f"{where} took the connection, but no handshake within {given_s:.1f} s")
+            raise NetworkError(f"{where} did not answer within {deadline_s:.1f} s")
 
-    async def _dial(self, address: Address, peer_id: ID) -> None:
+    async def _dial(self, address: Address, peer_id: ID, taken: Callable[[], None]) -> None:
         try:
             try:
                 wire = Wire(await trio.open_tcp_stream(address.host, address.port), self.memory)
             except OSError as error:
                 raise _reason_not_connected(address, error) from error
+            taken()
             with self._tracked(wire):
                 await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
         except NobodyListens:
@@ -340,12 +362,12 @@ class Network(Swarm):  # type: ignore[misc]
             if is_relayed(new) and not is_relayed(old.muxed_conn) and self.is_direct(PeerId(str(new.peer_id))):
                 raise SwarmException(f"{new.peer_id} is connected without a relay")
             if is_relayed(old.muxed_conn) and not is_relayed(new):
-                await self.drop(old)
+                await self.drop(old, "a direct connection took its place")
                 continue
             is_young = trio.current_time() - old.muxed_conn.opened_at < SIMULTANEOUS_DIAL_WINDOW_S
             if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
                 raise SwarmException(f"{new.peer_id} is already connected")
-            await self.drop(old)
+            await self.drop(old, "another connection took its place")
 
     async def _make_room(self, newcomer: ID) -> None:
         """End a connection that gives way, where there are as many as may be. Raises NetworkError if none does."""
@@ -357,8 +379,9 @@ class Network(Swarm):  # type: ignore[misc]
     def _dialler(self, muxer: Muxer) -> str:
         return str(self.self_id if muxer.is_initiator else muxer.peer_id)
 
-    async def drop(self, conn: Any) -> None:
+    async def drop(self, conn: Any, why: str = "") -> None:
         """Close a connection, its socket first, so that no farewell can hang (bounded)."""
+        conn.muxed_conn.secured_conn.note_end(why)
         with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
             await conn.muxed_conn.secured_conn.close()
             await conn.close()

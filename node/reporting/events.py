@@ -184,8 +184,10 @@ class Linked(PeerEvent, frozen=True, kw_only=True):
     """The node has a message link with a peer."""
 
 
-class Lost(PeerEvent, frozen=True, kw_only=True):
-    """The link with a peer ended."""
+class Lost(PeerEvent, frozen=True, kw_only=True, omit_defaults=True):
+    """The link with a peer ended. why: in words, what ended it; empty where that is not known."""
+
+    why: str = ""
 
 
 class Detoured(PeerEvent, frozen=True, kw_only=True):
@@ -538,7 +540,12 @@ _OF_PEERS: Final[tuple[type[PeerEvent], ...]] = (Linked, Lost, Detoured, Suspect
 _PEER_CHANGES: Final = {name_of(kind): kind for kind in _OF_PEERS}
 
 
-def peer_event(change: str, peer: str, *, left: bool) -> PeerEvent:
-    """The event of a change that `swarm.members` tells. left: whether a peer that died had taken its leave."""
+def peer_event(change: str, peer: str, *, left: bool = False, why: str = "") -> PeerEvent:
+    """The event of a change that `swarm.members` tells.
+
+    left: whether a peer that died had taken its leave. why: what ended a link that is lost.
+    """
     kind = _PEER_CHANGES[change]
-    return Died(peer=peer, left=left) if kind is Died else kind(peer=peer)
+    if kind is Died:
+        return Died(peer=peer, left=left)
+    return Lost(peer=peer, why=why) if kind is Lost else kind(peer=peer)

@@ -1042,6 +1042,57 @@ def test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_onl
     assert waited_s(late=4) > ACK_DEADLINE_S + 0.3
 
 
+def test_who_took_long_to_be_linked_is_waited_for_as_long_from_the_first_ping_on() -> None:
+    """Of one that is new no answer is known, and where all are starting all are slow."""
+
+    def steps(took_s: float) -> list[float]:
+        """When A is asked after through others, when it is suspected, and when it is dead, after the first ping."""
+        machine = watching(A, B)
+        machine.link_made(A, took_s, 0.0)
+        said_of_a = [
+            (at, what(effect))
+            for at, effect in run_ticks(machine, 0.0, 40.0, talking=(B,))
+            if getattr(effect, "peer", None) == A or what(effect) is PingRequest
+        ]
+        first = next(at for at, kind in said_of_a if kind is Ping)
+        return [next(at for at, one in said_of_a if one is kind) - first for kind in (PingRequest, Suspected, Died)]
+
+    assert steps(took_s=0.1) == pytest.approx([1.5, 3.0, 6.0], abs=4 * TICK_S)
+    asked, suspected, dead = steps(took_s=3.5)
+    assert asked == pytest.approx(WAITED_TIMES * 3.5 * 0.5 ** (1.1 / 5), abs=0.2)
+    assert suspected - asked == pytest.approx(WAITED_TIMES * 3.5 * 0.5 ** (5.7 / 5), abs=0.2)
+    assert dead - suspected == pytest.approx(SUSPICION_S, abs=2 * TICK_S)
+    assert dead <= detection_bound_s(2, late_s=3.5)
+
+
+def test_suspect_is_asked_no_sooner_again_than_its_answers_take() -> None:
+    def questions(late_s: float) -> int:
+        """How often a suspect is pinged in its time, where another answers so late."""
+        machine = watching(A, B)
+        effects = run_ticks(machine, 0.0, 4.2, talking=(B,))
+        assert machine.state_of(A) is State.SUSPECT
+        machine.link_made(B, late_s, 4.2)
+        pings = run_ticks(machine, 4.2, 6.6, talking=(B,))
+        assert Suspected(peer=A, incarnation=0) in [effect for _, effect in effects]
+        return len([at for at, effect in pings if isinstance(effect, Say) and effect.peer == A])
+
+    assert (questions(late_s=0.1), questions(late_s=4.0)) == (2, 0)
+
+
+def test_accusation_of_one_that_was_heard_as_long_ago_as_its_answers_take_is_no_reason_to_ask() -> None:
+    """All that are told of a suspicion would else ask one that has too much to do at once."""
+
+    def asks(late_s: float) -> bool:
+        machine = watching(A)
+        machine.link_made(A, late_s, 0.0)
+        machine.peer_seen(A, 0, 10.0)
+        machine.link_made(A, late_s, 10.0)
+        run = machine.on_suspicion(A, 0, 12.0)
+        return [what(effect) for effect in run] == [Ping]
+
+    assert (asks(late_s=0.1), asks(late_s=3.0)) == (True, False)
+
+
 def test_answer_that_was_not_asked_for_is_no_round_trip() -> None:
     machine = watching(A)
     (ping,) = machine.tick(1.0)

@@ -21,7 +21,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.limits import Rates
 from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES
-from shoal.swarm.host import ConnectionChange, Host
+from shoal.swarm.host import ConnectionChange, Host, NotReached
 from shoal.swarm.limits import Door, Reason
 from shoal.swarm.net_stream import NAMES_LIMIT
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
@@ -550,6 +550,22 @@ async def test_dial_peer_tries_every_address() -> None:
             with pytest.raises(NetworkError, match="no address known"):
                 await near.dial_peer(far.peer_id, [], deadline_s=2)
             await near.dial_peer(far.peer_id, [far.addresses[0]], deadline_s=2)  # and no failure is held against it
+
+
+async def test_who_takes_a_connection_and_says_nothing_is_busy_and_has_its_time_for_the_handshake() -> None:
+    (mute,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with hosts(1, 2) as (near, far):
+        port = mute.socket.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{far.peer_id}"
+        began = trio.current_time()
+        with pytest.raises(NotReached, match=r"took the connection, but no handshake within 0\.6 s") as late:
+            await near.dial_peer(far.peer_id, [address], deadline_s=0.1, handshake_s=0.6)
+        assert trio.current_time() - began >= 0.6
+        await mute.aclose()
+        with pytest.raises(NotReached) as refused:
+            await near.dial_peer(far.peer_id, [address], deadline_s=5.0, handshake_s=5.0)
+        assert (late.value.is_busy, refused.value.is_busy) == (True, False)
+        assert [one.value.proves_end("127.0.0.1") for one in (late, refused)] == [False, True]
 
 
 async def test_simultaneous_dials_leave_one_connection_that_works() -> None:

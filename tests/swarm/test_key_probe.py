@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.peering import Welcome
@@ -105,6 +108,35 @@ async def test_node_that_is_shut_out_asks_under_another_key(monkeypatch: pytest.
             await until(lambda: bool(seen))
             assert seen[0].boot == 7
             assert later.linked() == {here.peer}  # nobody was disturbed by that
+
+
+def test_who_learns_nothing_asks_ever_less_often_and_anew_after_a_quiet_minute() -> None:
+    """Machines that have too much to do let nobody through, and each question costs them handshakes more."""
+    asked: list[float] = []
+    probe = Node(1).members.probe
+
+    async def ask_all(addresses: Sequence[str]) -> None:
+        asked.append(trio.current_time() - began)
+
+    async def shut_out_until(end: float) -> None:
+        while trio.current_time() - began < end:
+            probe.shut_out(["/ip4/192.0.2.1/tcp/1/p2p/" + identity(2).peer_id])
+            await trio.sleep(1)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(probe.run)
+            await shut_out_until(200)
+            await trio.sleep(200)
+            await shut_out_until(406)
+            nursery.cancel_scope.cancel()
+
+    probe._ask_all = ask_all  # type: ignore[method-assign]
+    clock = MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(main, clock=clock)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses == pytest.approx([5, 10, 20, 40, 60, 60, 60, 145, 5], abs=1.1)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -65,6 +65,8 @@ class Gate:
     gone: list[PeerId] = field(default_factory=list)
     ups: list[PeerId] = field(default_factory=list)
     downs: list[PeerId] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    took_s: dict[PeerId, float] = field(default_factory=dict)
     asleep: list[PeerId] = field(default_factory=list)
     heard: list[tuple[PeerId, LinkMessage]] = field(default_factory=list)
     through_others: list[tuple[PeerId, SwarmMessage]] = field(default_factory=list)
@@ -94,8 +96,12 @@ class Gate:
     def linked(self, peer: PeerId) -> None:
         self.ups.append(peer)
 
-    def lost(self, peer: PeerId) -> None:
+    def made(self, peer: PeerId, took_s: float) -> None:
+        self.took_s[peer] = took_s
+
+    def lost(self, peer: PeerId, why: str) -> None:
         self.downs.append(peer)
+        self.reasons.append(why)
 
     def rests(self, peer: PeerId) -> None:
         self.asleep.append(peer)

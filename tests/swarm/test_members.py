@@ -701,7 +701,16 @@ class Firewall:
         for me, far in ((one, other), (other, one)):
             me.host.dial_peer = partial(self._dial, me, far.peer)  # type: ignore[method-assign]
 
-    async def _dial(self, me: Node, far: PeerId, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+    async def _dial(
+        self,
+        me: Node,
+        far: PeerId,
+        peer: PeerId,
+        addresses: Sequence[str],
+        *,
+        deadline_s: float,
+        handshake_s: float | None = None,
+    ) -> None:
         if peer != far:
             await self._dial_peers[me.peer](peer, addresses, deadline_s=deadline_s)
             return
@@ -783,6 +792,40 @@ def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_di
     assert deadlines[:3] == [REDIAL_DEADLINE_S] * 3
     assert deadlines[3:] == pytest.approx([REDIAL_DEADLINE_S + WAITED_TIMES * 2.0] * len(deadlines[3:]), abs=0.5)
     assert REDIALS_BURST <= len(deadlines) <= REDIALS_BURST + 2
+
+
+def test_peer_that_is_busy_is_dialled_once_and_not_held_for_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all have too much to do nobody is done with a handshake in time: that is no evidence of anybody's end."""
+    busy = NotReached("busy", refused=frozenset(), silent=frozenset({"127.0.0.1"}), is_busy=True)
+    silent = NotReached("silent", refused=frozenset(), silent=frozenset({"127.0.0.1"}))
+    outcomes: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            for error in (busy, NetworkError("no answer to hello"), silent):
+                dials, cut = list[float](), list[PeerId]()
+
+                async def meet(
+                    peer: PeerId,
+                    addresses: Sequence[str],
+                    *,
+                    deadline_s: float,
+                    error: NetworkError = error,
+                    dials: list[float] = dials,
+                ) -> None:
+                    dials.append(deadline_s)
+                    raise error
+
+                monkeypatch.setattr(one.members.links, "meet", meet)
+                monkeypatch.setattr(
+                    MembershipMachine, "unreachable", lambda machine, peer, now, cut=cut: cut.append(peer) or []
+                )
+                await one.members._remake(two.peer)
+                outcomes.append((len(dials), len(cut)))
+
+    run(main)
+    assert outcomes == [(1, 0), (1, 0), (2, 1)]
 
 
 async def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -139,8 +140,8 @@ async def test_member_is_dialled_however_many_strangers_are_where_nobody_answers
             address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer}"
             record = msgspec.structs.replace(one.record(), control_addresses=(address,))
             node.members.book.receive(seal_record(one.sealer, record), trio.current_time())
-        slots = node.members._dialling._slots[False]
-        await until(lambda: slots.borrowed_tokens == dialling_module.DIALS_AT_ONCE_LIMIT)
+        places = node.members._dialling._windows[False].places
+        await until(lambda: places.borrowed_tokens == dialling_module.DIALS_AT_ONCE)
         founder.members._dialling._dial_when_due = lambda peer, now: None  # it waits to be dialled
         node.members.book.receive(seal_record(founder.sealer, founder.record()), trio.current_time())
         with trio.fail_after(dialling_module.DIAL_DEADLINE_S / 2):  # before any of those dials is over
@@ -259,3 +260,22 @@ def test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_
     node.members.machine = Flapping(founder, founder)  # type: ignore[assignment]
     node.members._tell_reach(ticks[-1] + members_module.REACH_PERIOD_S)
     assert told[-1] == {founder}
+
+
+def test_who_lacks_members_all_the_while_says_so_ever_less_often_until_it_is_calm() -> None:
+    """In a swarm that is starting all lack others all the while, and all tell all."""
+    node, told, now = Node(2), list[float](), 0.0
+    node.members.links.lack = lambda peers: told.append(now)  # type: ignore[method-assign]
+    founder = identity(FOUNDER).peer_id
+    node.members.machine = Flapping(founder, founder)  # type: ignore[assignment]
+    for tick in range(1, 330):
+        now = tick / 10
+        node.members._tell_reach(now)
+    pauses = [later - earlier for earlier, later in pairwise(told)]
+    assert pauses == pytest.approx([1.0, 2.0, 4.0, 8.0, 8.0, 8.0], abs=0.11)
+    now += members_module.REACH_CALM_S + members_module.REACH_PERIOD_LIMIT_S
+    calm = now
+    for tick in range(20):
+        now = calm + tick / 10
+        node.members._tell_reach(now)
+    assert [at for at in told if at >= calm] == pytest.approx([calm, calm + 1.0], abs=0.11)

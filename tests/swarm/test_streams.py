@@ -15,6 +15,7 @@ from shoal.swarm.streams import (
     BACKLOG_LIMIT_BYTES,
     LINGER_DEADLINE_S,
     READ_BYTES,
+    RECEIVED_LIMIT_MESSAGES,
     Mailbox,
     MessageStream,
     StreamEnded,
@@ -283,3 +284,35 @@ async def test_mailbox_wakes_its_reader() -> None:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         mailbox.put("hello")
+
+
+async def test_messages_that_came_together_are_received_together_and_what_breaks_after_them_the_next_time() -> None:
+    near, far = memory_pair(buffered=10)
+    stream = MessageStream(near, peer=PEER, limit_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(b"a", b"", b"b" * 100, b"c" * 101))
+        assert await stream.receive_all() == [b"a", b"", b"b" * 100]
+        with pytest.raises(RemoteError, match="101 bytes"):
+            await stream.receive_all()
+
+
+async def test_no_more_than_the_limit_is_received_at_once() -> None:
+    near, far = memory_pair(buffered=10)
+    stream = MessageStream(near, peer=PEER)
+    many = [bytes([n]) for n in range(RECEIVED_LIMIT_MESSAGES + 6)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await far.write(framed(*many))
+        assert await stream.receive_all() == many[:-6]
+        assert await stream.receive_all() == many[-6:]
+        await stream.abort()
+
+
+async def test_several_messages_are_sent_in_one_write_and_none_where_one_is_over_the_limit() -> None:
+    near, far = memory_pair(buffered=10)
+    stream = MessageStream(near, peer=PEER, limit_bytes=100)
+    with pytest.raises(LocalError):
+        await stream.send_all([b"a", b"b" * 101], deadline_s=1)
+    await stream.send_all([b"c", b"d" * 100], deadline_s=1)
+    assert await far.read(1000) == framed(b"c", b"d" * 100)

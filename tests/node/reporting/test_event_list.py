@@ -41,3 +41,7 @@ def test_every_change_of_a_peer_has_its_event() -> None:
         assert peer_event(change, "a", left=False) == EVENTS[change](peer="a")  # type: ignore[call-arg]
     assert line_of(peer_event("died", "a", left=False)) == b'{"at":0.0,"event":"died","peer":"a"}\n'
     assert line_of(peer_event("died", "a", left=True)) == b'{"at":0.0,"event":"died","peer":"a","left":true}\n'
+    assert line_of(peer_event("lost", "a")) == b'{"at":0.0,"event":"lost","peer":"a"}\n'
+    assert line_of(peer_event("lost", "a", why="it is dead of silence")) == (
+        b'{"at":0.0,"event":"lost","peer":"a","why":"it is dead of silence"}\n'
+    )

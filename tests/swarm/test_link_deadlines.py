@@ -1,0 +1,209 @@
+"""Deadlines of links follow what links took of late, and few are dialled at once where they are late."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.peering import Ping
+from shoal.protocol.places import Rank
+from shoal.protocol.wire import Sealer, SwarmId, canonical
+from shoal.swarm import dialling, links
+from shoal.swarm.dialling import Dialling, DialWindow, is_there
+from shoal.swarm.host import NotReached
+from shoal.swarm.links import Links
+from shoal.swarm.streams import MessageStream
+from tests.swarm.test_links import WELCOME, Gate
+from tests.swarm.test_streams import memory_pair
+
+pytestmark = pytest.mark.virtual_time
+
+SWARM = SwarmId(b"s" * 32)
+ME = Identity.from_seed(bytes([1]) * 32)
+PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (2, 3))
+BUSY = NotReached("too much to do", refused=frozenset(), silent=frozenset({"192.0.2.1"}), is_busy=True)
+SILENT = NotReached("nobody", refused=frozenset(), silent=frozenset({"192.0.2.1"}))
+
+
+class SlowNetwork:
+    """A host on which things take their time, and a stream that hands on what is sent."""
+
+    def __init__(self) -> None:
+        self.handshake_s = self.hello_s = self.open_s = 0.0
+        self.given: list[float | None] = []
+        self.fails = False
+        near, far = memory_pair(buffered=100)
+        self.ours, self.theirs = MessageStream(near, peer=PEER), MessageStream(far, peer=ME.peer_id)
+
+    def serve(self, protocol: str, handler: Callable[[MessageStream], Awaitable[None]]) -> None:
+        pass
+
+    async def dial(self, address: str, *, deadline_s: float) -> PeerId:
+        raise NotImplementedError
+
+    async def dial_peer(
+        self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float, handshake_s: float | None = None
+    ) -> None:
+        self.given.append(handshake_s)
+        await trio.sleep(self.handshake_s)
+        if self.fails:
+            raise BUSY
+
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int
+    ) -> bytes:
+        await trio.sleep(self.hello_s)
+        return canonical(WELCOME)
+
+    async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
+        with trio.move_on_after(deadline_s) as scope:
+            await trio.sleep(self.open_s)
+        if scope.cancelled_caught:
+            raise NetworkError("late")
+        return self.ours
+
+    async def disconnect(self, peer: PeerId) -> None:
+        pass
+
+
+def links_on(network: SlowNetwork, gate: Gate, **options: Callable[[float], float]) -> Links:
+    return Links(host=network, swarm_id=SWARM, sealer=Sealer(ME, SWARM, 1), admission_control=gate, **options)
+
+
+async def test_handshakes_are_given_as_much_longer_as_links_took_of_late() -> None:
+    network, gate = SlowNetwork(), Gate()
+    network.handshake_s, network.hello_s = 2.0, 1.0
+    tested = links_on(network, gate)
+    await tested.meet(PEER, [], deadline_s=5)
+    network.handshake_s = network.hello_s = 0.0
+    await tested.meet(OTHER, [], deadline_s=5)
+    await trio.sleep(60)
+    tested.drop(OTHER)
+    tested._parting.clear()
+    await tested.meet(OTHER, [], deadline_s=5)
+    assert network.given == pytest.approx([5.0, 5.0 + 1.5 * 3.0, 5.0])
+    assert gate.took_s == {PEER: pytest.approx(3.0), OTHER: pytest.approx(0.0)}
+
+
+async def test_handshakes_are_given_longer_by_own_lag() -> None:
+    network = SlowNetwork()
+    await links_on(network, Gate(), own_lag_s=lambda now: 2.5).meet(PEER, [], deadline_s=1)
+    assert network.given == [7.5]
+
+
+@pytest.mark.parametrize(("rank", "given"), [(Rank.STRANGER, 5.0), (Rank.FIRST, 5.0 + 1.5 * 2.0)])
+async def test_strangers_make_nobody_wait_longer_by_not_answering(rank: Rank, given: float) -> None:
+    network, gate = SlowNetwork(), Gate(ranks={PEER: rank})
+    network.fails, network.handshake_s = True, 2.0
+    tested = links_on(network, gate)
+    with pytest.raises(NotReached):
+        await tested.meet(PEER, [], deadline_s=5)
+    network.fails, network.handshake_s = False, 0.0
+    await tested.meet(OTHER, [], deadline_s=5)
+    assert network.given == pytest.approx([5.0, given])
+    assert gate.took_s.keys() == {OTHER}
+
+
+async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
+    """Whether one who is slow is there is the failure detector's to say, and it cannot if the link ends meanwhile."""
+    network, gate = SlowNetwork(), Gate()
+    network.open_s = 30.0
+    tested = links_on(network, gate)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(tested.run)
+        nursery.start_soon(network.ours.run)
+        nursery.start_soon(network.theirs.run)
+        await tested.meet(PEER, [], deadline_s=5)
+        for nonce in range(3):
+            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+        with trio.fail_after(2 * network.open_s):
+            assert len(await network.theirs.receive_all()) == 3
+        assert trio.current_time() >= network.open_s
+        assert (tested.linked(), gate.downs) == ({PEER}, [])
+        nursery.cancel_scope.cancel()
+
+
+async def test_link_whose_stream_never_opens_ends_and_says_why() -> None:
+    network, gate = SlowNetwork(), Gate()
+    network.open_s = 1e6
+    tested = links_on(network, gate)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(tested.run)
+        await tested.meet(PEER, [], deadline_s=5)
+        began = trio.current_time()
+        await trio.sleep(links.REST_LIMIT_S + 1)
+        assert (gate.downs, gate.reasons) == ([PEER], ["sending: late"])
+        assert trio.current_time() > began
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
+    network, gate = SlowNetwork(), Gate()
+    tested, writes = links_on(network, gate), list[int]()
+    write = network.ours._raw.write
+
+    async def counted(data: bytes) -> None:
+        writes.append(len(data))
+        await write(data)
+
+    network.ours._raw.write = counted  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(tested.run)
+        nursery.start_soon(network.ours.run)
+        nursery.start_soon(network.theirs.run)
+        await tested.meet(PEER, [], deadline_s=5)
+        for nonce in range(10):
+            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+        await tested.drain(deadline_s=5)
+        assert len(await network.theirs.receive_all()) == 10
+        assert len(writes) == 1
+        nursery.cancel_scope.cancel()
+
+
+# -- how many at once ----------------------------------------------------------------------------------------
+
+
+def test_window_grows_by_one_for_as_many_that_were_done_and_halves_for_one_that_was_late() -> None:
+    window = DialWindow()
+    sizes = [window.places.total_tokens]
+    for step in (*[window.done] * 5, *[window.late] * 4, *[window.done] * 2):
+        step()
+        sizes.append(window.places.total_tokens)
+    assert sizes == [4, 4, 4, 4, 4, 5, 2, 1, 1, 1, 2, 2]
+    for _ in range(1000):
+        window.done()
+    assert window.places.total_tokens == dialling.DIALS_AT_ONCE_LIMIT
+
+
+async def test_only_who_was_there_and_late_makes_a_node_dial_fewer_at_once() -> None:
+    outcomes: dict[PeerId, Exception | None] = {}
+
+    async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        if (error := outcomes[peer]) is not None:
+            raise error
+
+    one = Dialling(
+        me=ME.peer_id,
+        links=SimpleNamespace(pace=1.0, meet=meet),  # type: ignore[arg-type]
+        book=SimpleNamespace(get=lambda peer: None),  # type: ignore[arg-type]
+        admission=SimpleNamespace(rank=lambda peer: Rank.FIRST),  # type: ignore[arg-type]
+        never_heard=lambda peer: True,
+        start=lambda job: None,
+        shut_out=lambda addresses: None,
+    )
+    window = one._windows[True]
+    for error, size in ((SILENT, 4), (RemoteError("no", peer=PEER), 4), (BUSY, 2), (NetworkError("hello"), 1)):
+        outcomes[PEER] = error
+        await one._dial(PEER, dialling._Dial(at=0.0))
+        assert window.places.total_tokens == size
+    assert one._windows[False].places.total_tokens == dialling.DIALS_AT_ONCE
+
+
+def test_who_took_a_connection_is_there_and_who_refuses_or_is_silent_is_not() -> None:
+    assert [is_there(e) for e in (BUSY, NetworkError("no answer to hello"))] == [True, True]
+    assert [is_there(e) for e in (SILENT, RemoteError("refused", peer=PEER))] == [False, False]
