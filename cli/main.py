@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli.text import in_one_line
-from shoal.protocol.errors import ConfigError, LocalError, ShoalError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, ShoalError
 
 if TYPE_CHECKING:
     import typer
@@ -65,7 +65,7 @@ def _explain(error: BaseException) -> int:
         return _complain(f"this is a bug in Shoal: {type(bugs[0]).__name__}: {bugs[0]}", FAILED)
     for cause in causes:
         if isinstance(cause, ShoalError):
-            wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning)
+            wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning | DiskFull)
             return _complain(str(cause), WRONG_USAGE if wrong_usage else FAILED)
     return INTERRUPTED
 

@@ -11,7 +11,7 @@ import pytest
 from shoal.cli import main, run
 from shoal.cli.main import execute
 from shoal.lab.cli.commands import _COMMANDS
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import parse_peer_id
 
 
@@ -110,7 +110,8 @@ CONFIG = ConfigError("bad port; use another")
     ("error", "code", "said"),
     [
         (CONFIG, 2, "shoal: bad port; use another\n"),
-        (StorageError("disk full; free some"), 2, "shoal: disk full; free some\n"),
+        (StorageError("not yours; give it"), 2, "shoal: not yours; give it\n"),
+        (DiskFull("disk full; free some"), 1, "shoal: disk full; free some\n"),
         (NetworkError("link\nbroke"), 1, "shoal: link broke\n"),
         (RemoteError("\x1b[2Jevil"), 1, "shoal: \\x1b[2Jevil\n"),
         (ExceptionGroup("nursery", [ExceptionGroup("inner", [CONFIG])]), 2, "shoal: bad port; use another\n"),
