@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from shoal.cli import main, run
+from shoal.cli.commands import app
 from shoal.cli.main import execute
 from shoal.lab.cli.commands import _COMMANDS
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, NetworkError, RemoteError, StorageError
@@ -101,6 +106,34 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "testnet" in out
     assert "SHOAL_SOME_OPTION" in out
     assert err == ""
+
+
+@pytest.mark.parametrize("columns", [80, main.PANELS_COLUMNS])
+def test_help_cuts_no_name_of_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    seen = 0
+    for path, command in _commands(get_command(app), ()):
+        assert execute([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        shown = [taken for taken in command.params if not getattr(taken, "hidden", False)]
+        names = {name for taken in shown for name in (*taken.opts, *taken.secondary_opts) if name.startswith("--")}
+        assert names <= set(re.findall(r"--[a-z0-9-]+", text)), path
+        if path == ("run",):
+            assert ("╭" in text) == (columns >= main.PANELS_COLUMNS)
+        seen += len(names)
+    assert seen > 100
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that holds no others, with its words."""
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield path, command
+    for name, one in inner.items():
+        yield from _commands(one, (*path, name))
 
 
 CONFIG = ConfigError("bad port; use another")
