@@ -232,8 +232,8 @@ class NodeOptions:
         int | None,
         Option(
             "--rounds",
-            help="Stop at the swarm's round of this number, whoever made the ones before; where rollouts are shared, at "
-            "this node's own.",
+            help="Stop at the swarm's round of this number, whoever made the ones before; where rollouts are shared, "
+            "at this node's own.",
             panel=TRAINING,
             check=Within(1, ROUND_LIMIT, "leave --rounds out to go on for ever", what="number of rounds"),
         ),

@@ -34,6 +34,7 @@ def manifest(tmp_path: Path) -> Path:
         (["run"], "shoal: Missing argument 'MANIFEST'; see `shoal run --help`"),
         (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
         (["run", "none.toml"], "shoal: there is no none.toml; `shoal init -o none.toml` writes one"),
+        (["doctor", "--data", "none"], "shoal: --data: there is no none; check the path"),
         (
             ["run", "none.toml", "--join", "192.0.2.1:4000"],
             "shoal: '192.0.2.1:4000' is not the address of a node; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",

@@ -15,6 +15,9 @@ from tests.node.lab import Swarm
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = "tasks.md"
 ROUNDS = 2
+SMALL: dict[str, str | int | float | bool] = {"width": 48, "layers": 2, "heads": 2}
+"""Half of the policy that `shoal init` writes; it is taught within 220 updates, 6 s of processor time."""
+DEADLINE_S = 300.0
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -43,13 +46,13 @@ def test_example_of_the_page_is_taught_and_then_trained(tmp_path: Path, monkeypa
     (information / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
 
-    with Swarm(tmp_path, nodes=1, workload="char-policy", options={}, forked=False) as swarm:
+    with Swarm(tmp_path, nodes=1, workload="char-policy", options=SMALL, forked=False) as swarm:
         tables = msgspec.to_builtins(swarm.manifest)
         tables |= {"sync": {"strategy": "rollouts"}, "rollouts": section["rollouts"]}
         swarm.manifest_path.write_text(render_manifest(validate_manifest(tables, source="the page")))
         (node,) = swarm.nodes
         node.start("--rounds", str(ROUNDS), "--device", "cpu")
-        assert node.wait_exit() == 0, node.log
+        assert node.wait_exit(DEADLINE_S) == 0, node.log
         assert node.events("agent_started")[0]["warm_up_reward"] >= 0.2
         rounds = node.events("rollouts")
         assert [event["round"] for event in rounds] == list(range(1, ROUNDS + 1))
