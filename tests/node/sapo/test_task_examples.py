@@ -56,5 +56,4 @@ def test_example_of_the_page_is_taught_and_then_trained(tmp_path: Path, monkeypa
         assert node.events("agent_started")[0]["warm_up_reward"] >= 0.2
         rounds = node.events("rollouts")
         assert [event["round"] for event in rounds] == list(range(1, ROUNDS + 1))
-        assert all(event["own"] == 4 for event in rounds)
         assert sum(event["informative"] for event in rounds) > 0  # whose rewards vary: there is something to learn
