@@ -65,6 +65,8 @@ def _list_options_plainly(command: Any, arguments: Sequence[str]) -> None:
         command = getattr(command, "commands", {}).get(word, command)
     if not hasattr(command, "commands"):
         command.rich_markup_mode = None
+        for described in (command, *command.params):  # brackets are escaped for panels, where they are markup
+            described.help = (getattr(described, "help", None) or "").replace("\\[", "[")
 
 
 def _explain(error: BaseException) -> int:

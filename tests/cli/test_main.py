@@ -121,6 +121,7 @@ def test_help_cuts_no_name_of_an_option(
         text = capsys.readouterr().out
         shown = [taken for taken in command.params if not getattr(taken, "hidden", False)]
         names = {name for taken in shown for name in (*taken.opts, *taken.secondary_opts) if name.startswith("--")}
+        assert "\\[" not in text, path
         assert names <= set(re.findall(r"--[a-z0-9-]+", text)), path
         if path == ("run",):
             assert ("╭" in text) == (columns >= main.PANELS_COLUMNS)
