@@ -11,8 +11,17 @@ import typer
 
 from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line
-from shoal.node.option import HostPort, Option, parse_host_port
-from shoal.node.options import DEFAULT_DATA_DIR, NETWORK, Data, DataDir, Device, check_listen
+from shoal.node.option import HostPort, Option, check_options, parse_host_port
+from shoal.node.options import (
+    CHECKPOINTS_KEPT,
+    DEFAULT_DATA_DIR,
+    NETWORK,
+    CheckpointKeep,
+    Data,
+    DataDir,
+    Device,
+    check_listen,
+)
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 
@@ -52,6 +61,7 @@ class DoctorOptions:
     ] = None
     device: Device = "auto"
     data: Data = None
+    checkpoint_keep: CheckpointKeep = CHECKPOINTS_KEPT
     allow_workload: AllowWorkload = field(default_factory=list)
     trial: Annotated[
         float,
@@ -69,6 +79,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     from shoal.node.doctor import Examination, examine
 
+    check_options(options)
     check_listen(options.listen, "--listen")
     low, high = TRIAL_RANGE_S
     if not low <= options.trial <= high:
@@ -84,6 +95,7 @@ def doctor(options: DoctorOptions) -> None:
             data=options.data,
             allowed=tuple(options.allow_workload),
             trial_deadline_s=options.trial,
+            checkpoints=options.checkpoint_keep,
             lane=_lane_bytes_per_s,
         )
     ):

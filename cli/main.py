@@ -10,18 +10,21 @@ The commands themselves are imported in the midst of it, so that an interrupt en
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.text import in_one_line
-from shoal.protocol.errors import ConfigError, LocalError, ShoalError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, ShoalError
 
 if TYPE_CHECKING:
     import typer
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+PANELS_COLUMNS = 120
+"""A terminal that is narrower gets plain help: columns in panels would cut the names of options."""
 OF_THE_LABORATORY = frozenset({"bench", "campaign", "chaos", "explore", "simulate", "soak"})
 """Commands that another distribution adds (`shoal.commands` among its entry points)."""
 
@@ -41,7 +44,10 @@ def execute(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     try:
-        result = typer.main.get_command(app).main(list(arguments), prog_name="shoal", standalone_mode=False)
+        command = typer.main.get_command(app)
+        if shutil.get_terminal_size().columns < PANELS_COLUMNS:
+            _list_options_plainly(command, arguments)
+        result = command.main(list(arguments), prog_name="shoal", standalone_mode=False)
     except typer.TyperException as error:
         return _complain(_usage_error(error), WRONG_USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -51,6 +57,16 @@ def execute(arguments: Sequence[str]) -> int:
             raise
         return _explain(error)
     return result if isinstance(result, int) else DONE
+
+
+def _list_options_plainly(command: Any, arguments: Sequence[str]) -> None:
+    """Let the help of the command that `arguments` name do without panels, unless it lists other commands."""
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    if not hasattr(command, "commands"):
+        command.rich_markup_mode = None
+        for described in (command, *command.params):  # brackets are escaped for panels, where they are markup
+            described.help = (getattr(described, "help", None) or "").replace("\\[", "[")
 
 
 def _explain(error: BaseException) -> int:
@@ -65,7 +81,7 @@ def _explain(error: BaseException) -> int:
         return _complain(f"this is a bug in Shoal: {type(bugs[0]).__name__}: {bugs[0]}", FAILED)
     for cause in causes:
         if isinstance(cause, ShoalError):
-            wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning)
+            wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning | DiskFull)
             return _complain(str(cause), WRONG_USAGE if wrong_usage else FAILED)
     return INTERRUPTED
 

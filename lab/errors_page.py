@@ -35,8 +35,8 @@ prints it in one line on stderr, after `shoal: `.
 _SECTIONS: Final = {
     "config": (
         "## What you gave cannot be used",
-        "`ConfigError`, exit code 2 (1 where no node runs): an option, a manifest, a file, a folder. The text says "
-        "what to do.",
+        "`ConfigError`, exit code 2 (1 where no node runs, and where a disk is full, which another start may find with "
+        "room): an option, a manifest, a file, a folder. The text says what to do.",
     ),
     "network": (
         "## The network, or a process, did not do its part",

@@ -6,6 +6,7 @@ taking part or from doing it right; what merely slows it down is fine, with a re
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import os
@@ -31,6 +32,11 @@ from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.options import CHECKPOINTS_KEPT
+from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES
+from shoal.node.state.resumption import FILES_KEPT
+from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_DISK_MIN, FINALS_KEPT, STATES_KEPT
+from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
@@ -53,8 +59,12 @@ CLOCK_STEP_LIMIT_S: Final = 0.01
 YEAR_2024_S: Final = 1_704_067_200
 STATE_BYTES_PER_VALUE: Final = 8
 """A certified state: the parameters and the outer optimizer's momentum in fp32."""
-STATES_ON_DISK: Final = 6
-"""Checkpoints that stay, the one being written, and those that are served."""
+STATES_ON_DISK: Final = STATES_KEPT + 2
+"""Those that are served, S(0), and the one being written."""
+RESUME_BYTES_PER_VALUE: Final = 12
+"""What a node alone knows of a round: two moments of the inner optimizer, and its contribution, in fp32 at most."""
+FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
+"""Of a round's reduced values as they travel; one byte or less with the other codecs."""
 MEMORY_BYTES_PER_VALUE: Final = 56
 """Parameters, gradients and moments in the trainer; anchor, contribution, state and rounds under way in the daemon."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
@@ -74,7 +84,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Subject of the checks. allowed: code to import. lane: measures one to this machine, in bytes/s, unless None."""
+    """Subject of the checks. allowed: code to import. checkpoints: those that stay.
+
+    lane: measures one to this machine, in bytes/s, unless None.
+    """
 
     data_dir: Path
     manifest: Manifest | None = None
@@ -84,6 +97,7 @@ class Examination:
     data: str | None = None
     allowed: Sequence[str] = ()
     trial_deadline_s: float = TRIAL_DEADLINE_S
+    checkpoints: int = CHECKPOINTS_KEPT
     lane: Callable[[], float] | None = None
 
 
@@ -115,7 +129,7 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
         yield found
     report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
     yield device(report)
-    yield disk_space(wanted.data_dir, report.numel)
+    yield disk_space(wanted, report.numel)
     yield memory(report)
     if manifest is not None and installed:
         yield speed(manifest, report)
@@ -459,15 +473,46 @@ def _nvidia() -> str:
     return "; ".join(done.stdout.decode(errors="replace").strip().splitlines()[:8])
 
 
-def disk_space(data_dir: Path, numel: int | None) -> Check:
-    """Check that there is room on disk for the states that a node keeps."""
-    free = shutil.disk_usage(existing_parent(data_dir)).free
-    if numel is None:
-        return Check(name="disk space", ok=True, detail=f"{free / 1e9:.1f} GB free")
-    needed = numel * STATE_BYTES_PER_VALUE * STATES_ON_DISK
-    detail = f"{free / 1e9:.1f} GB free, about {needed / 1e9:.1f} GB needed for {STATES_ON_DISK} states"
+def disk_space(wanted: Examination, numel: int | None) -> Check:
+    """Check that there is room on disk for all that a node keeps, less what of it is there already."""
+    free = shutil.disk_usage(existing_parent(wanted.data_dir)).free
+    if numel is None or wanted.manifest is None:
+        return Check(name="disk space", ok=True, detail=f"{_mb(free)} free")
+    parts = bytes_on_disk(numel, wanted.manifest.sync.codec, wanted.checkpoints)
+    there = _bytes_under(wanted.data_dir)
+    needed = max(sum(parts.values()) - there, 0)
+    shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())
+    detail = f"{_mb(free)} free, up to {_mb(needed)} more needed ({shown}; {_mb(there)} are there already)"
     remedy = "" if free >= needed else "make room, choose another --data-dir, or keep less: --checkpoint-keep 1"
     return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
+
+
+def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
+    """What a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
+    state, resume = numel * STATE_BYTES_PER_VALUE, numel * RESUME_BYTES_PER_VALUE
+    final = numel * FINAL_BYTES_PER_VALUE.get(codec, 1)
+    return {
+        "states": STATES_ON_DISK * state,
+        "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
+        "work under way": (FILES_KEPT + 1) * resume,
+        "checkpoints": checkpoints * (state + resume),
+        "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
+    }
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+def _bytes_under(folder: Path) -> int:
+    """Bytes that files take there, each once whatever its number of names."""
+    sizes = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # a running node removes files
+                known = os.lstat(os.path.join(place, name))
+                sizes[known.st_ino] = known.st_size
+    return sum(sizes.values())
 
 
 def memory(report: TrialReport) -> Check:

@@ -522,6 +522,7 @@ def _check_same_swarm(store: Store, manifest: Manifest) -> None:
 async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None) -> Outcome:
     """Run one node until it is done; see `Node.run`."""
     with Store(config.data_dir) as store:
+        store.check_room()
         _check_same_swarm(store, config.manifest)
         if config.forget_promises:
             store.forget_promises()

@@ -42,6 +42,8 @@ ACCUMULATE_LIMIT = 4096
 ROUND_LIMIT = 2**53
 HOLD_LIMIT = 256
 CHECKPOINT_LIMIT = 100_000
+CHECKPOINTS_KEPT = 3
+"""Unless the user says otherwise."""
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
@@ -144,6 +146,16 @@ Listen = Annotated[
         check=check_listen,
     ),
 ]
+CheckpointKeep = Annotated[
+    int,
+    Option(
+        "--checkpoint-keep",
+        help="How many checkpoints stay, the newest ones.",
+        metavar="COUNT",
+        panel=CHECKPOINTS,
+        check=Within(1, CHECKPOINT_LIMIT),
+    ),
+]
 Device = Annotated[
     str, Option("--device", help="auto, cpu, cuda, cuda:1 … or mps.", panel=TRAINING, check=check_device)
 ]
@@ -220,7 +232,8 @@ class NodeOptions:
         int | None,
         Option(
             "--rounds",
-            help="Stop after so many certified rounds.",
+            help="Stop at the swarm's round of this number, whoever made the ones before; where rollouts are shared, "
+            "at this node's own.",
             panel=TRAINING,
             check=Within(1, ROUND_LIMIT, "leave --rounds out to go on for ever", what="number of rounds"),
         ),
@@ -235,16 +248,7 @@ class NodeOptions:
             check=Within(0, ROUND_LIMIT, "0 makes none", what="number of rounds"),
         ),
     ] = 10
-    checkpoint_keep: Annotated[
-        int,
-        Option(
-            "--checkpoint-keep",
-            help="How many checkpoints stay, the newest ones.",
-            metavar="COUNT",
-            panel=CHECKPOINTS,
-            check=Within(1, CHECKPOINT_LIMIT),
-        ),
-    ] = 3
+    checkpoint_keep: CheckpointKeep = CHECKPOINTS_KEPT
     dashboard: Annotated[
         PageAddress | None,
         Option(

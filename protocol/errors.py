@@ -40,3 +40,7 @@ class ConfigError(ShoalError):
 
 class StorageError(ConfigError):
     """The data directory cannot be read or written (full disk, wrong owner); the text says what to do."""
+
+
+class DiskFull(StorageError):
+    """A disk has no room left: it may have some later, so a run that ends with it is worth another start."""

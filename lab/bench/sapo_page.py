@@ -116,14 +116,19 @@ def draw(results: Sequence[SapoResult], folder: Path) -> None:
             folder / swarm.picture,
             (_curve(setting, runs) for setting in _settings(runs)),
             across="round",
-            up=f"reward, mean of the last {SMOOTHED_ROUNDS} rounds",
+            up=f"reward, mean of the last {_smoothed_rounds(swarm.rounds)} rounds",
             title="own / others' groups",
         )
 
 
+def _smoothed_rounds(rounds: int) -> int:
+    """Number of rounds that one point of a curve is the mean of: of a short run no more than leave a curve."""
+    return min(SMOOTHED_ROUNDS, (rounds + 1) // 2)
+
+
 def _curve(setting: str, runs: Iterable[SapoResult]) -> picture.Curve:
     rewards = np.array([one.reward_by_round for one in runs if _setting(one) == setting])
-    width = min(SMOOTHED_ROUNDS, rewards.shape[1])
+    width = _smoothed_rounds(rewards.shape[1])
     smooth = np.convolve(rewards.mean(axis=0), np.full(width, 1 / width), mode="valid")
     return picture.Curve(
         name=setting, across=range(width, width + len(smooth)), up=smooth.tolist(), colour=_COLOURS.get(setting)

@@ -19,6 +19,9 @@ your own is one small class, installed under the entry-point group ``shoal.tasks
             word = self._word(task.config, task.ref.seed, task.ref.index)
             return float(answer_in(text) == word[::-1])
 
+        def solution(self, task: Task) -> str:
+            return self._word(task.config, task.ref.seed, task.ref.index)[::-1]
+
         def _word(self, config: Config, seed: int, index: int) -> str:
             letters = random.Random(f"{seed}/{index}").choices(string.ascii_lowercase, k=config.get("letters", 4))
             return "".join(letters)
@@ -146,7 +149,7 @@ class TaskFamily(ABC):
         return not self.executes_text and (self.scoring == "direct" or missing_sandbox() is None)
 
     def solution(self, task: Task) -> str | None:
-        """An answer of the highest reward, where the family knows one: for a supervised warm-up."""
+        """An answer of the highest reward, which an untrained policy is taught first; None where none is known."""
         return None
 
     def make(self, config: Config, seed: int, index: int) -> Task:

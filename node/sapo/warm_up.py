@@ -85,7 +85,9 @@ class Lessons:
         answer = choice.family.solution(task)
         if answer is None:
             raise ConfigError(
-                f"the task family {choice.family.name!r} gives no solutions, so it cannot be warmed up on; leave it out"
+                f"the task family {choice.family.name!r} has no right answer to teach this policy first; write "
+                "`def solution(self, task)` in its class, which returns one, or warm_up_updates = 0 in "
+                "[workload.options] for no teaching"
             )
         return Lesson(task=task, answer=answer)
 

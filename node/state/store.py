@@ -49,6 +49,7 @@ import fcntl
 import io
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,7 +62,7 @@ from blake3 import blake3
 
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
-from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, RemoteError, StorageError
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
@@ -106,7 +107,7 @@ def disk_errors(path: Path, *, option: str = "--data-dir") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(f"the disk under {path} is full; free some space or choose another {option}") from error
+            raise DiskFull(f"the disk under {path} is full; free some space or choose another {option}") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(
                 f"{path} cannot be written; give this user the folder or choose another {option}"
@@ -550,6 +551,20 @@ class Store:
 
     def __exit__(self, *exc: object) -> None:
         self._opened.close()
+
+    def check_room(self) -> None:
+        """Raise DiskFull where the next state would not fit beside those that are here: only then do the old ones go.
+
+        A node that started all the same would train, fail at its first save, and be missed by the others again.
+        """
+        with disk_errors(self.folder):
+            state = max((path.stat().st_size for path in (self.folder / "state").glob("*.safetensors")), default=0)
+            free = shutil.disk_usage(self.folder).free
+        if free < state:
+            raise DiskFull(
+                f"the disk under {self.folder} has {free / 1e6:.1f} MB left, and the next state takes "
+                f"{state / 1e6:.1f} MB; free some space or choose another --data-dir"
+            )
 
     def next_boot(self, *, above: int = 0) -> int:
         """Count this start, durably, and return its number, which is greater than `above`."""

@@ -114,7 +114,7 @@ def write_tensors(
     try:
         write_atomically(path, head, *(tensor.data for tensor in ordered), option=option)
     except StorageError as error:
-        raise StorageError(f"{path} was not written: {error}") from error
+        raise type(error)(f"{path} was not written: {error}") from error
     return len(head) + offset
 
 

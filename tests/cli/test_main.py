@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from shoal.cli import main, run
+from shoal.cli.commands import app
 from shoal.cli.main import execute
 from shoal.lab.cli.commands import _COMMANDS
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import parse_peer_id
 
 
@@ -29,6 +34,7 @@ def manifest(tmp_path: Path) -> Path:
         (["run"], "shoal: Missing argument 'MANIFEST'; see `shoal run --help`"),
         (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
         (["run", "none.toml"], "shoal: there is no none.toml; `shoal init -o none.toml` writes one"),
+        (["doctor", "--data", "none"], "shoal: --data: there is no none; check the path"),
         (
             ["run", "none.toml", "--join", "192.0.2.1:4000"],
             "shoal: '192.0.2.1:4000' is not the address of a node; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
@@ -103,6 +109,35 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize("columns", [80, main.PANELS_COLUMNS])
+def test_help_cuts_no_name_of_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    seen = 0
+    for path, command in _commands(get_command(app), ()):
+        assert execute([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        shown = [taken for taken in command.params if not getattr(taken, "hidden", False)]
+        names = {name for taken in shown for name in (*taken.opts, *taken.secondary_opts) if name.startswith("--")}
+        assert "\\[" not in text, path
+        assert names <= set(re.findall(r"--[a-z0-9-]+", text)), path
+        if path == ("run",):
+            assert ("╭" in text) == (columns >= main.PANELS_COLUMNS)
+        seen += len(names)
+    assert seen > 100
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that holds no others, with its words."""
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield path, command
+    for name, one in inner.items():
+        yield from _commands(one, (*path, name))
+
+
 CONFIG = ConfigError("bad port; use another")
 
 
@@ -110,7 +145,8 @@ CONFIG = ConfigError("bad port; use another")
     ("error", "code", "said"),
     [
         (CONFIG, 2, "shoal: bad port; use another\n"),
-        (StorageError("disk full; free some"), 2, "shoal: disk full; free some\n"),
+        (StorageError("not yours; give it"), 2, "shoal: not yours; give it\n"),
+        (DiskFull("disk full; free some"), 1, "shoal: disk full; free some\n"),
         (NetworkError("link\nbroke"), 1, "shoal: link broke\n"),
         (RemoteError("\x1b[2Jevil"), 1, "shoal: \\x1b[2Jevil\n"),
         (ExceptionGroup("nursery", [ExceptionGroup("inner", [CONFIG])]), 2, "shoal: bad port; use another\n"),

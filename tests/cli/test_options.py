@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from shoal.cli.commands import app
-from shoal.cli.main import execute
+from shoal.cli.main import PANELS_COLUMNS, execute
 from shoal.cli.options import help_of, no_markup
 from shoal.protocol.identity import Identity
 
@@ -64,7 +64,10 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
                 assert len((parameter.help or "").split()) >= 2, (name, parameter.name)
 
 
-def test_help_shows_commands_and_options_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_commands_and_options_in_panels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(PANELS_COLUMNS))
     assert execute(["--help"]) == 0
     shown = capsys.readouterr().out
     for panel in ("A swarm", "A node", "Deciding together", "Checking and taking away", "Trying and measuring"):

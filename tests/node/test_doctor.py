@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -127,14 +128,35 @@ def test_data_folder_of_another_user_or_of_all_is_found(tmp_path: Path, monkeypa
 
 
 def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Examination(data_dir=tmp_path, manifest=founded(tmp_path))
     large = TrialReport(numel=100 * GB)
-    for check in (doctor.memory(large), doctor.disk_space(tmp_path, large.numel)):
+    for check in (doctor.memory(large), doctor.disk_space(wanted, large.numel)):
         assert not check.ok
         assert check.remedy
     small = TrialReport(numel=1000)
     assert doctor.memory(small).ok
-    assert doctor.disk_space(tmp_path, small.numel).ok
+    assert doctor.disk_space(wanted, small.numel).ok
     assert doctor.memory(TrialReport()).ok
+
+
+def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = founded(tmp_path)  # int8
+    folder = tmp_path / "data"
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "0.safetensors").write_bytes(bytes(8_000_000))
+    (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=287_000_000))
+    detail = (
+        "287 MB free, up to 287 MB more needed (32 MB states, 32 MB finals, 36 MB work under way, 60 MB checkpoints, "
+        "135 MB logs; 8 MB are there already)"
+    )
+    wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
+    check = doctor.disk_space(wanted, 1_000_000)
+    assert (check.ok, check.detail) == (False, detail)
+    fewer = doctor.disk_space(Examination(data_dir=folder, manifest=manifest, checkpoints=1), 1_000_000)
+    assert (fewer.ok, "20 MB checkpoints" in fewer.detail) == (True, True)
 
 
 def test_a_gpu_that_torch_cannot_use_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

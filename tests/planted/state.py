@@ -185,6 +185,12 @@ STATE: tuple[Bug, ...] = (
         "self._states = {kept: held for kept, held in self._states.items() if kept < round}",
     ),
     bug(
+        "a node starts where its next state does not fit",
+        "tests/node/state/test_store.py::test_node_does_not_start_where_its_next_state_does_not_fit",
+        "if free < state:",
+        "if not free:",
+    ),
+    bug(
         "going back leaves a later state on disk",
         "tests/node/state/test_states.py::test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it",
         """

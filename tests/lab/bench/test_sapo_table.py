@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import typer
 
+from shoal.lab.bench import sapo_page
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.sapo_page import SapoTableOptions, read_results, write_page
 from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
 from shoal.lab.bench.sapo_table import measure_all, summary_table
+from shoal.lab.picture import Curve
 from shoal.protocol.errors import ConfigError
 
 OPTIONS = SapoOptions(agents=4, rounds=2, settings="8/0,4/4")
@@ -104,6 +106,18 @@ def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
         "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) | 0.250 | 33000 | 2.25 (2.10 to 2.40) | 2 |",
         "| 4/4, 1 attack | 9.0 | 1.20 | 0.250 | 18000 | 1.80 | 1 |",  # three honest agents, in place of four
     ]
+
+
+@pytest.mark.parametrize(("rounds", "width"), [(2, 1), (9, 5), (20, 10), (100, 20)])
+def test_short_run_is_a_curve_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, width: int) -> None:
+    drawn: list[tuple[list[Curve], str]] = []
+    monkeypatch.setattr(sapo_page.picture, "draw", lambda path, curves, *, up, **_: drawn.append((list(curves), up)))
+    run = result_of(replace(BENCHES[0], rounds=rounds), 1)
+    sapo_page.draw([msgspec.structs.replace(run, reward_by_round=(0.25,) * rounds)], tmp_path)
+    ((((curve,)), up),) = drawn
+    assert list(curve.across) == list(range(width, rounds + 1))
+    assert curve.up == pytest.approx([0.25] * (rounds - width + 1))
+    assert up == f"reward, mean of the last {width} rounds"
 
 
 def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(

@@ -17,7 +17,7 @@ from shoal.node.state import store as store_module
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Fault, RecordLog, Store, frame_batch, read_frames, write_atomically
 from shoal.protocol.durable import ABSTAIN, DurableRecord
-from shoal.protocol.errors import ConfigError, LocalError, StorageError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, StorageError
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.wire import canonical
 from tests.node.ledger import GRID, Ledger, state_of
@@ -525,11 +525,23 @@ def test_full_disk_keeps_what_is_replaced_as_it_was(tiny_disk: Path) -> None:
     assert path.read_bytes() == b"new" * 1000
 
 
+def test_node_does_not_start_where_its_next_state_does_not_fit(tiny_disk: Path) -> None:
+    with Store(tiny_disk) as store:
+        store.check_room()  # nothing is here yet
+        state = tiny_disk / "state" / "7.safetensors"
+        state.write_bytes(bytes(40_000))
+        with pytest.raises(DiskFull) as caught:
+            store.check_room()
+        assert_one_line(caught.value, f"the disk under {tiny_disk} has 0.0 MB left", "the next state takes 0.0 MB")
+        state.write_bytes(bytes(10_000))
+        store.check_room()
+
+
 def test_full_disk_keeps_the_older_state(tiny_disk: Path) -> None:
     (tiny_disk / "state").mkdir()
     cache = StateCache(tiny_disk, GRID.chunk_values)
     first = state_of(1)
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(DiskFull) as caught:
         cache.save_state(first)  # 80 kB
     assert_one_line(caught.value, "is full")
     assert cache.saved_rounds() == []
