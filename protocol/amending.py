@@ -152,12 +152,12 @@ def _revoted(voting: Voting, wanted: Mapping[str, object]) -> Voting:
                 f"{key[:SETTING_LIMIT_CHARS]!r} names no peer: write a PeerId, as `shoal id` prints it"
             ) from None
         if not isinstance(votes, bool):
-            raise ConfigError(f"{key} is true for who votes from then on, or false for who no longer does")
+            raise ConfigError(f"{key} must be true for who votes from then on, or false for who no longer does")
         changes[PeerId(peer)] = votes
     try:
         return voting.changed(changes) if changes else voting
     except ValueError as error:
-        raise ConfigError(f"these voters cannot be: {error}") from None
+        raise ConfigError(f"these voters cannot be: {error}; name others") from None
 
 
 def amend(manifest: Manifest, amendment: Amendment) -> Manifest:

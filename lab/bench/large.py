@@ -218,7 +218,7 @@ def summary(result: LargeRun) -> list[str]:
     bench, last = result.bench, result.points[-1]
     lines = [
         f"model      {bench.shape.parameters / 1e6:.1f} M parameters on {result.device}, torch {result.torch}",
-        f"training   {bench.strategy}, {bench.nodes} x {bench.batch} x {bench.context} tokens a step, "
+        f"training   {bench.strategy or 'synchronous'}, {bench.nodes} x {bench.batch} x {bench.context} tokens a step, "
         f"H {bench.inner_steps}, {last.tokens / 1e6:.1f} M tokens in {result.wall_s:.0f} s",
         f"speed      {result.tokens_per_s:.0f} tokens/s",
         f"loss       {result.loss:.4f} bits per byte",

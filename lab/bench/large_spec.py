@@ -28,7 +28,6 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.strategies.table import STRATEGIES
 
-SYNCHRONOUS: Final = "synchronous"
 EFFICIENCY: Final = Target(name="tokens that synchronous training needs for the same loss", unit="of all", least=0.9)
 UNEQUAL: Final = Target(name="rounds in which nodes came to different states", most=0)
 TOKENS_LIMIT: Final = 10**12
@@ -39,8 +38,8 @@ class LargeBench(Spec):
     """Options of `shoal bench large`."""
 
     strategy: Annotated[
-        str, Option("--strategy", help="How to train: synchronous, or a strategy whose rounds are certified.")
-    ] = SYNCHRONOUS
+        str | None, Option("--strategy", help="One whose rounds are certified. [default: none, synchronously]")
+    ] = None
     parameters: Annotated[
         str, Option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
     ] = "125M"
@@ -78,9 +77,9 @@ class LargeBench(Spec):
             raise ConfigError(f"--parameters must be one of {', '.join(SIZES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}")
-        able = [SYNCHRONOUS, *(name for name, one in STRATEGIES.items() if one.certifies)]
-        if self.strategy not in able:
-            raise ConfigError(f"--strategy must be one of {', '.join(able)}")
+        able = {name: one for name, one in STRATEGIES.items() if one.certifies}
+        if not self.synchronous and able.get(self.strategy or "") is None:
+            raise ConfigError(f"--strategy must be one of {', '.join(able)}, or left out")
         if self.within_s is not None and not self.within_s > 0:
             raise ConfigError("--within is a number of seconds above 0")
         if self.lr is not None and not self.lr > 0:
@@ -89,7 +88,7 @@ class LargeBench(Spec):
     @property
     def synchronous(self) -> bool:
         """True if nodes are shares of a batch alone."""
-        return self.strategy == SYNCHRONOUS
+        return self.strategy is None
 
     def goes_on(self, tokens: int, seconds: float) -> bool:
         """True if a run that has come so far, in so long, is not at its end."""

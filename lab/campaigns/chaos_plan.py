@@ -25,13 +25,13 @@ from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
 
 Card = tuple[Kind, Phase]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-"""A move named `continue` is a stop that lasts until then, one named `heal` a partition that does."""
+"""A move named `continue` is a stop that lasts until then, `heal` a partition that does, `resume` a pause."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-LOSING: Final = ("kill", "leave", "continue")
+LOSING: Final = ("kill", "leave", "continue", "pause", "resume")
 """Moves in which a node is gone for good, or until some later round."""
 LASTING: Final = ("stop", "restart", "throttle", "slow")
 """Kinds of a single node that are undone after a while."""
-ENDING: Final = ("continue", "heal")
+ENDING: Final = ("continue", "heal", "resume")
 """Kinds that end what began some rounds before."""
 
 NODES: Final = (4, 5)
@@ -40,7 +40,7 @@ FIRST_ROUND: Final = 2
 GAP: Final = 4
 """Rounds from one move to the next."""
 LATER: Final = 2
-"""So many rounds after its beginning a stop or a partition ends, and who was corrupted starts again on its disk."""
+"""So many rounds after its beginning a stop, a pause or a partition ends, and who was corrupted starts on its disk."""
 ROUNDS: Final = FIRST_ROUND + GAP * MOVES + LATER
 SCENARIO_LIMIT: Final = 100_000
 
@@ -152,12 +152,16 @@ class _Cast:
         """The same, of a kind that strikes a single node."""
         if kind == "continue":
             self._add(Fault(kind="stop", node=node, round=round, phase="train"))
+        elif kind == "resume":
+            self._add(Fault(kind="pause", node=node, round=round, phase="train"))
         rate_mbit = self._between(*SLOW_MBIT) if kind == "slow" else None
         cpu_share = self._between(*CPU_SHARE) if kind == "throttle" else None
         lasts_s = away_s if kind in LASTING else None
         self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, rate_mbit=rate_mbit, cpu_share=cpu_share))
         if kind == "corrupt":
             self._add(Fault(kind="restart", node=node, round=at.round + LATER, duration_s=AWAY_S[0]))
+        elif kind == "pause":
+            self._add(Fault(kind="resume", node=node, round=at.round + LATER, phase="train"))
         if kind in ("kill", "leave") and node in self.order:
             self.order.remove(node)
 

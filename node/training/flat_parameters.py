@@ -288,7 +288,7 @@ def _travelling_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     for name, value in found.items():
         if not bool((value.abs() <= float(VALUE_LIMIT)).all()):  # nor is NaN
             raise ConfigError(
-                f"buffer {name!r} holds values that cannot travel, infinite, NaN or beyond {VALUE_LIMIT:.0e}; register "
-                "it with persistent=False, and each node keeps its own"
+                f"buffer {name!r} holds values that cannot travel, infinite, NaN or beyond {VALUE_LIMIT:.0e}; make it "
+                "persistent=False where it is registered, and each node keeps its own"
             )
     return found

@@ -26,7 +26,7 @@ def curve(*losses: float) -> tuple[Point, ...]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--strategy", "gossip"], "--strategy must be one of synchronous"),
+        (["--strategy", "gossip"], "--strategy must be one of diloco"),
         (["--parameters", "7B"], "--parameters must be one of 1M"),
         (["--dtype", "fp8"], "--dtype must be one of auto"),
         (["--lr", "0"], "--lr is a learning rate above 0"),

@@ -39,9 +39,9 @@ SCENARIOS = [draw_scenario(3, number) for number in range(1, 97)]
 
 
 def test_every_kind_meets_every_phase_before_any_meets_it_twice() -> None:
-    dealt = [card for number in range(1, 25) for card in hand(3, number)]
+    dealt = [card for number in range(1, 29) for card in hand(3, number)]
     assert len(dealt) == len(set(dealt)) == len(KINDS) * len(PHASES)
-    assert Counter(card for number in range(1, 97) for card in hand(3, number)) == Counter(
+    assert Counter(card for number in range(1, 113) for card in hand(3, number)) == Counter(
         {(kind, phase): 4 for kind in KINDS for phase in PHASES}
     )
 

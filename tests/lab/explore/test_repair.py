@@ -151,13 +151,6 @@ class OpenAfterClosing(Reduction):
         return told
 
 
-class OpenWhenBegun(Reduction):
-    """Takes finals of those whose eviction was heard before the plan."""
-
-    def close_off(self, evicted: Iterable[PeerId]) -> tuple[ChunkResults, ...]:
-        return super().close_off(evicted) if self._started else ()
-
-
 class CopiesRegardless(Reduction):
     """Takes copies of finals of the evicted although it said what it holds of them."""
 
@@ -261,7 +254,6 @@ def forgets_finals(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Hel
 
 BUGS: list[tuple[type, dict[str, Any], str]] = [
     (OpenAfterClosing, ONE_CHUNK, "a final of the evicted counted after closing off"),
-    (OpenWhenBegun, ONE_CHUNK, "a final of the evicted counted after closing off"),
     (CopiesRegardless, ONE_CHUNK, "a final of the evicted counted after closing off"),
     (SignsAgain, SMALL | {"members": 2}, "two results signed for one chunk"),
     (DividesByThePlan, ONE_CHUNK, "finals that are not the mean of what they count"),

@@ -192,7 +192,7 @@ def test_a_restart_stands_on_the_anchors_buffers_and_counts_on(tmp_path: Path) -
 def test_buffers_that_cannot_travel_are_the_users_to_mend() -> None:
     model = torch.nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((2, 2), -math.inf))
-    with pytest.raises(ConfigError, match=r"buffer 'mask' .* register it with persistent=False"):
+    with pytest.raises(ConfigError, match=r"buffer 'mask' .* make it persistent=False where it is registered"):
         FlatParameters(model)
     model.register_buffer("mask", torch.full((2, 2), -math.inf), persistent=False)
     assert FlatParameters(model).layout.buffers == ()

@@ -116,7 +116,8 @@ async def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         parsed = parse_any(alice.addresses[0])
         # Whoever has a connection does not dial again: the one that dials is the adapter below.
-        await bob._network._dial(parsed, next(iter(p for p in bob._network.connections if str(p) == alice.peer_id)))
+        known = next(iter(p for p in bob._network.connections if str(p) == alice.peer_id))
+        await bob._network._dial(parsed, known, lambda: None)
         await until(lambda: bob.is_direct(alice.peer_id) and alice.is_direct(bob.peer_id))
         assert await alice.request(bob.peer_id, ECHO, b"direct", deadline_s=WAIT_S) == b"direct"
         circuit = parse_any(through(relay, bob.peer_id))
