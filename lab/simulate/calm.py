@@ -1,8 +1,9 @@
 """Checks of the rounds once nothing is wrong any more, with everyone who runs linked to everyone.
 
     quick rounds       a round takes no longer than the slowest training in it, and `CALM_ROUND_S`
-    everyone counts    who runs and was there in the round before becomes a member, and, unless it pauses, is on its way
-                       out or on probation, its contribution counts
+    everyone counts    who runs and was there in the round before, after a rollback with the state that it goes back
+                       to, becomes a member, and, unless it pauses, is on its way out or on probation, its contribution
+                       counts
     orders             what a user ordered is carried out, or can be no more, by the second round after the first
                        `SETTLING_ROUNDS` in which the user's peer votes, or once the state that it takes has come to
                        those who lack it, or those whom it names as voters are members; for the consent of who has no
@@ -95,7 +96,7 @@ class Calm:
         """A peer is the first to have a round certified. Raises Violation."""
         now, there = self._swarm.timeline.now, self._in_round(value)
         took_s, self._decided_at = now - self._decided_at, now
-        before, self._there = self._there, there
+        before, self._there = self._there, self._holders(there, value) if value.rollback else there
         if not self._swarm.scenario.calm_rounds or not self._is_calm(now):
             self.rounds = 0
             return
@@ -139,6 +140,11 @@ class Calm:
         """Peers that take part in the round that `value` decides."""
         machines = ((peer, peer.peer_rounds.machine) for peer in self._swarm.peers if peer.running)
         return {peer for peer, machine in machines if machine is not None and machine.previous.hash == value.base}
+
+    @staticmethod
+    def _holders(there: set[SimulatedPeer], rollback: Value) -> set[SimulatedPeer]:
+        """Those who have the state that is gone back to: nobody waits for a newcomer that has to fetch it."""
+        return {peer for peer in there if peer.disk.earlier(rollback.state_round) is not None}
 
     def _check_all_count(self, value: Value, there: set[SimulatedPeer]) -> None:
         if value.rollback:

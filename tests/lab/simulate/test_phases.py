@@ -246,6 +246,33 @@ def test_seeded_order_that_is_said_only_where_it_was_given_is_found(monkeypatch:
     assert run_scenario(LEFT_OUT).violation == "orders"
 
 
+WITHOUT_THE_STATE = Scenario(
+    peers=3,
+    rounds=1,
+    seed=5951,
+    calm_rounds=3,
+    fault=(
+        Fault(kind="finish", at_s=0.0, peer=1, round=3),
+        Fault(kind="join", at_s=3.97),
+        Fault(kind="lossy", at_s=9.75, peer=0, duration_s=1.45, share=0.45),
+        Fault(kind="join", at_s=11.88),
+        Fault(kind="stop", at_s=13.64, peer=2, duration_s=13.62),
+        Fault(kind="rollback", at_s=15.12, peer=0, back=2),
+    ),
+)
+"""Peer 4 joined with the state of round 4, and has to fetch that of round 2, to which the others go back."""
+
+
+def test_newcomer_that_fetches_the_state_gone_back_to_is_not_waited_for_and_becomes_a_member_next() -> None:
+    simulation = Simulation(WITHOUT_THE_STATE)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail, outcome.met["rollback ordered"]) == ("", "", 1)
+    first = max((one.disk.ledger for one in simulation.peers), key=lambda ledger: ledger.height)
+    newcomer, members = simulation.peers[4].id, [entry.value.members for entry in first.entries]
+    back = next(at for at, entry in enumerate(first.entries) if entry.value.rollback)
+    assert [newcomer in there for there in members[back : back + 3]] == [False, False, True]
+
+
 def test_no_round_is_calm_while_what_a_slow_connection_was_given_is_under_way() -> None:
     simulation = Simulation(CALM)
     simulation.network.slowed[1] = 100.0
