@@ -279,6 +279,15 @@ class PeerRounds(Reducing, Surroundings):
         except ConfigError:
             return False
 
+    @property
+    def can_rebase(self) -> bool:
+        """True if this peer would take the authority's order to go on without some."""
+        try:
+            self.member.check(GoOnWithout(frozenset()))
+        except ConfigError:
+            return False
+        return True
+
     def rebase(self, members: Collection[PeerId]) -> None:
         """The authority, which is here, has the chain go on with these."""
         self._box.put(GoOnWithout(frozenset(self.chain.voters) - set(members)))

@@ -595,9 +595,10 @@ class Simulation:
             raise NoQuorum
 
     def _rebase(self) -> bool:
-        """The authority, at the member whose chain is the longest, has those go on who run; False if nobody does."""
+        """The authority, at the member whose chain is the longest, has those go on who run; False if nobody can."""
         running = [peer for peer in self.peers if peer.running and peer.id in peer.disk.ledger.voters]
-        there = max(running, key=lambda peer: peer.disk.height, default=None)
+        able = [peer for peer in running if peer.peer_rounds.can_rebase]
+        there = max(able, key=lambda peer: peer.disk.height, default=None)
         if there is None:
             return False
         self.met["rebased"] += 1
