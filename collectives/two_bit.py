@@ -114,7 +114,7 @@ def write_two_bit(values: F32, magnitudes: F32, above: F32, levels_out: U8, code
 
 
 def read_two_bit(levels_in: U8, codes_in: U8, out: F32) -> None:
-    """What `write_two_bit` wrote into `out`, (rows, count). Raises Undecodable for what it does not write."""
+    """Read into `out`, (rows, count), blocks of `write_two_bit`. Raises Undecodable for what that does not write."""
     levels = np.ascontiguousarray(levels_in).view("<f4").astype(np.float32, copy=False)
     low, high = levels[:, :1], levels[:, 1:]
     if not are_scales(levels.view(np.uint32), 0x0080_0000, LIMIT_BITS) or (low > high).any():

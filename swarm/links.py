@@ -615,7 +615,7 @@ class Links:
 
 
 def _waiting(queue: trio.MemoryReceiveChannel[bytes | trio.Event]) -> Iterator[bytes | trio.Event]:
-    """What waits in a queue now, up to SENT_AT_ONCE_BYTES."""
+    """Take the items that wait in a queue now, up to SENT_AT_ONCE_BYTES."""
     size = 0
     with contextlib.suppress(trio.WouldBlock):
         while size < SENT_AT_ONCE_BYTES:

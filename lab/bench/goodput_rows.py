@@ -27,7 +27,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTimes:
-    """What a node did, in wall-clock seconds.
+    """Times at which a node did something, in wall-clock seconds.
 
     lives: of its processes. steps: when it ended each. contributed, trainers: when it announced a contribution, and
     when it had a trainer.

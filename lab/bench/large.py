@@ -17,6 +17,7 @@ from shoal.cli.render import ShowNow
 from shoal.cli.text import quantity
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.train_spec import NOBODY, Point, inner_settings
+from shoal.lab.bench.train_swarm import certified_per_s
 from shoal.lab.bench.train_sync import SynchronousTraining
 from shoal.lab.case import Case, LongCaseOptions
 from shoal.lab.fleet import Swarm, untested_command
@@ -141,14 +142,14 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         device=device_name(pick_device(bench.device)),
         torch=str(torch.__version__),
         points=points,
-        tokens_per_s=curve.tokens_per_s(),
+        tokens_per_s=certified_per_s(swarm.journal.of(Certified)),
         wall_s=time.monotonic() - began,
         unequal=curve.unequal(),
     )
 
 
 class Curve:
-    """What the logs of a swarm show of its training so far."""
+    """Course of a swarm's training, read off its nodes' logs."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -190,12 +191,6 @@ class Curve:
             lines = [event for event in self._swarm.journal.of(Certified, node.index) if event.round <= round]
             total += lines[-1].lanes_sent + lines[-1].control_sent if lines else 0
         return total
-
-    def tokens_per_s(self) -> float:
-        """Tokens certified a second, from the certificate of the first round to that of the last."""
-        first, *others = self._firsts
-        seconds = others[-1].at - first.at if others else 0.0
-        return sum(event.tokens for event in others) / seconds if seconds else 0.0
 
     def unequal(self) -> int:
         """Number of rounds in which nodes came to different states."""

@@ -106,11 +106,11 @@ class LargeBench(Spec):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What two runs have in common that can be compared."""
+        """Settings that two runs must share to be compared."""
         return (self.parameters, self.context, self.batch_tokens, self.seed)
 
     def manifest(self, founders: Sequence[PeerId]) -> Manifest:
-        """What `shoal init` writes, but for the workload's options, H and the learning rate. Raises ConfigError."""
+        """The manifest of `shoal init`, but for the workload's options, H and the learning rate. Raises ConfigError."""
         shape = self.shape
         sizes = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
         options = {**sizes, "context": self.context, "batch": self.batch, "dtype": self.dtype, "compile": self.compile}

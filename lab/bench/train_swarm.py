@@ -85,7 +85,7 @@ def speeds_of(folder: Path, nodes: int) -> Speeds:
     """Measure speeds by the logs in a testnet's folder, of a run in which no node came or went."""
     lives = _lives_in(folder, range(nodes))
     return Speeds(
-        tokens_per_s=_speed([line for life in lives for line in life.certified]),
+        tokens_per_s=certified_per_s([line for life in lives for line in life.certified]),
         ideal_tokens_per_s=_ideal(lives),
         blocked_fraction=_blocked(lives, since=SETTLED_ROUND),
     )
@@ -119,7 +119,7 @@ def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
     """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
     lives = _lives_in(folder, [node.index for node in report.nodes])
     points = _points(report, [life.certified for life in lives], bench.tokens)
-    speed = _speed([line for life in lives for line in life.certified])
+    speed = certified_per_s([line for life in lives for line in life.certified])
     return SwarmRun(
         points=tuple(points),
         tokens_per_s=speed,
@@ -195,7 +195,7 @@ def _sent(lives: Iterable[Sequence[Certified]], rounds: int) -> list[int]:
     return total
 
 
-def _speed(certified: Iterable[Certified]) -> float:
+def certified_per_s(certified: Iterable[Certified]) -> float:
     """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds."""
     first: dict[int, Certified] = {}
     for line in sorted(certified, key=lambda line: line.at):

@@ -161,7 +161,7 @@ class FlatParameters:
         self._copies = DeviceCopies()
 
     def _tensors(self) -> list[torch.Tensor]:
-        """What travels, in the order of the vector. Who moves or assigns a buffer makes another tensor of it."""
+        """The tensors that travel, in the order of the vector. A buffer that is moved or assigned is another tensor."""
         return [*self._parameters, *(self._model.get_buffer(name) for name in self._buffer_names)]
 
     def new_vector(self) -> torch.Tensor:

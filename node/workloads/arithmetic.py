@@ -1,4 +1,4 @@
-"""What a workload's products are computed in: one rule for all that have a choice."""
+"""Number formats of a workload's products: one rule for all workloads that have a choice."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,22 +38,19 @@ def test_amend_says_who_is_to_vote_and_who_no_longer_does(
     assert execute(["amend", "--remove-voter", "one", "--withdraw"]) == WRONG_USAGE
 
 
+def status_with(**known: Any) -> Status:
+    """A node's status in round 3, of which nothing is told but what is `known`."""
+    said: dict[str, Any] = {
+        "peer_id": "a", "swarm_id": "5" * 64, "addresses": [], "phase": "train", "term": "0.0", "round": 3,
+        "digest": None, "members": [], "missing": [], "loss": None, "tokens_per_s": None,
+        "bytes": BytesStatus(sent=0, received=0),
+    }  # fmt: skip
+    return Status(**said | known)
+
+
 def test_status_names_the_voters_where_they_are_not_the_members() -> None:
     members = [MemberStatus(peer_id=peer, phase="training", tokens_per_s=1.0, reach="direct") for peer in ("a", "b")]
-    known = Status(
-        peer_id="a",
-        swarm_id="5" * 64,
-        addresses=[],
-        phase="train",
-        term="0.0",
-        round=3,
-        digest=None,
-        members=members,
-        missing=[],
-        loss=None,
-        tokens_per_s=None,
-        bytes=BytesStatus(sent=0, received=0),
-    )
+    known = status_with(members=members)
 
     def shown(*voters: str) -> list[str]:
         return voter_lines(msgspec.structs.replace(known, voters=list(voters)))
@@ -65,24 +63,12 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:
-    status = Status(
-        peer_id="me",
-        swarm_id="5" * 64,
-        addresses=[],
-        phase="train",
-        term="0.0",
-        round=3,
-        digest=None,
-        members=[],
-        missing=[],
+    status = status_with(
         amendments=[
             AmendStatus(peer_id="one", settings={"sync.codec": "bf16", "inner.lr": 0.5}, asked=True),
             AmendStatus(peer_id="two", settings={"sync.codec": "bf16\n", "inner.lr": 0.5}, asked=False),
         ],
         settings={"sync.inner_steps": 60},
-        loss=None,
-        tokens_per_s=None,
-        bytes=BytesStatus(sent=0, received=0),
     )
     assert settings_lines(status) == [
         "setting    sync.inner_steps = 60, amended",

@@ -34,7 +34,7 @@ STARTING = ("join", "restart")
 
 
 def why(report: Report) -> tuple[object, ...]:
-    """What decides whether a testnet did what it should: pytest shortens the report."""
+    """Parts of a report that decide if a testnet did as it should: pytest shortens the whole."""
     return report.faults, report.rounds, report.forks, report.wrong_values, report.digests_equal
 
 
