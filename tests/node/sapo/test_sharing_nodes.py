@@ -190,7 +190,10 @@ async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignor
             await play(agents, 1, first=rounds)
             rounds += 1
         for agent in agents:
-            assert {group.origin for group in agent.taken} == honest - {agent.peer}
+            taken_from = {group.origin for group in agent.taken}
+            # A copy that is heard before its original is taken for one; who is ignored for his lies gets none through.
+            copied = {attacker.peer} if ignored_at == 1e9 else set()
+            assert honest - {agent.peer} <= taken_from <= (honest - {agent.peer}) | copied
             assert agent.trust.ignored(attacker.peer) == (ignored_at == 4.0)
             assert all(agent.trust.demerits(peer) == 0 for peer in honest)
             assert {peer for peer, _ in agent.blamed} == {attacker.peer}
