@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.protocol.manifest import render_manifest
-from tests.node.lab import Swarm, assert_exact
+from tests.node.lab import Swarm, assert_exact, eventually
 from tests.node.test_evidence_nodes import started_as
 
 NOT_FINITE_NODE = Path(__file__).with_name("not_finite_node.py")
@@ -62,6 +62,7 @@ def test_contribution_that_is_not_finite_is_left_out_of_every_chunk_with_a_reaso
             proof = node.wait("evidence")
             assert (proof["peer"], proof["kind"], proof["round"]) == (liar.peer_id, "unsoundcontribution", ROUND)
         reason = f"{liar.peer_id} left out: does not decode to finite values"
-        for chunk in range(9):
-            assert any(f"chunk {chunk}: {reason}" in node.log for node in swarm.nodes)
+        for chunk in range(9):  # an owner says so once it has sent the final, with which others may certify before
+            line = f"chunk {chunk}: {reason}"
+            eventually(lambda line=line: any(line in node.log for node in swarm.nodes), line)  # type: ignore[misc]
         assert_exact(swarm.report(ROUND))
