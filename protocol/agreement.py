@@ -302,9 +302,13 @@ class Agreement:
         return self.standing is Standing.ABSTAINING
 
     @property
-    def something_binds(self) -> bool:
-        """True if anybody proposed or signed for a value in this round, as far as is known here, or may have."""
-        return bool(self._values or self._prepares or self._votes) or self.abstains
+    def is_prepared(self) -> bool:
+        """True if a prepare certificate of this round is here: the next lead may have to propose its value again.
+
+        Another's vote alone is no sign of it: who had the certificate may be gone, and a quorum have moved on without.
+        """
+        told = (change.prepared for row in self._changes.values() for change in row.values())
+        return self._highest is not None or any(prepared is not None for prepared in told)
 
     def promised(self) -> dict[PeerId, int]:
         """Below which view each member signs no more, as far as it said so by a move, a prepare or a vote."""

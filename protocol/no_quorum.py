@@ -2,7 +2,11 @@
 
 no quorum for ALONE_S            tell the user once; a node that has contributed already trains on locally all the while
 nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
-                                 of this round is known: it may have the contribution of before, and be decided
+                                 of this round is prepared: that one is decided, or none
+
+A value that is not prepared may have the contribution of before, and be decided all the same. Nothing counts twice
+then: the one that is made after all has neither that work nor the residual before it, and the certified plan shows that
+it is another.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ class NoQuorum:
         self.without_quorum = alone
         train_on = alone and contributed and may_train and resting
         waiting = machine.is_member and machine.phase is Phase.PLAN and not contributed and may_train
-        if not waiting or machine.agreement.something_binds or not machine.nobody_trains():
+        agreement = machine.agreement
+        if not waiting or agreement.abstains or agreement.is_prepared or not machine.nobody_trains():
             self._idle_since = now
         contribute = now - self._idle_since >= IDLE_S
         if contribute:

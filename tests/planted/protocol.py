@@ -12,6 +12,20 @@ PROTOCOL: tuple[Bug, ...] = (
         "self.view = record.view",
     ),
     bug(
+        "a round of which a value is proposed waits for contributions that all have lost",
+        "tests/lab/simulate/test_phases.py"
+        "::test_round_whose_contributions_are_all_lost_is_made_again_and_counts_once[7476]",
+        "or agreement.is_prepared or not machine.nobody_trains()",
+        "or agreement._values or agreement._prepares or not machine.nobody_trains()",
+    ),
+    bug(
+        "a round waits for contributions that all have lost, since one that is gone voted in it",
+        "tests/lab/simulate/test_phases.py"
+        "::test_round_whose_contributions_are_all_lost_is_made_again_and_counts_once[5793]",
+        "return self._highest is not None or any(prepared is not None for prepared in told)",
+        "return bool(self._highest or self._votes) or any(prepared is not None for prepared in told)",
+    ),
+    bug(
         "a joiner that weighs in its first round",
         "tests/node/test_swarm_in_a_box.py"
         "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",

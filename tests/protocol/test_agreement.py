@@ -526,7 +526,7 @@ def test_member_that_is_a_quorum_finds_its_own_vote_enough_when_it_returns(membe
     assert [record.kind for record in lab.members[planner].log][-3:] == ["propose", "prepare", "vote"]
     again = Agreement(identity=lab.members[planner].identity, previous=lab.start)
     again.restore(lab.members[planner].log)
-    assert again.something_binds
+    assert again.is_prepared
     (decided,) = again.resume()
     assert isinstance(decided, Decided)
     assert decided.certificate.value == value
@@ -542,11 +542,12 @@ def test_member_that_may_have_forgotten_what_it_signed_signs_nothing_and_learns_
     lab.restart(mute)
     machine = lab.machine(mute)
     assert machine.abstains
-    assert machine.something_binds
+    assert not machine.is_prepared
     leader = lab.lead(0)
     one = lab.propose(leader, "one")
     proposal = propose(lab, 0, one)
     effects = machine.receive(lab.members[leader].peer, proposal)
+    assert not machine.is_prepared, "it is only proposed"
     effects += machine.computed(honest_report(lab.start, one.plan))
     effects += machine.move_to(1) + machine.leave() + machine.resume()
     for peer in lab.start.members:
@@ -642,9 +643,11 @@ def test_new_lead_takes_the_vote_of_the_highest_view() -> None:
     machine = lab.machine(order[2])
     machine.move_to(2)
     carried = {order[0]: prepared_value(lab, 0, low), order[1]: prepared_value(lab, 1, high)}
+    assert not machine.is_prepared
     for number in order[:2]:
         assert not machine.proposed
         effects = machine.receive(lab.members[number].peer, change(lab, number, 2, carried[number]))
+        assert machine.is_prepared
     (proposal,) = messages_in(effects, Propose)
     assert isinstance(proposal, Propose)
     assert (proposal.view, proposal.value) == (2, high)

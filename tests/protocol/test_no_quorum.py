@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
+import pytest
+
 from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum
 from shoal.protocol.round import Phase, RoundMachine
 
 
 @dataclass
 class Membership:
-    something_binds: bool = False
+    is_prepared: bool = False
+    abstains: bool = False
 
 
 @dataclass
@@ -80,10 +83,10 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
     assert not advise(alone, round, 200.0, may_train=False).contribute_after_all
 
 
-def test_solitude_contributes_to_no_round_of_which_a_value_is_known() -> None:
-    """The contribution that was lost may be in it: made again it would be counted twice."""
-    alone, bound = NoQuorum(), Round(busy=False, agreement=Membership(something_binds=True))
+@pytest.mark.parametrize("held_up_by", ["is_prepared", "abstains"])
+def test_solitude_contributes_to_no_round_that_is_decided_without_it(held_up_by: str) -> None:
+    alone, bound = NoQuorum(), Round(busy=False, agreement=Membership(**{held_up_by: True}))
     alone.begin_round(0.0)
     assert not any(advise(alone, bound, now).contribute_after_all for now in (0.0, IDLE_S, 2 * IDLE_S))
-    bound.agreement.something_binds = False
+    bound.agreement = Membership()
     assert [advise(alone, bound, (2 + late) * IDLE_S).contribute_after_all for late in (0.5, 1)] == [False, True]

@@ -348,3 +348,42 @@ def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Disk, "earlier", lambda disk, round: plain(disk, round + 1) if round else plain(disk, round))
     outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, back=2)))
     assert outcome.violation in ("the reference", "progress")
+
+
+ALL_LOSE_THEIR_WORK = (
+    Scenario(
+        peers=8,
+        rounds=1,
+        seed=7476,
+        loss=0.05,
+        fragments=2,
+        fault=(
+            Fault(kind="partition", at_s=1.09, duration_s=12.3, groups=((0, 1, 2, 7), (3, 4, 5, 6))),
+            Fault(kind="outage", at_s=3.37, phase="certify", into_s=0.2, peer=5, duration_s=2.0, forgets=True),
+            Fault(kind="kill", at_s=10.22, peer=1, duration_s=8.82, forgets=True),
+        ),
+    ),
+    Scenario(
+        peers=5,
+        rounds=3,
+        seed=5793,
+        loss=0.0,
+        fault=(
+            Fault(kind="leave", at_s=5.38, peer=2),
+            Fault(kind="pause", at_s=6.22, peer=3, duration_s=0.62),
+            Fault(kind="stop", at_s=0.0, phase="paused", peer=3, duration_s=3.54),
+            Fault(kind="crash", at_s=8.12, peer=1, duration_s=6.36, torn=1.0),
+            Fault(kind="outage", at_s=13.12, peer=3, duration_s=2.0, forgets=True),
+            Fault(kind="leave", at_s=15.55, peer=0),
+        ),
+    ),
+)
+"""All are started again without what they contributed, after a value was signed for. Nobody has a prepare certificate,
+or who has it leaves for good."""
+
+
+@pytest.mark.parametrize("lost", ALL_LOSE_THEIR_WORK, ids=lambda lost: str(lost.seed))
+def test_round_whose_contributions_are_all_lost_is_made_again_and_counts_once(lost: Scenario) -> None:
+    outcome = run_scenario(lost)
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.rounds_certified >= lost.rounds
