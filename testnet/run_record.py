@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-from shoal.node.reporting.events import Event, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
+from shoal.node.reporting.events import Event, Planned, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.scenario import Scenario
@@ -68,23 +69,59 @@ class RunRecord:
         """The (term, round)s that at least one node certified."""
         return frozenset((event.term, event.round) for _, event in self.certified())
 
-    def missed(self) -> dict[int, tuple[int, ...]]:
-        """Rounds that others certified without it, for each founder that runs at the end and that no fault struck."""
-        struck = {index for record in self.faults if record.at is not None for index in record.fault.struck}
-        own: dict[int, set[tuple[str, int]]] = {
-            node.index: set()
-            for node in self.nodes
-            if node.index < self.scenario.nodes and node.outcome == "running" and node.index not in struck
+    def unharmed(self) -> tuple[NodeFacts, ...]:
+        """The nodes that no fault struck, but those that left by themselves. To be started later is no harm."""
+        struck = {
+            index
+            for record in self.faults
+            if record.at is not None and record.fault.kind != "join"
+            for index in record.fault.struck
         }
+        return tuple(node for node in self.nodes if node.index not in struck and node.outcome != "left")
+
+    def missed(self) -> dict[int, tuple[int, ...]]:
+        """Rounds that others certified without it, for each node that no fault struck.
+
+        Who was started later could take part from the first round on that it certified. Where nothing is certified each
+        has rounds of its own: it missed all or none.
+        """
+        own: dict[int, set[tuple[str, int]]] = {node.index: set() for node in self.unharmed()}
         for index, event in self.certified():
             own.get(index, set()).add((event.term, event.round))
-        everyones = self.certified_rounds()
-        return {index: tuple(sorted(number for _, number in everyones - ended)) for index, ended in own.items()}
+        return {
+            index: tuple(sorted(number for _, number in self._possible(index, ended) - ended))
+            for index, ended in own.items()
+        }
+
+    def _possible(self, index: int, ended: set[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """The rounds in which an unharmed node could take part, which ended these."""
+        if ended and not self.scenario.synchronisation.certifies:
+            return frozenset(ended)
+        founded = index < self.scenario.nodes
+        first = 0 if founded else min((number for _, number in ended), default=math.inf)
+        return frozenset((term, number) for term, number in self.certified_rounds() if number >= first)
 
     def unaffected_absent(self) -> tuple[int, ...]:
-        """Those of them that missed every round."""
-        rounds = len(self.certified_rounds())
-        return tuple(index for index, missed in self.missed().items() if len(missed) == rounds > 0)
+        """The nodes that no fault struck and that took part in fewer rounds than they could."""
+        return tuple(index for index, missed in self.missed().items() if missed)
+
+    def evictions(self) -> list[tuple[int, NodeFacts, float]]:
+        """Yield (round, node, when) for everybody with whom a plan was begun that went on without it, once a round."""
+        by_peer = {node.peer_id: node for node in self.nodes}
+        found: dict[tuple[int, str], float] = {}
+        for entry in self.entries:
+            if isinstance(entry.event, Planned):
+                for peer in entry.event.evicted:
+                    found.setdefault((entry.event.round, peer), entry.event.at)
+        return [(number, by_peer[peer], at) for (number, peer), at in found.items() if peer in by_peer]
+
+    def evicted_alive(self) -> int:
+        """Count the evictions of nodes that no fault struck, and whose process ran."""
+        unharmed = {node.index for node in self.unharmed()}
+        return sum(
+            node.index in unharmed and any(start <= at <= end for start, end in node.lives)
+            for _, node, at in self.evictions()
+        )
 
 
 def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:

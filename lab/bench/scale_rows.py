@@ -10,7 +10,7 @@ from math import inf
 from typing import Final
 
 from shoal.lab.targets import Spread
-from shoal.node.reporting.events import Died, Event, Linked, Planned, Revived, RoundEnded
+from shoal.node.reporting.events import Died, Event, Linked, Revived, RoundEnded
 from shoal.testnet.delays import round_durations
 from shoal.testnet.run_record import RunRecord
 
@@ -41,16 +41,8 @@ class Away:
 
 
 def evictions(record: RunRecord, away: Away) -> int:
-    """Number of (round, peer) with which a plan went on without one that lives, after the first round."""
-    return len(
-        {
-            (entry.event.round, peer)
-            for entry in record.entries
-            if isinstance(entry.event, Planned) and entry.event.round > 1
-            for peer in entry.event.evicted
-            if not away.covers(peer, entry.event.at)
-        }
-    )
+    """Count the evictions of nodes that live, after the first round."""
+    return sum(number > 1 and not away.covers(node.peer_id, at) for number, node, at in record.evictions())
 
 
 def seconds_of_rounds(record: RunRecord) -> Spread | None:

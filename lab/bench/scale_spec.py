@@ -17,7 +17,7 @@ NOT_CERTIFIED: Final = Target(name="rounds that were not certified", most=0)
 WRONG: Final = Target(name="wrong values", most=0)
 FORKED: Final = Target(name="forks, and states that differ", most=0)
 UNVERIFIED: Final = Target(name="what could not be verified", most=0)
-ABSENT: Final = Target(name="founders that lived unharmed and took part in no round", most=0)
+ABSENT: Final = Target(name="founders that nothing struck and that missed rounds", most=0)
 EVICTED: Final = Target(name="evictions of the living after the first round", most=0)
 EVICTED_WHEN_STRUCK: Final = Target(name=EVICTED.name)
 ROUND: Final = Target(name="a round", unit="s")
@@ -117,7 +117,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `shoal bench scale`.
 
     not_default: settings that `shoal init` does not write. start_s: from the first start until all wait for the first
-    round. missed: by founder that lived unharmed, the rounds that others certified without it. links_made, links_lost,
+    round. missed: by founder that nothing struck, the rounds that others certified without it. links_made, links_lost,
     deaths, revivals: over all nodes. control_kb_s: sent by a node, the median. rest_percent: of a core, the median of
     the daemons, over `rest_s` in which all trainers train and none contributes. pss_mb: of a daemon, the median. load:
     of the machine, in runnable processes a core, before the start.
@@ -132,7 +132,6 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
     wrong_values: int
     forks: int
     unverified: tuple[str, ...]
-    unaffected_absent: tuple[int, ...]
     missed: dict[int, tuple[int, ...]]
     evictions: int
     round_s: Spread | None
@@ -156,7 +155,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
             WRONG.row(self.wrong_values),
             FORKED.row(self.forks),
             UNVERIFIED.row(len(self.unverified)),
-            ABSENT.row(len(self.unaffected_absent)),
+            ABSENT.row(len(self.missed)),
             evicted.row(self.evictions),
             *self._undisturbed_rows,
             *self._step_rows,

@@ -1,8 +1,8 @@
 """Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
-`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests, and no founder without part in it
-that lived and that no fault struck; and besides, every fault of the scenario really happened and nothing was left
-unverified, for else the zeros would mean little.
+`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests, and nobody that no fault struck
+missed a round; and besides, every fault of the scenario really happened and nothing was left unverified, for else the
+zeros would mean little.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -29,6 +30,9 @@ from shoal.testnet.faults import FaultRecord
 from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord
 from shoal.testnet.scenario import Scenario
 
+ROUNDS_NAMED: Final = 8
+"""Rounds that a line names one by one."""
+
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A round as one node saw it, in seconds since the testnet began. end_s: None if the node never certified it."""
@@ -39,16 +43,21 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. rounds: how many it certified. digests: by round. lives: (start, end) of its processes, in seconds.
+    """One node. certified: how many rounds it did, as `rounds` says too. contributed: to how many of those certified.
 
-    blocked_fraction: the share of its time between contributions in which it stood still and waited for a round.
+    digests: by round. lives: (start, end) of its processes, in seconds. missed: rounds that others certified without it
+    though no fault had struck it. blocked_fraction: the share of its time between contributions in which it stood still
+    and waited for a round.
     """
 
     index: int
     peer_id: str
     outcome: Outcome
     rounds: int
+    certified: int
+    contributed: int
     digests: dict[str, str]
+    missed: tuple[int, ...] = ()
     lives: tuple[tuple[float, float], ...] = ()
     spans: tuple[Span, ...] = ()
     blocked_fraction: float | None = None
@@ -102,7 +111,8 @@ class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time.
 
-    unaffected_absent: founders that lived and that no fault struck, and that took part in no round.
+    unaffected_absent: nodes that no fault struck, and that took part in fewer rounds than they could. evicted_alive:
+    how often a plan that had been begun went on without one that no fault had struck.
 
     Under the strategy gossip there is no common state: a round is certified where somebody made its step, there are no
     digests, and `digests_equal` is None. Under rollouts neither: a round is there where somebody made one of that
@@ -121,6 +131,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundReport, ...]
     bytes: BytesReport
     unaffected_absent: tuple[int, ...] = ()
+    evicted_alive: int = 0
     unverified: tuple[str, ...] = ()
     trouble: str | None = None
 
@@ -139,10 +150,22 @@ def ok(report: Report) -> bool:
 
 
 def absences(report: Report) -> list[str]:
-    """Tell who took part in no round although nothing kept it from that, each in a line."""
-    return [
-        f"node {index} lived, no fault struck it, and it took part in no round" for index in report.unaffected_absent
-    ]
+    """Tell who missed rounds although no fault struck it, each in a line."""
+    nodes = {node.index: node for node in report.nodes}
+    return [f"no fault struck node {index}, and it {_absence(nodes[index])}" for index in report.unaffected_absent]
+
+
+def _absence(node: NodeReport) -> str:
+    if not node.certified:
+        return "took part in no round"
+    return f"{'ended by itself and ' * (node.outcome == 'crashed')}missed {rounds_word(node.missed)}"
+
+
+def rounds_word(rounds: Sequence[int]) -> str:
+    """Some rounds by their numbers, or how many they are where a line has no room for all."""
+    if len(rounds) > ROUNDS_NAMED:
+        return f"{len(rounds)} rounds, from {rounds[0]} on"
+    return f"round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
 
 
 def digests_word(report: Report, differ: str) -> str:
@@ -158,6 +181,7 @@ def to_json(report: Report) -> bytes:
 def make_report(run_record: RunRecord, check: Check) -> Report:
     """The report of a testnet that is over."""
     certified, strategy = run_record.certified(), run_record.scenario.synchronisation
+    missed = run_record.missed()
     return Report(
         scenario=run_record.scenario,
         wall_s=round(run_record.ended_at - run_record.began_at, 3),
@@ -165,12 +189,13 @@ def make_report(run_record: RunRecord, check: Check) -> Report:
         forks=count_forks(run_record.decided()),
         wrong_values=check.wrong_values,
         digests_equal=_digests_equal(certified) if strategy.certifies else None,
-        nodes=tuple(_node_report(node, run_record) for node in run_record.nodes),
+        nodes=tuple(_node_report(node, run_record, missed.get(node.index, ())) for node in run_record.nodes),
         loss=_missing_reward(run_record) if strategy.shares_rollouts else _loss(run_record),
         faults=_fault_reports(run_record),
         rounds=_shared_rounds(certified) if strategy.shares_rollouts else _round_reports(certified, check),
         bytes=_bytes(run_record, check),
         unaffected_absent=run_record.unaffected_absent(),
+        evicted_alive=run_record.evicted_alive(),
         unverified=check.errors + _two_values(certified),
         trouble=run_record.trouble,
     )
@@ -200,18 +225,36 @@ def _digests_equal(certified: Sequence[tuple[int, RoundEnded]]) -> bool:
     return bool(certified) and count_forks(certified) == 0
 
 
-def _node_report(node: NodeFacts, run_record: RunRecord) -> NodeReport:
+def _node_report(node: NodeFacts, run_record: RunRecord, missed: tuple[int, ...]) -> NodeReport:
     events = [event for index, event in run_record.certified() if index == node.index]
+    rounds = len({event.round for event in events})
     return NodeReport(
         index=node.index,
         peer_id=node.peer_id,
         outcome=node.outcome,
-        rounds=len({event.round for event in events}),
+        rounds=rounds,
+        certified=rounds,
+        contributed=len(_contributed(node.index, run_record)),
+        missed=missed,
         digests={str(event.round): event.digest for event in events if event.digest},
         lives=tuple((_since(run_record, start), _since(run_record, end)) for start, end in node.lives),
         spans=_spans(node.index, run_record),
         blocked_fraction=_blocked_fraction(node.index, run_record),
     )
+
+
+def _contributed(index: int, run_record: RunRecord) -> frozenset[int]:
+    """The certified rounds to which a node announced a contribution; where rollouts are shared those of its own."""
+    everyones = {number for _, number in run_record.certified_rounds()}
+    if run_record.scenario.synchronisation.shares_rollouts:
+        made = {event.round for node, event in run_record.certified() if node == index}
+    else:
+        made = {
+            entry.event.round
+            for entry in run_record.entries
+            if entry.node == index and isinstance(entry.event, Contributed)
+        }
+    return frozenset(made & everyones)
 
 
 def _blocked_fraction(index: int, run_record: RunRecord) -> float | None:

@@ -126,6 +126,9 @@ def test_testnet_that_fails_exits_1_and_says_why(swarm: FakeSwarm, capsys: pytes
         forks=1,
         wrong_values=3,
         digests_equal=False,
+        nodes=(
+            NodeReport(index=2, peer_id="12D3", outcome="running", rounds=0, certified=0, contributed=0, digests={}),
+        ),
         unaffected_absent=(2,),
         unverified=("x\ny",),
     )
@@ -135,7 +138,7 @@ def test_testnet_that_fails_exits_1_and_says_why(swarm: FakeSwarm, capsys: pytes
         "FAILED     a round has two different certificates",
         "FAILED     nodes applied values that are not the mean of what was contributed",
         "FAILED     nodes do not hold the same state",
-        "FAILED     node 2 lived, no fault struck it, and it took part in no round",
+        "FAILED     no fault struck node 2, and it took part in no round",
         "FAILED     unverified: x y",
     ]
 
@@ -161,7 +164,16 @@ def test_summary_tells_how_long_trainers_waited_where_they_need_not(
     strategy: str, sync: dict[str, int], is_told: bool
 ) -> None:
     nodes = tuple(
-        NodeReport(index=n, peer_id="12D3", outcome="running", rounds=8, digests={}, blocked_fraction=waited)
+        NodeReport(
+            index=n,
+            peer_id="12D3",
+            outcome="running",
+            rounds=8,
+            certified=8,
+            contributed=8,
+            digests={},
+            blocked_fraction=waited,
+        )
         for n, waited in enumerate((0.01, 0.025, None, 0.0))
     )
     report = report_of(msgspec.structs.replace(DEMO, strategy=strategy, sync=sync))

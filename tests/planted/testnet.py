@@ -6,16 +6,16 @@ from tests.planted.bugs import Bug, bug
 
 TESTNET: tuple[Bug, ...] = (
     bug(
-        "a verdict that forgets who lived unharmed and took part in no round",
+        "a verdict that forgets whom no fault struck and who missed a round",
         "tests/testnet/reports/test_report.py"
-        "::test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass",
+        "::test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass",
         "and not report.unaffected_absent",
         "",
     ),
     bug(
         "who was told of a round counts as one that took part in it",
         "tests/testnet/reports/test_report.py"
-        "::test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass",
+        "::test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass",
         """
         for index, event in self.certified():
             own.get(index, set()).add((event.term, event.round))

@@ -146,7 +146,9 @@ class Remains:
             wrong_values=0,
             digests_equal=True,
             nodes=tuple(
-                NodeReport(index=i, peer_id=peer, outcome="running", rounds=LAST, digests={})
+                NodeReport(
+                    index=i, peer_id=peer, outcome="running", rounds=LAST, certified=LAST, contributed=LAST, digests={}
+                )
                 for i, peer in enumerate(PEERS)
             ),
             loss=LossReport(metric="", first=None, last=None, by_round=()),

@@ -365,7 +365,10 @@ def report_of(bench: TrainBench, losses: Sequence[float | None]) -> Report:
         forks=0,
         wrong_values=0,
         digests_equal=True,
-        nodes=tuple(NodeReport(index=i, peer_id="", outcome="running", rounds=0, digests={}) for i in range(2)),
+        nodes=tuple(
+            NodeReport(index=i, peer_id="", outcome="running", rounds=0, certified=0, contributed=0, digests={})
+            for i in range(2)
+        ),
         loss=LossReport(metric="bits per byte", first=8.0, last=losses[-1], by_round=tuple(losses)),
         faults=(),
         rounds=tuple(

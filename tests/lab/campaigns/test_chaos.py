@@ -171,7 +171,16 @@ GOOD = Report(
     wrong_values=0,
     digests_equal=True,
     nodes=tuple(
-        NodeReport(index=i, peer_id=f"peer {i}", outcome="running", rounds=3, digests={}, spans=spans(9.0, 11.0, 13.5))
+        NodeReport(
+            index=i,
+            peer_id=f"peer {i}",
+            outcome="running",
+            rounds=3,
+            certified=3,
+            contributed=3,
+            digests={},
+            spans=spans(9.0, 11.0, 13.5),
+        )
         for i in range(3)
     ),
     loss=LossReport(metric="", first=None, last=None, by_round=()),
@@ -204,7 +213,13 @@ def test_a_faultless_scenario_passes_and_what_was_not_done_is_counted(tmp_path: 
         ({"forks": 1}, "1 rounds have two different certificates"),
         ({"digests_equal": False}, "nodes do not hold the same state"),
         ({"rounds_certified": 2}, "1 rounds were not certified"),
-        ({"unaffected_absent": (1,)}, "node 1 lived, no fault struck it, and it took part in no round"),
+        (
+            {
+                "unaffected_absent": (1,),
+                "nodes": (*GOOD.nodes[:1], msgspec.structs.replace(GOOD.nodes[1], missed=(2, 3))),
+            },
+            "no fault struck node 1, and it missed rounds 2, 3",
+        ),
         ({"unverified": ("round 2: <no> node kept what it applied",)}, "round 2: <no> node kept what it applied"),
         ({"trouble": "not finished after 9 s"}, "not finished after 9 s"),
         ({"nodes": (msgspec.structs.replace(GOOD.nodes[0], outcome="crashed"),)}, "node 0 crashed"),

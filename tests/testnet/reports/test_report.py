@@ -9,7 +9,18 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from shoal.node.reporting.events import CaughtUp, Certified, Evaluated, Event, Left, Linked, RoundStarted, Started
+from shoal.node.reporting.events import (
+    CaughtUp,
+    Certified,
+    Contributed,
+    Evaluated,
+    Event,
+    Left,
+    Linked,
+    Planned,
+    RoundStarted,
+    Started,
+)
 from shoal.testnet.check import Check, RoundCheck
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
@@ -208,28 +219,63 @@ def without(node: int, *rounds: int) -> RunRecord:
     return replace(run_record(), entries=tuple(told))
 
 
-def test_a_founder_that_lived_unharmed_and_took_part_in_no_round_does_not_pass() -> None:
+def test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass() -> None:
     assert run_record().missed() == {0: (), 1: (), 3: ()}
     made = make_report(without(3, *ENDS), check())
-    assert (made.rounds_certified, made.unaffected_absent) == (5, (3,))
-    assert absences(made) == ["node 3 lived, no fault struck it, and it took part in no round"]
+    assert (made.rounds_certified, made.unaffected_absent, made.nodes[3].missed) == (5, (3,), (1, 2, 3, 4, 5))
+    assert absences(made) == ["no fault struck node 3, and it took part in no round"]
     assert not ok(made)
-    some = without(3, 1, 2, 4)
-    assert (some.missed()[3], some.unaffected_absent()) == ((1, 2, 4), ())
-    assert ok(make_report(some, check()))
+    some = make_report(without(3, 4), check())
+    assert (some.nodes[3].missed, some.nodes[3].certified, some.unaffected_absent) == ((4,), 4, (3,))
+    assert absences(some) == ["no fault struck node 3, and it missed round 4"]
+    assert not ok(some)
 
 
-def test_who_was_struck_or_ended_or_came_later_may_take_part_in_no_round() -> None:
+def test_a_node_that_ended_by_itself_missed_what_came_after() -> None:
+    ended = without(3, 4, 5)
+    made = make_report(replace(ended, nodes=(*ended.nodes[:3], facts(3, "crashed"))), check())
+    assert absences(made) == ["no fault struck node 3, and it ended by itself and missed rounds 4, 5"]
+    assert not ok(made)
+
+
+def test_who_was_struck_or_left_may_miss_rounds_and_who_came_later_those_before() -> None:
     absent = without(3, *ENDS)
     stop = FaultRecord(fault=Fault(kind="stop", node=3, round=1), at=BEGAN + 1.0, done=True)
     apart = FaultRecord(fault=Fault(kind="partition", groups=((0,), (3,)), round=1), at=BEGAN + 1.0, done=True)
     for fault in (stop, apart):
         assert replace(absent, faults=(kill(), fault)).unaffected_absent() == ()
     assert replace(absent, faults=(kill(), replace(stop, at=None))).unaffected_absent() == (3,)
-    assert replace(absent, nodes=(*absent.nodes[:3], facts(3, "crashed"))).unaffected_absent() == ()
-    assert replace(absent, scenario=Scenario(nodes=3, rounds=5)).unaffected_absent() == ()
+    assert replace(absent, nodes=(*absent.nodes[:3], facts(3, "left"))).unaffected_absent() == ()
+    joins = FaultRecord(fault=Fault(kind="join", node=3, round=2), at=BEGAN + 5.0, done=True)
+    came = Scenario(nodes=3, rounds=5)
+    for rounds, missed in (((1, 2), ()), ((1, 2, 4), (4,)), (tuple(ENDS), ())):
+        later = replace(without(3, *rounds), scenario=came, faults=(kill(), joins))
+        assert later.missed()[3] == missed
     nothing = replace(absent, entries=())
     assert (nothing.missed(), nothing.unaffected_absent()) == ({0: (), 1: (), 3: ()}, ())
+
+
+def test_rounds_of_ones_own_are_missed_all_or_none() -> None:
+    shared = Scenario(nodes=4, rounds=5, strategy="gossip")
+    assert replace(without(3, 4, 5), scenario=shared).missed()[3] == ()
+    assert replace(without(3, *ENDS), scenario=shared).missed()[3] == (1, 2, 3, 4, 5)
+
+
+def test_contributions_count_where_their_round_was_certified() -> None:
+    made = make_report(run_record(*(plain(1, Contributed(round=number)) for number in (1, 2, 2, 6))), check())
+    assert [node.contributed for node in made.nodes] == [0, 2, 0, 0]
+
+
+def test_evictions_of_who_runs_and_was_not_struck_are_counted_once_a_round() -> None:
+    plans = [
+        Entry(0, Planned(at=BEGAN + 9.0, round=3, evicted=("peer 2", "peer 3"))),
+        Entry(1, Planned(at=BEGAN + 9.5, round=3, attempt=1, evicted=("peer 2", "peer 3"))),
+        Entry(0, Planned(at=BEGAN + 11.0, round=4, evicted=("peer 3", "a stranger"))),
+        Entry(0, Planned(at=BEGAN + 25.0, round=5, evicted=("peer 1",))),
+    ]
+    made = make_report(run_record(*plans), check())
+    assert made.evicted_alive == 2, "the second was struck, the first had ended"
+    assert ok(made)
 
 
 def test_wrong_values_come_from_the_check() -> None:
