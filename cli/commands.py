@@ -16,6 +16,7 @@ from shoal.cli.doctor import doctor
 from shoal.cli.evidence import evidence
 from shoal.cli.export import export
 from shoal.cli.init import init, show_id
+from shoal.cli.limit import limit
 from shoal.cli.link import invite, link, take_back
 from shoal.cli.options import command_of
 from shoal.cli.passphrase import KeyPassphraseFile, use_passphrase
@@ -46,6 +47,7 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "watch": watch,
         "pause": pause,
         "resume": resume,
+        "limit": limit,
         "leave": leave,
         "id": show_id,
         "doctor": doctor,

@@ -89,6 +89,17 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         head = parts.chain.head
         return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
 
+    async def limit(caps: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Cap what lanes upload and download, in bytes/s; "none" is no cap, and an empty word leaves one as it is."""
+        lanes = parts.lanes
+        upload, download = (
+            now if not cap else None if cap == "none" else _bytes_per_s(cap)
+            for now, cap in zip(lanes.caps, (*caps, "", "")[:2], strict=True)
+        )
+        lanes.cap(upload=upload, download=download)
+        parts.members.announce()
+        return {"upload": upload, "download": download}
+
     async def hold(points: Sequence[str]) -> Mapping[str, JsonValue]:
         parts.holds.replace(tuple(Hold.parse(point) for point in points))
         return {}
@@ -104,10 +115,18 @@ def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
         "rollback": rollback,
         "rebase": rebase,
         "amend": amend,
+        "limit": limit,
         "amend_by_authority": amend_by_authority,
         **link_orders(parts),
     }
     return {**ops, "hold": hold, "cut": cut} if parts.config.test_mode else ops
+
+
+def _bytes_per_s(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no number of bytes per second") from None
 
 
 def _certifying(parts: Parts, rounds: Rounds) -> Engine:

@@ -444,7 +444,7 @@ class Node:
 
 def _lane_pool(config: NodeConfig, host: Host, sink: FrameSink) -> LanePool:
     """The lanes that a configuration asks for. Frames go to `sink`."""
-    upload, download = (None if cap is None else RateLimit(cap) for cap in (config.max_upload, config.max_download))
+    upload, download = RateLimit(config.max_upload), RateLimit(config.max_download)
     return LanePool(
         me=host.peer_id,
         swarm_id=config.manifest.swarm_id,

@@ -30,6 +30,7 @@ REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "thro
 def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) -> NodeRecord:
     """The record that is gossiped."""
     term, round = rounds.position
+    upload, download = parts.lanes.caps
     return NodeRecord(
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
@@ -37,8 +38,8 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         capabilities=reaching.capabilities,
         software=SOFTWARE,
         tokens_per_s=parts.training_client.steady_tokens_per_s,
-        upload_bytes_per_s=float(parts.config.max_upload or 0),
-        download_bytes_per_s=float(parts.config.max_download or 0),
+        upload_bytes_per_s=float(upload or 0),
+        download_bytes_per_s=float(download or 0),
         phase=phase,
         term=(term.rebases, term.rollbacks),
         round=round,

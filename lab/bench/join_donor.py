@@ -104,7 +104,7 @@ class Donor:
             sink=sink,
             listen=("127.0.0.1", 0),
             request=_calls_nobody,
-            limits=LaneLimits(upload=RateLimit(cap) if cap else None),
+            limits=LaneLimits(upload=RateLimit(cap or None)),
         )
         sink.chunks = ChunkExchange(post=self.lanes.post, lookup=cache.lookup)
 

@@ -216,8 +216,8 @@ class Auditing(RoundObserver):
 
     def _rates(self) -> tuple[float, float]:
         """Bytes per second up and down: as the last reductions measured, under the user's caps."""
-        config, (up, down) = self._p.config, self._p.reduce.rates
-        return _lowest(config.max_upload, up), _lowest(config.max_download, down)
+        up, down = map(_lowest, self._p.lanes.caps, self._p.reduce.rates)
+        return up, down
 
     def _finals_of(self, plan_hash: bytes) -> Finals | None:
         found = self._finals.get(plan_hash)

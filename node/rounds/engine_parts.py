@@ -29,6 +29,7 @@ class EngineParts:
     """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone, `leaving` who says
     that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in.
 
+    caps: of its user's on what is uploaded and downloaded, in bytes/s.
     elsewhere: carries out requests about who may be linked soon, and the places where a peer may be. checkpoint: of the
     link by which this node joins.
     """
@@ -53,5 +54,6 @@ class EngineParts:
     announce: Callable[[], None]
     on_progress: Callable[[Progress], None]
     elsewhere: Performers
+    caps: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
     checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True

@@ -154,12 +154,13 @@ class Participation:
         return self._ready(made)
 
     def _ready(self, made: Made) -> Ready:
+        upload, download = map(_at_most, self._p.caps(), self._p.reduce.rates)
         return made.ready(
             self._state_store.head,
             self._state_store.digest,
             sender=self._me,
-            upload=_at_most(self._p.config.max_upload, self._p.reduce.rates[0]),
-            download=_at_most(self._p.config.max_download, self._p.reduce.rates[1]),
+            upload=upload,
+            download=download,
             reaches=self._p.links.linked() - self._p.reduce.unreachable,
         )
 

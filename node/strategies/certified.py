@@ -24,6 +24,7 @@ from shoal.swarm.members import Taker
 def engine_parts(parts: Parts) -> EngineParts:
     """Collect the parts of an engine that trains."""
     return EngineParts(
+        caps=lambda: parts.lanes.caps,
         config=parts.config,
         identity=parts.identity,
         store=parts.store,

@@ -253,7 +253,12 @@ class Lane:
     def shares(self) -> bool:
         """True if it may share memory with the peer: there is no cap, and no third between the two."""
         limits = self._limits
-        return limits.shares and limits.upload is limits.download is None and not self.relayed
+        return limits.shares and not limits.capped and not self.relayed
+
+    @property
+    def uses_memory(self) -> bool:
+        """True if frames are handed over in memory, which heeds no cap."""
+        return self._sharing.is_used
 
     def take_memory(self, offer: SharedOffer) -> None:
         """Make ready to receive in the peer's memory. Raises NetworkError if that cannot be."""
@@ -361,7 +366,7 @@ class Lane:
         limit = self._limits.upload
         size, before, sent = len(view), self.payload_sent, 0
         while sent < size:
-            piece = view[sent:] if limit is None else view[sent : sent + limit.piece_bytes]
+            piece = limit.piece(view[sent:])
             try:
                 taken = self._socket.send(piece)
             except BlockingIOError:
@@ -427,7 +432,7 @@ class Lane:
         """Receive exactly `view`. `idle`: the first byte may take forever (keepalive finds a dead host)."""
         limit = self._limits.download
         while view:
-            piece = view if limit is None else view[: limit.piece_bytes]
+            piece = limit.piece(view)
             try:
                 got = self._socket.recv_into(piece, len(piece), MSG_WAITALL)
             except BlockingIOError:
@@ -443,8 +448,8 @@ class Lane:
 
     # Both threads
 
-    def _pace(self, limit: RateLimit | None, size: int) -> None:
-        delay = 0.0 if limit is None else limit.reserve(size)
+    def _pace(self, limit: RateLimit, size: int) -> None:
+        delay = limit.reserve(size)
         if delay > 0:
             self._died.wait(delay)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.limits import TokenBucket
@@ -24,30 +24,42 @@ PIECE_LIMIT_BYTES = 512 * 1024
 
 
 class RateLimit:
-    """A cap in bytes per second, shared by the threads of all lanes it is given to.
+    """A cap in bytes per second, shared by the threads of all lanes it is given to. It may be changed at any time.
 
     In any time t, n lanes move at most (t + RATE_SAVED_S + RATE_OWED_S) times the rate, and n pieces. A rest saves up
     RATE_SAVED_S of it. As much as RATE_OWED_S is moved in advance before anybody waits, and then for all of it: to
     sleep after every piece costs three times the processor time for the same bytes.
     """
 
-    def __init__(self, bytes_per_s: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if bytes_per_s < RATE_LIMIT_MIN_BYTES_PER_S:
+    def __init__(self, bytes_per_s: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.change(bytes_per_s)
+
+    def change(self, bytes_per_s: int | None) -> None:
+        """Cap what is moved from now on; None is no cap. Raises ConfigError, and changes nothing, if it is too low."""
+        if bytes_per_s is not None and bytes_per_s < RATE_LIMIT_MIN_BYTES_PER_S:
             raise ConfigError(
                 f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
             )
-        self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
-        """Bytes to take at a time."""
-        self._clock = clock
-        self._lock = threading.Lock()
-        saved = bytes_per_s * RATE_SAVED_S
-        self._bucket = TokenBucket(bytes_per_s, saved, clock())
-        self._bucket.owe(saved, clock())  # nothing is saved up at first
+        bucket = None
+        if bytes_per_s is not None:
+            now, saved = self._clock(), bytes_per_s * RATE_SAVED_S
+            bucket = TokenBucket(bytes_per_s, saved, now)
+            bucket.owe(saved, now)  # nothing is saved up at first
+        with self._lock:
+            self._bucket, self.bytes_per_s = bucket, bytes_per_s
+
+    def piece(self, view: memoryview) -> memoryview:
+        """The bytes at the beginning of `view` to move at a time."""
+        if self.bytes_per_s is None:
+            return view
+        return view[: min(max(int(self.bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)]
 
     def reserve(self, size: int) -> float:
         """Take `size` bytes from the budget; returns how many seconds to wait before taking more."""
         with self._lock:
-            owed_s = self._bucket.owe(size, self._clock())
+            owed_s = 0.0 if self._bucket is None else self._bucket.owe(size, self._clock())
             return owed_s if owed_s > RATE_OWED_S else 0.0
 
 
@@ -65,8 +77,8 @@ class LaneLimits:
     queue_frames: int = QUEUE_LIMIT_FRAMES
     queue_bytes: int = QUEUE_LIMIT_BYTES
     stall_s: float = STALL_DEADLINE_S
-    upload: RateLimit | None = None
-    download: RateLimit | None = None
+    upload: RateLimit = field(default_factory=RateLimit)
+    download: RateLimit = field(default_factory=RateLimit)
     shares: bool = True
 
     def __post_init__(self) -> None:
@@ -77,6 +89,11 @@ class LaneLimits:
             )
         if self.queue_frames < 1 or self.queue_bytes < FRAME_LIMIT_BYTES or self.stall_s <= 0:
             raise ConfigError("a lane must have room for one frame and some time to send it")
+
+    @property
+    def capped(self) -> bool:
+        """True if there is a cap in either direction now."""
+        return not self.upload.bytes_per_s is self.download.bytes_per_s is None
 
     def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
         """A new queue within these limits."""

@@ -222,6 +222,22 @@ class LanePool:
         self._listener.forget(peer)
         self._table.pair(peer).asked_for = 1
 
+    def cap(self, *, upload: int | None, download: int | None) -> None:
+        """Cap what lanes move from now on, in bytes per second; None is no cap.
+
+        Lanes over which frames are handed over in memory end where there was no cap before; those that are made again
+        do without. Raises ConfigError, and changes nothing, if a cap is too low.
+        """
+        was_capped = self._limits.capped
+        RateLimit(download)  # is checked before the first one is changed
+        self._limits.upload.change(upload)
+        self._limits.download.change(download)
+        if self._limits.capped and not was_capped:
+            for peer in self.connected():
+                for lane in self.lanes_of(peer):
+                    if lane.uses_memory:
+                        lane.abort("its bytes are to be limited")
+
     def connected(self) -> frozenset[PeerId]:
         """The peers that frames can be posted to."""
         return self._table.connected()
@@ -253,9 +269,14 @@ class LanePool:
         return self._listener.refusals
 
     @property
-    def upload(self) -> RateLimit | None:
-        """The cap on all that this node uploads, for whoever sends beside its lanes."""
+    def upload(self) -> RateLimit:
+        """The cap on all that this node uploads, for whoever sends beside its lanes too."""
         return self._limits.upload
+
+    @property
+    def caps(self) -> tuple[int | None, int | None]:
+        """The caps on what is uploaded and on what is downloaded now, in bytes per second."""
+        return self._limits.upload.bytes_per_s, self._limits.download.bytes_per_s
 
     @property
     def bytes_sent(self) -> int:

@@ -279,6 +279,11 @@ class Sharing:
     # The sending thread
 
     @property
+    def is_used(self) -> bool:
+        """True if frames are handed over in memory in either direction."""
+        return self._sends or self._receives
+
+    @property
     def frame_bytes(self) -> int:
         """Of payload, at most, in the next frame."""
         return self._out.frame_bytes if self._sends and self._out is not None else FRAME_LIMIT_BYTES

@@ -93,7 +93,7 @@ class RelayedLaneServer:
         """True for a peer that may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
         self._limits = limits or RelayedLaneLimits()
-        self._upload = upload
+        self._upload = upload or RateLimit()
         self._open: dict[bytes, _Open] = {}  # by ticket
         host.serve(RELAYED_LANE_PROTOCOL, self._serve)
 
@@ -175,8 +175,7 @@ class RelayedLaneServer:
                     return
                 relayed_lane.left_bytes -= len(data)
                 self.bytes_passed += len(data)
-                if self._upload is not None:
-                    await trio.sleep(self._upload.reserve(len(data)))
+                await trio.sleep(self._upload.reserve(len(data)))
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError) as error:
             logger.debug("a passage between %s and %s ended: %r", *relayed_lane.ends, error)

@@ -227,7 +227,7 @@ def test_refusal_is_one_line_and_exit_code_1(
     assert capsys.readouterr() == ("", "shoal: already paused\n")
 
 
-@pytest.mark.parametrize("command", ["status", "leave", "pause", "resume"])
+@pytest.mark.parametrize("command", ["status", "leave", "pause", "resume", "limit"])
 def test_command_without_a_node_says_how_to_start_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

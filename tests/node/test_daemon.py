@@ -17,7 +17,9 @@ import pytest
 
 from shoal.node.state.states import FINALS_KEPT
 from shoal.protocol.certificate import genesis
+from shoal.protocol.messages import Plan
 from shoal.protocol.voting import lead
+from shoal.protocol.wire import decode
 from tests.node.lab import (
     ROUND_TOKENS,
     Node,
@@ -232,7 +234,14 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         states = {founder.peer_id: "training", joiner.peer_id: "paused"}
         assert listed == sorted([peer, state] for peer, state in states.items())
         assert shoal("resume", *folder).returncode == 0
-        eventually(lambda: _certified_with(founder, 2, after=paused["round"]), "a round with the resumed")
+        resumed = eventually(lambda: _certified_with(founder, 2, after=paused["round"]), "a round with the resumed")
+
+        told = shoal("limit", "--max-upload", "8Mbit", *folder).stdout
+        assert told == f"the node on {joiner.folder} uploads 1.0 MB/s at most, and downloads without a cap\n"
+        eventually(lambda: _planned_upload(founder, joiner) == 1_000_000, "others plan with it")
+        assert shoal("limit", "--max-upload", "none", *folder).returncode == 0
+        eventually(lambda: _planned_upload(founder, joiner) != 1_000_000, "others plan without it")
+        assert _certified_with(founder, 2, after=resumed["round"]) is not None
 
         assert shoal("leave", *folder).returncode == 0
         assert joiner.wait_exit() == 0
@@ -259,6 +268,13 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         assert_exact(swarm.report(after["round"]))
         for node in swarm.nodes:
             assert_votes_once(node)
+
+
+def _planned_upload(node: Node, other: Node) -> int | None:
+    """The bytes per second with which the last plan that `node` kept has `other` upload."""
+    kept = node.folder / "rounds" / f"0.0-{node.events('certified')[-1]['round']}" / "plan"
+    plan = decode(kept.read_bytes(), Plan)
+    return next((one.upload for one in plan.participants if one.peer == other.peer_id), None)
 
 
 def _certified_with(node: Node, contributors: int, *, members: int = 2, after: int) -> dict[str, object] | None:

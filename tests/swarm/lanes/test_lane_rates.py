@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.limits import TokenBucket
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
@@ -15,6 +16,7 @@ from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_p
 MB = 1_000_000
 WINDOW_S = 2.0
 ATTEMPTS = 4
+LARGE = memoryview(bytes(FRAME_LIMIT_BYTES))
 
 
 def simulated_bytes(rate: int, lanes: int, seconds: float, *, late_s: float = 0.0) -> int:
@@ -27,8 +29,9 @@ def simulated_bytes(rate: int, lanes: int, seconds: float, *, late_s: float = 0.
     while turns[0][0] < end:
         at, lane = heapq.heappop(turns)
         now = max(now, at)
-        moved += limit.piece_bytes
-        wait_s = limit.reserve(limit.piece_bytes)
+        piece = len(limit.piece(LARGE))
+        moved += piece
+        wait_s = limit.reserve(piece)
         heapq.heappush(turns, (now + wait_s + late_s if wait_s > 0 else now, lane))
     return moved
 
@@ -38,6 +41,21 @@ def simulated_bytes(rate: int, lanes: int, seconds: float, *, late_s: float = 0.
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
 def test_rate_limit_holds_within_a_tenth_over_two_seconds(rate: int, lanes: int, late_s: float) -> None:
     assert simulated_bytes(rate, lanes, WINDOW_S, late_s=late_s) == pytest.approx(rate * WINDOW_S, rel=0.1)
+
+
+def test_cap_is_changed_lifted_and_set_again_and_nothing_is_saved_up_by_that() -> None:
+    now = 100.0
+    limit = RateLimit(clock=lambda: now)
+    assert (limit.bytes_per_s, limit.reserve(1 << 40), len(limit.piece(LARGE))) == (None, 0.0, FRAME_LIMIT_BYTES)
+    limit.change(MB)
+    assert limit.reserve(MB // 2) == pytest.approx(0.5)
+    limit.change(4 * MB)
+    assert limit.reserve(MB) == pytest.approx(0.25), "what was owed under the other cap is forgiven"
+    with pytest.raises(ConfigError, match="a rate limit of 9 bytes/s is too low; give at least"):
+        limit.change(9)
+    assert limit.bytes_per_s == 4 * MB
+    limit.change(None)
+    assert limit.reserve(1 << 40) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
@@ -98,6 +98,30 @@ async def test_two_nodes_of_one_machine_come_to_share_memory() -> None:
                 while not one.lane_to(other)._sharing.bytes_sent:
                     await send(one, other, os.urandom(LARGE.length))
             assert other.lane_to(one)._sharing.bytes_received == one.lane_to(other)._sharing.bytes_sent
+
+
+@on_trio
+async def test_cap_that_is_set_later_ends_lanes_that_hand_over_in_memory_and_those_that_come_do_without() -> None:
+    async with two() as (near, far):
+        with trio.fail_after(WAIT_S):
+            while not near.lane_to(far).uses_memory:
+                await send(near, far, bytes(LARGE.length))
+        lane, lanes = near.lane_to(far), near.lanes
+        with pytest.raises(ConfigError, match="too low"):
+            lanes.cap(upload=1 << 30, download=1)
+        lanes.cap(upload=None, download=None)
+        assert (lanes.caps, lane.usable) == ((None, None), True)
+        lanes.cap(upload=1 << 30, download=None)
+        assert not lane.usable
+        await until(lambda: not lanes.lanes_of(far.host.peer_id) and not far.lanes.lanes_of(near.host.peer_id))
+        await lanes.ensure(far.host.peer_id, deadline_s=WAIT_S)
+        again = near.lane_to(far)
+        for _ in range(5):
+            await send(near, far, os.urandom(LARGE.length))
+        assert (again.uses_memory, again.usable) == (False, True)
+        lanes.cap(upload=None, download=1 << 30)
+        assert again.usable, "nothing of it goes past a cap"
+        assert lanes.caps == (None, 1 << 30)
 
 
 @pytest.mark.parametrize("options", [{"knows": False}, {"linked": False}], ids=["does not know it", "is not linked"])
