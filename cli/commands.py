@@ -27,6 +27,7 @@ from shoal.cli.rollback import rollback
 from shoal.cli.run import run
 from shoal.cli.status import leave, pause, resume, status
 from shoal.cli.testnet import testnet
+from shoal.cli.uninstall import uninstall
 from shoal.cli.verify import verify
 from shoal.cli.watch import watch
 
@@ -62,6 +63,7 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "export": export,
         "report": report,
         "evidence": evidence,
+        "uninstall": uninstall,
     },
     _TRYING: {
         "testnet": testnet,

@@ -126,7 +126,7 @@ def _bytes_per_s(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no number of bytes per second") from None
+        raise ConfigError(f"{text!r}: bytes per second must be a whole number, or none") from None
 
 
 def _certifying(parts: Parts, rounds: Rounds) -> Engine:

@@ -55,7 +55,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import msgspec
 from blake3 import blake3
@@ -451,6 +451,22 @@ def read_records(path: Path) -> tuple[list[bytes], int]:
 # --- the folder ---
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a data folder, on which no node runs meanwhile. Raises ConfigError if one does, StorageError."""
+    with contextlib.ExitStack() as opened:
+        with disk_errors(folder):
+            lock = opened.enter_context((folder / "lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"a node is already running on {folder}; stop it with `shoal leave --data-dir {folder}` or choose "
+                "another --data-dir"
+            ) from None
+        yield
+
+
 class Store:
     """A node's data folder, locked for one running node."""
 
@@ -461,8 +477,7 @@ class Store:
                 make_private(folder)
                 for name in ("state", "finals"):
                     (folder / name).mkdir(exist_ok=True)
-                lock = opened.enter_context((folder / "lock").open("w"))
-            self._take(lock)
+            opened.enter_context(locked(folder))
             self._agreement = opened.enter_context(contextlib.closing(RecordLog(folder / "agreement.log")))
             self._chain = opened.enter_context(contextlib.closing(RecordLog(folder / "chain.log")))
             self._bound = self._read_agreement()
@@ -472,15 +487,6 @@ class Store:
             if self._agreement.damaged or self._chain.damaged:
                 self._mend()
             self._opened = opened.pop_all()
-
-    def _take(self, lock: IO[str]) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"a node is already running on {self.folder}; stop it with `shoal leave --data-dir {self.folder}` "
-                "or choose another --data-dir"
-            ) from None
 
     def _read_agreement(self) -> list[DurableRecord]:
         payloads = (*self._agreement.recovered, *self._agreement.later)

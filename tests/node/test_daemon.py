@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.node.remains import others_in
 from shoal.node.state.states import FINALS_KEPT
 from shoal.protocol.certificate import genesis
 from shoal.protocol.messages import Plan
@@ -268,6 +269,7 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         assert_exact(swarm.report(after["round"]))
         for node in swarm.nodes:
             assert_votes_once(node)
+            assert others_in(node.folder) == [], "all that a node writes is known by name"
 
 
 def _planned_upload(node: Node, other: Node) -> int | None:

@@ -1,0 +1,128 @@
+"""What a node leaves on its machine: which files lie where, of what use each is, and how they are removed.
+
+    data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays
+    state folder     ─► the record of what was founded here (`founded.py`)
+
+Keys are told apart: a node's is its identity, of the authority's there is no other, and neither can be made again. Nor
+can the record, which is of all folders of its user: it goes with the keys.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from shoal.node.founded import record_path
+from shoal.node.state.store import disk_errors, locked
+
+KEYS: Final = {
+    "node.key": "this node's identity",
+    "node.key.*": "the identity of an earlier node here",
+    "authority.key": "the authority's key: there is no other",
+}
+FILES: Final = {
+    "agreement.log": "what this node promised",
+    "chain.log": "the certificates of all rounds",
+    "*.damaged": "a log as it was when damage was found",
+    "boot": "how often a node started here",
+    "swarm": "which swarm it is of",
+    "swarm.toml": "the manifest",
+    "layout.json": "names and shapes of the parameters",
+    "state": "the certified state",
+    "finals": "the results of the last rounds",
+    "resume": "this node's own work",
+    "transfer": "states on their way here",
+    "checkpoints": "checkpoints",
+    "rollback": "states to go back to",
+    "*.order": "orders of its user",
+    "evidence": "evidence against members",
+    "rebases.log": "what the authority decided",
+    "forks.log": "forks that were seen",
+    "elsewhere": "that this key was seen elsewhere",
+    "checkpoint": "where the link points that it came with",
+    "peers.json": "addresses of peers",
+    "invite": "its invite",
+    "revocations": "who is shut out",
+    "events*.jsonl": "the event log",
+    "daemon.log": "the log of a daemon that `join` started",
+    "dashboard.token": "the page's token",
+    "control.sock": "a socket",
+    "control.path": "where its control socket lies",
+    "trainer.sock": "a socket",
+    "rollouts": "its policy, and the rollouts that it has",
+    "rounds": "what a testnet checks",
+    "lock": "held while a node runs here",
+}
+"""What Shoal writes into a data folder, besides keys, and of what use it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """A file or folder of Shoal's. size: in bytes, of all that is in it. is_key: it cannot be made again."""
+
+    path: Path
+    use: str
+    size: int
+    is_key: bool = False
+
+
+def find_remains(data_dir: Path) -> list[Remains]:
+    """List what Shoal left: in the data folder, keys first, and the record of what was founded here."""
+    with disk_errors(data_dir):
+        found = sorted(_of_folder(data_dir), key=lambda one: (not one.is_key, -one.size, one.path))
+        record = record_path()
+        if record is not None and record.exists():
+            found.append(Remains(path=record, use="what `shoal init` founded", size=_size(record), is_key=True))
+    return found
+
+
+def others_in(data_dir: Path) -> list[Path]:
+    """List what lies in a data folder and is not Shoal's."""
+    with disk_errors(data_dir):
+        return sorted(path for path in _entries(data_dir) if _use(path, KEYS) is _use(path, FILES) is None)
+
+
+def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
+    """Remove what Shoal left, the keys only if they are meant too; returns what was removed.
+
+    A data folder in which nothing is left goes too. Raises ConfigError if a node runs there, StorageError.
+    """
+    wanted = [one for one in find_remains(data_dir) if keys or not one.is_key]
+    with disk_errors(data_dir), locked(data_dir) if data_dir.is_dir() else nullcontext():
+        for one in wanted:
+            if one.path.is_dir() and not one.path.is_symlink():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink(missing_ok=True)
+    with disk_errors(data_dir):
+        (data_dir / "lock").unlink(missing_ok=True)
+        if data_dir.is_dir() and not any(data_dir.iterdir()):
+            data_dir.rmdir()
+    return wanted
+
+
+def _of_folder(data_dir: Path) -> Iterator[Remains]:
+    for path in _entries(data_dir):
+        key, use = _use(path, KEYS), _use(path, FILES)
+        if key is not None or use is not None:
+            yield Remains(path=path, use=key or use or "", size=_size(path), is_key=key is not None)
+
+
+def _entries(data_dir: Path) -> list[Path]:
+    return list(data_dir.iterdir()) if data_dir.is_dir() else []
+
+
+def _use(path: Path, names: dict[str, str]) -> str | None:
+    return next((use for name, use in names.items() if fnmatchcase(path.name, name)), None)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; links count as themselves."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size(inner) for inner in path.iterdir())
+    return path.lstat().st_size
