@@ -13,6 +13,7 @@ import typer
 
 from shoal.cli.amend import amend
 from shoal.cli.doctor import doctor
+from shoal.cli.evaluate import evaluate
 from shoal.cli.evidence import evidence
 from shoal.cli.export import export
 from shoal.cli.init import init, show_id
@@ -61,6 +62,7 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
     "Checking and taking away": {
         "verify": verify,
         "export": export,
+        "evaluate": evaluate,
         "report": report,
         "evidence": evidence,
         "uninstall": uninstall,

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from shoal.cli.text import in_one_line
-from shoal.cli.verify import CheckpointDir, ExpectedManifest, expected_manifest
+from shoal.cli.verify import CheckpointDir, ExpectedManifest, check_same_swarm, check_state, expected_manifest
 from shoal.node.option import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
+
+NOTHING = "nothing is exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,40 +39,24 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Check a checkpoint, and write its parameters under their names to model.safetensors."""
-    from shoal.node.gossip.export import check_own_state
-    from shoal.node.state.checkpoint_check import check_checkpoint
     from shoal.node.state.checkpoint_export import export_model
 
     expected, toml = expected_manifest(options.manifest), options.checkpoint / "swarm.toml"
     if toml.exists() and load_manifest(toml).strategy.shares_rollouts:
         _export_policy(load_manifest(toml), expected, options)
         return
-    if toml.exists() and load_manifest(toml).strategy.exchanges_models:
-        _check_same_swarm(load_manifest(toml), expected, options)
-        header = check_own_state(options.checkpoint)
-        round, digest = header.round, header.digest.hex()
-    else:
-        report = check_checkpoint(options.checkpoint, expected=expected)
-        if report.digest is None or report.round is None or not report.state_ok:
-            raise ConfigError(f"nothing is exported: {report.error}; take another checkpoint")
-        round, digest = report.round, report.digest
+    own, round, digest = check_state(options.checkpoint, expected, nothing=NOTHING)
     model = export_model(options.checkpoint, options.out, digest=digest, force=options.force)
     typer.echo(f"wrote {model}: round {round}, digest {digest[:16]}…")
-    own = load_manifest(toml)
     if _export_own_format(own, model, options):
         typer.echo(f"wrote the format of {in_one_line(own.workload.name)!r} beside it")
-
-
-def _check_same_swarm(own: Manifest, expected: Manifest | None, options: ExportOptions) -> None:
-    if expected is not None and own.swarm_id != expected.swarm_id:
-        raise ConfigError(f"nothing is exported: {options.checkpoint} is of another swarm than --manifest")
 
 
 def _export_policy(own: Manifest, expected: Manifest | None, options: ExportOptions) -> None:
     """The node's own policy, which nobody certified."""
     from shoal.node.sapo.policy_export import export_policy
 
-    _check_same_swarm(own, expected, options)
+    check_same_swarm(own, expected, options.checkpoint, nothing=NOTHING)
     model, round, has_format = export_policy(
         options.checkpoint, own, options.out, data=options.data, force=options.force
     )

@@ -69,6 +69,33 @@ def expected_manifest(path: Path | None) -> Manifest | None:
     return None if path is None else load_manifest(path)
 
 
+def check_state(folder: Path, expected: Manifest | None, *, nothing: str) -> tuple[Manifest, int, str]:
+    """The manifest, round and digest of a state that was checked, in a checkpoint or a data folder.
+
+    It is what the swarm certified; where a swarm certifies none, a node's own that is whole. nothing: what is not done
+    otherwise, as `nothing is exported`. Raises ConfigError.
+    """
+    from shoal.node.gossip.export import check_own_state
+    from shoal.node.state.checkpoint_check import check_checkpoint
+
+    toml = folder / "swarm.toml"
+    if toml.exists() and load_manifest(toml).strategy.exchanges_models:
+        own = load_manifest(toml)
+        check_same_swarm(own, expected, folder, nothing=nothing)
+        header = check_own_state(folder)
+        return own, header.round, header.digest.hex()
+    report = check_checkpoint(folder, expected=expected)
+    if report.digest is None or report.round is None or not report.state_ok:
+        raise ConfigError(f"{nothing}: {report.error}; take another checkpoint")
+    return load_manifest(toml), report.round, report.digest
+
+
+def check_same_swarm(own: Manifest, expected: Manifest | None, folder: Path, *, nothing: str) -> None:
+    """Raise ConfigError unless a folder is of the swarm that is expected, if any is."""
+    if expected is not None and own.swarm_id != expected.swarm_id:
+        raise ConfigError(f"{nothing}: {folder} is of another swarm than --manifest; give that one's manifest")
+
+
 def to_json(report: CheckpointReport) -> str:
     """Report as one JSON document."""
     return json.dumps(

@@ -1,4 +1,4 @@
-"""Exporting a checkpoint: its values as one plain safetensors file, under their names and in their shapes.
+"""Exporting and evaluating a checkpoint: its values under their names and in their shapes.
 
 These are the parameters, and the buffers that travel. `safetensors.torch.load_file` reads it anywhere, and the result
 fits the `state_dict` of the workload's model, tied parameters under their first name; counters are not in it. A
@@ -7,7 +7,12 @@ workload may have a format of its own; that needs its code, and torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from shoal.node.state.checkpoint_check import CheckpointFiles
 from shoal.node.state.checkpoints import LAYOUT, read_layout
@@ -17,6 +22,9 @@ from shoal.node.training.trainer_messages import Layout
 from shoal.node.workload import ExportingWorkload, Workload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL = "model.safetensors"
 
@@ -58,6 +66,33 @@ def export_by_workload(workload: Workload, manifest: Manifest, model_file: Path)
     """
     if not isinstance(workload, ExportingWorkload):
         return False
+    file = TensorFile(model_file)
+    model = _model_of(workload, manifest, {name: file.array(name) for name in file.names})
+    workload.export(model.eval(), model_file.parent)
+    return True
+
+
+def evaluate_by_workload(workload: Workload, manifest: Manifest, folder: Path, *, device: str) -> float:
+    """The held-out loss, as the workload measures it, of the state in `folder`, which was checked.
+
+    Raises ConfigError if the workload's model has other parameters. Whatever its code raises passes through.
+    """
+    import torch
+
+    from shoal.node.training.devices import pick_device
+
+    layout, state = read_layout(folder / LAYOUT), TensorFile(CheckpointFiles.find(folder).state)
+    values = {
+        tensor.name: np.asarray(tensor.data).view(np.float32).reshape(tensor.shape)
+        for tensor in _parameters(layout, state)
+    }
+    model = _model_of(workload, manifest, values).to(pick_device(device)).eval()
+    with torch.no_grad():
+        return float(workload.evaluate(model))
+
+
+def _model_of(workload: Workload, manifest: Manifest, values: Mapping[str, npt.NDArray[np.generic]]) -> torch.nn.Module:
+    """The workload's model with these parameters and buffers. Raises ConfigError where its own are others."""
     import torch
 
     from shoal.node.training.flat_parameters import FlatParameters
@@ -65,13 +100,11 @@ def export_by_workload(workload: Workload, manifest: Manifest, model_file: Path)
     torch.manual_seed(manifest.workload.seed)
     model = workload.build()
     flat = FlatParameters(model)
-    file = TensorFile(model_file)
     shapes = dict(zip(flat.layout.names, flat.layout.shapes, strict=True))
-    if {name: file.array(name).shape for name in file.names} != shapes:
+    if {name: array.shape for name, array in values.items()} != shapes:
         raise ConfigError("the workload builds a model of other parameters than the checkpoint's; install its version")
     vector = flat.new_vector()
     for name, place in flat.layout.places().items():
-        vector[place].copy_(torch.from_numpy(file.array(name).reshape(-1)))
+        vector[place].copy_(torch.tensor(values[name]).reshape(-1))
     flat.scatter(vector)
-    workload.export(model.eval(), model_file.parent)
-    return True
+    return model

@@ -270,6 +270,12 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         for node in swarm.nodes:
             assert_votes_once(node)
             assert others_in(node.folder) == [], "all that a node writes is known by name"
+            measured = json.loads(shoal("evaluate", str(node.folder), "--json").stdout)
+            told = next(e for e in node.all_events() if e["event"] == "evaluated" and e["round"] == measured["round"])
+            assert (measured["loss"], measured["metric"]) == (told["loss"], told["metric"])
+            assert measured["digest"] == next(
+                e["digest"] for e in node.all_events() if e["event"] == "certified" and e["round"] == measured["round"]
+            )
 
 
 def _planned_upload(node: Node, other: Node) -> int | None:
