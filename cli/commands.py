@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from shoal.cli.amend import amend
+from shoal.cli.card import card
 from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
 from shoal.cli.evidence import evidence
@@ -65,6 +66,7 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "evaluate": evaluate,
         "report": report,
         "evidence": evidence,
+        "card": card,
         "uninstall": uninstall,
     },
     _TRYING: {

@@ -112,6 +112,15 @@ def check_checkpoint(folder: Path, *, expected: Manifest | None = None) -> Check
     return replace(report, ok=True)
 
 
+def read_chain(folder: Path, *, expected: Manifest | None = None) -> Chain:
+    """The chain in a checkpoint or a data folder, every entry of it checked.
+
+    expected: the manifest that the swarm should have. Raises BadCheckpoint, or ConfigError if `folder` is neither.
+    """
+    files = CheckpointFiles.find(folder)
+    return _chain(files, _manifest(files, expected))
+
+
 def _manifest(files: CheckpointFiles, expected: Manifest | None) -> Manifest:
     path = files.folder / MANIFEST
     if not path.exists():
