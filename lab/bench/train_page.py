@@ -273,14 +273,18 @@ class TrainOptions(Spec):
         float, Option("--part-time", help="Share of the nodes that is there in every third round only.")
     ] = 0.0
     data: Annotated[
-        Literal["alike", "skewed"],
+        Literal["even", "skewed"],
         Option("--data", help="Whether all nodes read all of the text, or each its own part of it."),
-    ] = "alike"
+    ] = "even"
     alpha: Annotated[
         float | None,
         Option(
             "--alpha", help=f"With --data skewed: of the Dirichlet distribution; less is less even. [default: {ALPHA}]"
         ),
+    ] = None
+    optimizer: Annotated[
+        Literal["adamw", "muon"] | None,
+        Option("--optimizer", help="Of each node's own steps. [default: what `shoal init` writes]"),
     ] = None
     seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     seeds: Annotated[
@@ -329,12 +333,21 @@ class TrainOptions(Spec):
             part_time=self.part_time,
             skew=self._skew,
             options=dict(_pair(text, "--option") for text in self.options),
-            keys=_by_section(self.settings),
+            keys=self._keys,
         )
 
     @property
+    def _keys(self) -> dict[str, dict[str, WorkloadOption]]:
+        keys = _by_section(self.settings)
+        if self.optimizer is None:
+            return keys
+        if "optimizer" in keys["inner"]:
+            raise ConfigError("--optimizer and --set inner.optimizer say the same; leave one of them out")
+        return {**keys, "inner": {**keys["inner"], "optimizer": self.optimizer}}
+
+    @property
     def _skew(self) -> float | None:
-        if self.data == "alike":
+        if self.data == "even":
             if self.alpha is not None:
                 raise ConfigError("--alpha has a meaning with --data skewed only; leave it out")
             return None

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -666,6 +666,15 @@ def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult
     assert "skewed data, α = 0.3" in page
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_optimizer_and_data_are_options_of_their_own(optimizer: Literal["adamw", "muon"]) -> None:
+    options = TrainOptions(optimizer=optimizer, settings=["inner.lr=0.001"], data="even")
+    manifest = options.bench.manifest(1, [NOBODY])
+    assert (manifest.inner.optimizer, manifest.inner.lr) == (optimizer, 0.001)
+    assert (options.bench.skew, TrainOptions().bench.manifest(1, [NOBODY]).inner.optimizer) == (None, "adamw")
+    assert f"--optimizer {optimizer}" in options.command
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -675,6 +684,7 @@ def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult
         ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
         ({"in_process": True, "slow": 2.0}, "leave --in-process out"),
         ({"alpha": 0.5}, "with --data skewed only"),
+        ({"optimizer": "muon", "settings": ["inner.optimizer=adamw"]}, "say the same"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
