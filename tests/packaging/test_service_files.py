@@ -1,9 +1,10 @@
-"""The unit and the container file in the documents: understood by what reads them, and true to the command line."""
+"""What `deploy/` has, and its page: understood by what reads it, true to the command line, and to each other."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 import shlex
 import shutil
@@ -25,16 +26,18 @@ PAGE = (ROOT / "docs" / "public-swarm.md").read_text(encoding="utf-8")
 INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
 
 
-def block(language: str) -> str:
-    """The one block of that language on the page, continued lines joined."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return str(found).replace("\\\n", " ")
+UNIT, USER_UNIT, CONTAINER, SCRIPT = "shoal.service", "shoal-user.service", "Dockerfile", "shoal.slurm"
 
 
-def service() -> dict[str, list[str]]:
-    """The settings of the unit, each with all that it is set to."""
+def deployed(name: str) -> str:
+    """A file of `deploy/`, continued lines joined."""
+    return (ROOT / "deploy" / name).read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def service(unit: str = UNIT) -> dict[str, list[str]]:
+    """The settings of a unit, each with all that it is set to."""
     found: dict[str, list[str]] = {}
-    for line in block("ini").splitlines():
+    for line in deployed(unit).splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
@@ -57,39 +60,46 @@ def options_in(words: list[str]) -> set[str]:
 
 
 def entry_point() -> list[str]:
-    (line,) = (one for one in block("dockerfile").splitlines() if one.startswith("ENTRYPOINT "))
+    (line,) = (one for one in deployed(CONTAINER).splitlines() if one.startswith("ENTRYPOINT "))
     words: list[str] = json.loads(line.removeprefix("ENTRYPOINT "))
     return words
 
 
-def test_unit_and_container_start_a_node_with_options_that_there_are() -> None:
-    (start,) = (one for one in block("ini").splitlines() if one.startswith("ExecStart="))
-    for words in (shlex.split(start.removeprefix("ExecStart=")), entry_point()):
+def test_units_and_container_start_a_node_with_options_that_there_are() -> None:
+    starts = [service(unit)["ExecStart"] for unit in (UNIT, USER_UNIT)]
+    for words in (*(shlex.split(start) for (start,) in starts), entry_point()):
         assert [Path(words[0]).name, words[1]] == ["shoal", "run"]
         assert options_in(words)
         assert options_in(words) <= run_options()
 
 
-def test_unit_is_understood_by_systemd(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "of"), [(UNIT, "--system"), (USER_UNIT, "--user")])
+def test_unit_is_understood_by_systemd(tmp_path: Path, name: str, of: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "shoal.service"
-    here = block("ini").replace("/opt/shoal/.venv/bin/shoal", sys.executable).replace("User=shoal", "User=root")
+    here = re.sub(r"=\S+/.venv/bin/shoal", f"={sys.executable}", deployed(name)).replace("User=shoal", "User=root")
     unit.write_text(here)
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", of, str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_unit_does_not_repeat_what_only_its_user_can_cure() -> None:
-    settings = service()
+@pytest.mark.parametrize("unit", [UNIT, USER_UNIT])
+def test_unit_does_not_repeat_what_only_its_user_can_cure(unit: str) -> None:
+    settings = service(unit)
     assert settings["Restart"] == ["on-failure"]
     assert settings["RestartPreventExitStatus"] == [str(WRONG_USAGE)]
     assert settings["SuccessExitStatus"] == [str(INTERRUPTED)]
     assert int(settings["RestartSec"][0]) >= 5
     assert settings["LimitNOFILE"] == [str(FILES_ASKED)]
-    assert f"\n#Environment={PASSPHRASE_VARIABLE}=/etc/shoal/passphrase\n" in block("ini")
+    assert f"\n#Environment={PASSPHRASE_VARIABLE}=" in deployed(unit)
 
 
 def test_steps_make_what_the_unit_names() -> None:
@@ -118,7 +128,7 @@ def test_commands_on_the_page_have_options_that_there_are() -> None:
 
 
 def test_container_file_has_instructions_only_and_its_data_where_it_says() -> None:
-    lines = [line for line in block("dockerfile").splitlines() if line]
+    lines = [line for line in deployed(CONTAINER).splitlines() if line and not line.startswith("#")]
     assert {line.split()[0] for line in lines} <= INSTRUCTIONS
     assert lines[0].startswith("FROM python:3.11")
     assert "VOLUME /swarm" in lines
@@ -133,7 +143,7 @@ def test_container_is_run_with_the_ports_and_the_volume_of_its_file() -> None:
     (run,) = (line for line in typed() if line[:3] == ["docker", "run", "-d"])
     published = [run[at + 1].split(":") for at, word in enumerate(run) if word == "-p"]
     assert all(ends[-2:] == [ends[-1], ends[-1]] for ends in published)  # the same inside as outside
-    (exposed,) = (line.split()[1:] for line in block("dockerfile").splitlines() if line.startswith("EXPOSE"))
+    (exposed,) = (line.split()[1:] for line in deployed(CONTAINER).splitlines() if line.startswith("EXPOSE"))
     assert [ends[-1] for ends in published] == exposed
     assert published[-1] == ["127.0.0.1", "8420", "8420"]  # the page is for this machine alone
     words = entry_point()
@@ -142,9 +152,47 @@ def test_container_is_run_with_the_ports_and_the_volume_of_its_file() -> None:
     assert run[run.index("-v") + 1] == "/srv/swarm:/swarm"
     (timeout,) = service()["TimeoutStopSec"]
     assert run[run.index("--stop-timeout") + 1] == timeout
-    (owner,) = re.findall(r"useradd --uid (\d+)", block("dockerfile"))
+    (owner,) = re.findall(r"useradd --uid (\d+)", deployed(CONTAINER))
     made = [line for line in typed() if line[:2] == ["sudo", "install"] and "/srv/swarm" in line[-1]]
     assert [line[line.index("-o") + 1] for line in made] == [owner, owner]
+
+
+def test_page_names_the_files_that_there_are() -> None:
+    named = set(re.findall(r"deploy/([\w.-]+)", PAGE))
+    assert named == {UNIT, USER_UNIT, CONTAINER, SCRIPT}
+    assert all((ROOT / "deploy" / name).is_file() for name in named)
+
+
+def test_job_runs_a_node_for_each_task_and_hands_it_the_line_and_the_signal(tmp_path: Path) -> None:
+    """With programs in place of `srun` and `shoal` that say what they are given."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    stand_ins = {
+        "srun": 'shift; for task in 0 1; do SLURM_PROCID=$task "$@"; done',
+        "shoal": 'echo "$@"; cat; ls -d "$4"',
+    }
+    for name, body in stand_ins.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SHOAL_DATA_ROOT": str(tmp_path / "nodes of mine"),
+        "SLURM_CPUS_PER_TASK": "8",
+    }
+    job = ["bash", str(ROOT / "deploy" / SCRIPT)]
+    done = subprocess.run([*job, "shoal:abc"], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    told = done.stdout.splitlines()
+    assert (len(told), done.stderr) == (6, "")
+    for task in (0, 1):
+        folder = tmp_path / "nodes of mine" / str(task)
+        words, line, made = told[3 * task : 3 * task + 3]
+        assert words == f"run - --data-dir {folder} --dashboard off --threads 8"
+        assert options_in(words.split()) <= run_options()
+        assert (line, made) == ("shoal:abc", str(folder))
+    without = subprocess.run(job, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert without.returncode != 0
+    assert "give the line that a member of the swarm prints" in without.stderr
+    assert "#SBATCH --signal=INT@" in deployed(SCRIPT)
 
 
 def is_left_out(path: str) -> bool:

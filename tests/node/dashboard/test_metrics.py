@@ -14,7 +14,7 @@ from shoal.node.dashboard.facts import Facts
 from shoal.node.reporting.metrics import OTHER, PEER_LABEL_LIMIT, Metrics
 from tests.node.dashboard.lab import NOW
 
-GRAFANA = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"
+GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana.json"
 SERIES_LIMIT = 400
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
