@@ -5,7 +5,8 @@
                        or half ready and the grace is over            ─► Plan
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        one accuses another, alone                     ─► the Plan with a relay (below)
-                       too few of the participants left               ─► a new Plan over everyone there is
+                       too few of the participants left, or some that
+                       a dead lead did not tell of its plan           ─► a new Plan over everyone there is
     a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend, and
                                                                           bans of those proven to have lied)
 
