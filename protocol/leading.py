@@ -5,7 +5,8 @@
                        or half ready and the grace is over            ─► Plan
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        one accuses another, alone                     ─► the Plan with a relay (below)
-                       too few of the participants left               ─► a new Plan over everyone there is
+                       too few of the participants left, or some that
+                       a dead lead did not tell of its plan           ─► a new Plan over everyone there is
     a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend, and
                                                                           bans of those proven to have lied)
 
@@ -256,9 +257,12 @@ class Lead:
                 )  # only its deadline doubles
             self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
             return self.eviction
+        return self._begin_another(plan, evicted - frozenset(parted))
+
+    def _begin_another(self, plan: Plan, evicted: frozenset[PeerId]) -> Plan | None:
+        """Begin another reduction with everyone there is but these."""
+        facts, candidates = self._facts, self._facts.candidates()
         self.eviction = None
-        evicted -= frozenset(parted)
-        candidates = facts.candidates()
         kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
         if not facts.is_quorum(kept.keys()):
             # Too few without them: whoever is alive is tried again rather than nobody going on.
@@ -272,8 +276,12 @@ class Lead:
         remaining = facts.remaining(plan) - eviction.evicted - lost
         silent = {p for p in remaining if not eviction.answered_by(facts.held.get(p))}
         late = silent - {facts.me} if now - eviction.since >= HELD_TIMEOUT_S else set()
-        if not lost <= eviction.evicted or late:
-            return self._go_on_without(plan, {*eviction.evicted, *lost, *late}, now)
+        gone = {*lost, *late} - eviction.evicted
+        unaware = self._unaware(plan, eviction, gone)
+        if unaware:
+            return self._begin_another(plan, eviction.evicted | (gone - unaware))
+        if gone:
+            return self._go_on_without(plan, {*eviction.evicted, *gone}, now)
         if silent:
             return None
         helds = {p: facts.held[p] for p in remaining}
@@ -284,6 +292,19 @@ class Lead:
             return order
         plan_order = self._plan_order(eviction.attempt, tuple(sorted(eviction.evicted)))
         return revise_plan(plan, plan_order, helds, self._deal)
+
+    def _unaware(self, plan: Plan, eviction: Eviction, gone: Collection[PeerId]) -> set[PeerId]:
+        """Find those of `gone` who say and send nothing because they never saw the plan: its lead died telling it.
+
+        They came to the view in which they are asked, so they hear. While nobody holds a final, another reduction with
+        them takes no longer than this one without them.
+        """
+        facts = self._facts
+        view, answers = facts.agreement.view, {p for p, held in facts.held.items() if eviction.answered_by(held)}
+        if plan.view == view or any(facts.held[peer].chunks for peer in answers):
+            return set()
+        promised = facts.agreement.promised()
+        return {p for p in facts.candidates().keys() & set(gone) - answers if promised.get(p) == view}
 
     def _settle(self, plan: Plan, now: float, *, overdue: bool) -> Order | None:
         """Do what is due about lone accusations; without any, give a reduction that is overdue more time."""

@@ -57,13 +57,17 @@ class BookLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A group that `origin` announced; `arrived` is this node's round at that time."""
+    """A group that `origin` announced; `arrived` is this node's round at that time.
+
+    order: how many offers this node had heard before it.
+    """
 
     announcement: Announcement
     origin: PeerId
     boot: int
     sequence: int
     arrived: int
+    order: int
 
     @property
     def digest(self) -> bytes:
@@ -128,6 +132,7 @@ class OfferBook:
         self._offers: OrderedDict[bytes, Offer] = OrderedDict()
         self._seeds: set[tuple[PeerId, int]] = set()
         self._holders: dict[bytes, list[PeerId]] = {}
+        self._heard = 0
         self.crowded_out = 0
 
     def __len__(self) -> int:
@@ -176,8 +181,14 @@ class OfferBook:
         if announcement.digest in self._offers or seed in self._seeds:
             raise RolloutError("announces a task's group once more", reason=Reason.DUPLICATE, peer=peer)
         offer = Offer(
-            announcement=announcement, origin=peer, boot=signed.boot, sequence=signed.sequence, arrived=round_number
+            announcement=announcement,
+            origin=peer,
+            boot=signed.boot,
+            sequence=signed.sequence,
+            arrived=round_number,
+            order=self._heard,
         )
+        self._heard += 1
         self._insert(offer, origin)
         return offer
 

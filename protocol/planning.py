@@ -65,9 +65,6 @@ class RoundSettings:
 
     norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
     contributions are combined.
-
-    norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
-    contributions are combined.
     """
 
     numel: int

@@ -3,7 +3,8 @@
 Of what the peer says only the text is used. The task is made anew from its reference, which must be the one that the
 origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
 origin told the truth: where they disagree the group is refused, and the origin is to blame. A group with a text that
-could not be scored in time is refused too, but says nothing of the hint: the time may have been lacking here.
+could not be scored in time is refused too, but says nothing of the hint: the time may have been lacking here. A group
+of texts that another offered before is a copy: who copies has to have heard of them first.
 
 The judge works in the agent, next to tasks and scorers, and is the only place where a pulled group is decoded. What
 verdicts cost whom is decided in the daemon, by `Intake` and `Trust`.
@@ -43,25 +44,30 @@ SEEN_LIMIT = 65_536
 """Groups, and texts, that are remembered."""
 COPY_LEAST_BYTES = 48
 """Shorter texts are not compared: short answers coincide by chance."""
+OWN = -1
+"""The order of this node's own texts: before all that it heard."""
 
 Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float | None]]
 """Rewards in [0, 1] of texts, in their order; None for one that could not be scored in time."""
 
 
 class _Memory:
-    """The last SEEN_LIMIT keys, each with whose it was."""
+    """The last SEEN_LIMIT keys, each with whose it is: of those who had it, who was heard of first."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[Hashable, PeerId | None] = OrderedDict()
+        self._owners: OrderedDict[Hashable, tuple[int, PeerId | None]] = OrderedDict()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._owners
 
-    def is_anothers(self, key: Hashable, owner: PeerId | None) -> bool:
-        return key in self._owners and self._owners[key] != owner
+    def is_anothers(self, key: Hashable, owner: PeerId | None, order: int) -> bool:
+        known = self._owners.get(key)
+        return known is not None and known[0] <= order and known[1] != owner
 
-    def note(self, key: Hashable, owner: PeerId | None) -> None:
-        self._owners.setdefault(key, owner)
+    def note(self, key: Hashable, owner: PeerId | None, order: int) -> None:
+        known = self._owners.get(key)
+        if known is None or order < known[0]:
+            self._owners[key] = order, owner
         if len(self._owners) > SEEN_LIMIT:
             self._owners.popitem(last=False)
 
@@ -110,7 +116,7 @@ class Judge:
     def note_own(self, texts: Sequence[str]) -> None:
         """Remember completions that this node announced itself: whoever offers them as its own has copied them."""
         for text in _comparable(texts):
-            self._texts.note(text, None)
+            self._texts.note(text, None, OWN)
 
     def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float | None]:
         """Return rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
@@ -153,8 +159,8 @@ class Judge:
         place = (peer, group.task.seed)
         if offer.digest in self._seen or place in self._seen:
             raise RolloutError("a second group of one task", reason=Reason.DUPLICATE, peer=peer)
-        self._seen.note(offer.digest, peer)
-        self._seen.note(place, peer)
+        self._seen.note(offer.digest, peer, offer.order)
+        self._seen.note(place, peer, offer.order)
         return _Opened(offer, group, self._make(group, peer))
 
     def _make(self, group: RolloutGroup, peer: PeerId) -> Task:
@@ -178,10 +184,10 @@ class Judge:
         if variance <= VARIANCE_LEAST:
             raise RolloutError("rewards that do not vary", reason=Reason.NO_VARIANCE, peer=peer)
         texts = _comparable(one.group.completions)
-        if 2 * sum(self._texts.is_anothers(text, peer) for text in texts) > len(texts):
+        if 2 * sum(self._texts.is_anothers(text, peer, one.offer.order) for text in texts) > len(texts):
             raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
         for text in texts:
-            self._texts.note(text, peer)
+            self._texts.note(text, peer, one.offer.order)
         return JudgedGroup(
             task=one.task,
             prompt=one.task.question,

@@ -679,6 +679,26 @@ PROTOCOL: tuple[Bug, ...] = (
         "follows = self.me not in message.evicted",
     ),
     bug(
+        "who never saw the plan of a lead that died goes with it",
+        "tests/protocol/test_round.py::test_member_that_the_plan_of_a_dead_lead_did_not_reach_stays_and_is_counted",
+        "unaware = self._unaware(plan, eviction, gone)",
+        "unaware: set[PeerId] = set()",
+    ),
+    bug(
+        "finals that are held are thrown away for who hears nothing of the plan",
+        "tests/protocol/test_round_messages.py"
+        "::test_member_that_never_saw_the_plan_is_evicted_only_where_a_final_is_held_or_it_hears_nothing",
+        "if plan.view == view or any(facts.held[peer].chunks for peer in answers):",
+        "if plan.view == view:",
+    ),
+    bug(
+        "who is in another view is taken to have missed the plan",
+        "tests/protocol/test_round_messages.py"
+        "::test_member_that_never_saw_the_plan_is_evicted_only_where_a_final_is_held_or_it_hears_nothing",
+        "return {p for p in facts.candidates().keys() & set(gone) - answers if promised.get(p) == view}",
+        "return facts.candidates().keys() & set(gone) - answers",
+    ),
+    bug(
         "a lead that was free once is not compelled any more",
         "tests/protocol/test_agreement.py"
         "::test_free_lead_that_hears_of_a_prepared_value_before_it_proposes_carries_it_forward_by_its_proof",

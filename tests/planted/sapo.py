@@ -6,6 +6,28 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "who is judged first is the author",
+        "tests/node/sapo/test_judge.py::test_original_that_was_heard_first_is_no_copy_though_its_copy_was_judged_first",
+        "return known is not None and known[0] <= order and known[1] != owner",
+        "return known is not None and known[1] != owner",
+    ),
+    bug(
+        "a copy that was judged first stays the original",
+        "tests/node/sapo/test_judge.py::test_original_that_was_heard_first_is_no_copy_though_its_copy_was_judged_first",
+        "if known is None or order < known[0]:",
+        "if known is None:",
+    ),
+    bug(
+        "all offers are heard at once",
+        "tests/protocol/test_offer_book.py::test_offers_come_in_any_order_and_each_once",
+        """
+        self._heard += 1
+        """,
+        """
+
+        """,
+    ),
+    bug(
         "a liar stays trusted a lie longer",
         "tests/node/sapo/test_trust.py::test_liar_is_ignored_after_four_lies_and_nobody_else",
         "if is_ignored or self.demerits(peer) >= ignored_at:",

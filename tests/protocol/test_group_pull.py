@@ -30,6 +30,7 @@ OFFER = Offer(
     boot=1,
     sequence=1,
     arrived=0,
+    order=0,
 )
 
 

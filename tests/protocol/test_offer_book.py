@@ -66,8 +66,12 @@ def test_offers_come_in_any_order_and_each_once() -> None:
     for data in reversed(sealed):
         receive(book, data, alice)
     assert [offer.announcement.task.index for offer in book.offers()] == list(reversed(range(50)))
+    assert [offer.order for offer in book.offers()] == list(range(50))
     assert {refusal(book, data, ALICE.peer_id) for data in sealed} == {Reason.REPLAYED}
     assert len(book) == 50
+    book.forget(ALICE.peer_id)
+    receive(book, alice.announce(50), alice)
+    assert [offer.order for offer in book.offers()] == [50]
 
 
 def test_what_is_older_than_the_window_or_an_earlier_boot_is_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from functools import partial
 import pytest
 
 from shoal.protocol.effects import Append, MemberEffect, Repair, StartReduce, Write
+from shoal.protocol.leading import HELD_TIMEOUT_S
 from shoal.protocol.messages import (
+    NO_HASH,
     Message,
     Plan,
     Prepare,
@@ -23,7 +25,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import RESEND_S, Phase
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import Intercept, RoundLab
-from tests.protocol.round_machines import REDUCE_S, REPLAN_S, ROUND_S, sends
+from tests.protocol.round_machines import REDUCE_S, REPLAN_S, ROUND_S, TRAIN_S, sends
 from tests.protocol.round_node import report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -176,6 +178,35 @@ def test_lead_killed_at_any_moment_is_replaced_at_once(moment: type[Message] | s
     assert not any(node.blamed for node in lab.nodes)
     lab.run_until(lab.height_of_all(3), 3 * ROUND_S)
     assert lab.members(3) == set(range(4)) - {leader}
+
+
+def killed_when_told(*told: int) -> tuple[RoundLab, int, Plan]:
+    """Four nodes, whose lead of round 2 dies when `told` have its plan: the lab, the lead, the certified plan."""
+    lab = RoundLab(4)
+    lab.run_until(lab.height_of_all(1), 2 * ROUND_S)
+    lab.run_for(TRAIN_S / 2)
+    lead = lab.lead()
+
+    def tell(number: int, effect: MemberEffect) -> Collection[int] | None:
+        return told if number == lead and sends(effect, Plan) else None
+
+    lab.intercept = tell
+    lab.run_until(lab.reducing(told[0]), 2 * ROUND_S)
+    lab.kill(lead)
+    lab.run_until(lab.height_of({0, 1, 2, 3} - {lead}, 2), ROUND_S + REPLAN_S + HELD_TIMEOUT_S)
+    return lab, lead, lab.plans[lab.value(2).plan]
+
+
+@pytest.mark.parametrize("deaf", [0, 2, 3])
+def test_member_that_the_plan_of_a_dead_lead_did_not_reach_stays_and_is_counted(deaf: int) -> None:
+    """Two of four are a quorum, where one planned the round before: they do not go on without the third."""
+    told = {0, 2, 3} - {deaf}
+    lab, lead, plan = killed_when_told(*sorted(told))
+    assert lead == 1
+    assert lab.number(lab.value(1).planner) == lab.number(plan.planner) == 2
+    assert lab.members(2) == lab.contributors(2) == {0, 2, 3}
+    assert (plan.view, plan.origin) == (1, NO_HASH)
+    assert [lab.number(peer) for peer in plan.evicted] == ([lead] if deaf != 2 else [])
 
 
 @pytest.mark.parametrize("told", [0, 1, 2, 3])

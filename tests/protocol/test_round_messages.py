@@ -17,6 +17,7 @@ from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     NO_HASH,
+    ChunkResults,
     Evict,
     Held,
     Message,
@@ -261,6 +262,49 @@ def test_member_that_never_saw_the_plan_that_is_repaired_is_silent_and_planned_a
     assert afresh.origin == NO_HASH
     assert {participant.peer for participant in afresh.participants} == set(alive)
     assert StartReduce(afresh) in third.receive(second.me, afresh, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("held", "hears", "goes_on"),
+    [((), True, False), ((ChunkResults.of(0, {0: domain_hash("result")}),), True, True), ((), False, True)],
+)
+def test_member_that_never_saw_the_plan_is_evicted_only_where_a_final_is_held_or_it_hears_nothing(
+    held: tuple[ChunkResults, ...], hears: bool, goes_on: bool
+) -> None:
+    """The lead died when it had told three of four, which are a quorum without the last."""
+    lab, machines = machines_of(5)
+    readies = [contribution(machine) for machine in machines]
+    leader, second, *told, unaware = (machines[lab.lead(view)] for view in range(5))
+    effects: list[Effect] = []
+    for machine in machines:
+        for sender, ready in zip(machines, readies, strict=True):
+            effects += machine.ready(ready, 1.0) if sender is machine else machine.receive(sender.me, ready, 1.0)
+    (plan,) = (effect.message for effect in effects if sends(effect, Plan))
+    alive, effects = [second.me, *(machine.me for machine in told), unaware.me], []
+    for machine in (second, *told):
+        machine.receive(leader.me, plan, 1.1)
+    for machine in (*told, unaware) if hears else told:
+        moved = [e.message for e in machine.peers_alive(alive, 2.0) if sends(e, ViewChange)]
+        effects += [effect for message in moved for effect in second.receive(machine.me, message, 2.0)]
+    effects += second.peers_alive(alive, 2.0)
+    effects += second.tick(2.0 + REPLAN_SETTLE_S)
+    (evict,) = (effect.message for effect in effects if sends(effect, Evict))
+    (asked,) = (effect for effect in effects if isinstance(effect, CloseOff))
+    second.closed_off(asked, (), 2.3)
+    for machine in told:
+        (asked,) = (effect for effect in machine.receive(second.me, evict, 2.3) if isinstance(effect, CloseOff))
+        (answer,) = (e.message for e in machine.closed_off(asked, held, 2.3) if sends(e, Held))
+        assert not second.receive(machine.me, answer, 2.3)
+
+    effects = second.tick(2.2 + HELD_TIMEOUT_S)
+    if goes_on:
+        (again,) = (effect.message for effect in effects if sends(effect, Evict))
+        assert again.evicted == tuple(sorted((leader.me, unaware.me)))
+        return
+    (afresh,) = (effect.plan for effect in effects if isinstance(effect, StartReduce))
+    assert (afresh.origin, afresh.evicted) == (NO_HASH, (leader.me,))
+    assert {participant.peer for participant in afresh.participants} == set(alive)
+    assert all(StartReduce(afresh) in machine.receive(second.me, afresh, 7.0) for machine in (*told, unaware))
 
 
 def test_member_that_sees_the_plan_late_answers_what_it_was_asked_before() -> None:

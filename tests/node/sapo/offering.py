@@ -65,11 +65,18 @@ def announced(group: RolloutGroup, rewards: Sequence[float] | None = None) -> tu
 
 
 def offer_of(
-    group: RolloutGroup, rewards: Sequence[float] | None = None, *, arrived: int = 0, by: PeerId | None = None
+    group: RolloutGroup,
+    rewards: Sequence[float] | None = None,
+    *,
+    arrived: int = 0,
+    order: int = 0,
+    by: PeerId | None = None,
 ) -> tuple[Offer, bytes]:
     """An offer of the group as `by`, its origin if not given, announced it; and its bytes."""
     announcement, data = announced(group, rewards)
-    offer = Offer(announcement=announcement, origin=by or group.origin, boot=1, sequence=1, arrived=arrived)
+    offer = Offer(
+        announcement=announcement, origin=by or group.origin, boot=1, sequence=1, arrived=arrived, order=order
+    )
     return offer, data
 
 

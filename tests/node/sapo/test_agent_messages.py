@@ -51,7 +51,7 @@ def offer_of(number: int) -> Offer:
         policy_version=LARGE,
         round=LARGE,
     )
-    return Offer(announcement=announcement, origin=PEER, boot=LARGE, sequence=LARGE, arrived=LARGE)
+    return Offer(announcement=announcement, origin=PEER, boot=LARGE, sequence=LARGE, arrived=LARGE, order=LARGE)
 
 
 def with_digest(digest: bytes) -> Offer:

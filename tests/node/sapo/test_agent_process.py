@@ -80,7 +80,9 @@ def offered(
     task = source.draw(SWARM, owner, 0, index).ref
     group = RolloutGroup(origin=peer, round=0, policy_version=0, task=task, completions=tuple(texts))
     data = encode_group(group)
-    return Offer(announcement=announce_group(group, data, told), origin=peer, boot=1, sequence=1, arrived=7), data
+    return Offer(
+        announcement=announce_group(group, data, told), origin=peer, boot=1, sequence=1, arrived=7, order=7
+    ), data
 
 
 async def deliver(child: Child[AgentReport], groups: Sequence[tuple[Offer, bytes]]) -> None:

@@ -34,6 +34,7 @@ from tests.node.sapo.offering import (
     new_judge,
     offer_of,
     peer_id,
+    right_answer,
     texts_for,
 )
 from tests.node.sapo.sums import SUMS, Sums, score
@@ -136,11 +137,46 @@ def test_long_texts_of_somebody_else_are_copies_even_where_they_are_right() -> N
     assert accepts(judge, *offer_of(group_of(ALICE, 2, texts=["right", "wrong"]), (1.0, 0.0)))
 
 
+LONG_TEXTS = ["a" * 101, "b" * 102]
+
+
+def by_length() -> Judge:
+    """A judge to whom texts of an odd length are right, whatever the task."""
+    return Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [len(text) % 2 for _, text in pairs])
+
+
 def test_copies_of_own_texts_are_known() -> None:
-    judge = Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [len(t) % 2 for _, t in pairs])
-    texts = ["a" * 101, "b" * 102]
-    judge.note_own(texts)
-    assert refusal(judge, *offer_of(group_of(BOB, texts=texts), (1.0, 0.0))) == Reason.COPIED
+    judge = by_length()
+    judge.note_own(LONG_TEXTS)
+    assert refusal(judge, *offer_of(group_of(BOB, texts=LONG_TEXTS), (1.0, 0.0))) == Reason.COPIED
+
+
+def test_original_that_was_heard_first_is_no_copy_though_its_copy_was_judged_first() -> None:
+    """Groups are judged in the order of a draw; nobody announces a copy of what was not announced."""
+    judge = by_length()
+    original, copy = group_of(ALICE, texts=LONG_TEXTS), group_of(BOB, texts=LONG_TEXTS)
+    assert accepts(judge, *offer_of(copy, (1.0, 0.0), order=8))
+    assert accepts(judge, *offer_of(original, (1.0, 0.0), order=7))
+    assert accepts(judge, *offer_of(group_of(ALICE, 1, texts=LONG_TEXTS), (1.0, 0.0), order=9))
+    assert refusal(judge, *offer_of(group_of(BOB, 1, texts=LONG_TEXTS), (1.0, 0.0), order=10)) == Reason.COPIED
+
+
+def test_short_answers_of_somebody_else_are_worth_what_they_are_for_ones_own_task() -> None:
+    judge, original = new_judge(), group_of(ALICE)
+    assert accepts(judge, *offer_of(original))
+    right, wrong = (
+        next(
+            index
+            for index in range(1000)
+            if (right_answer(SOURCE.draw(SWARM, BOB, 0, index)) in original.completions) is coincides
+        )
+        for coincides in (True, False)
+    )
+    verdict, one = judged(judge, *offer_of(group_of(BOB, right, texts=original.completions), (1.0, 0.0, 1.0, 0.0)))
+    assert one is not None
+    assert one.rewards == verdict.rewards == (1.0, 0.0, 1.0, 0.0)
+    copy = group_of(BOB, wrong, texts=original.completions)
+    assert refusal(judge, *offer_of(copy, (1.0, 0.0, 1.0, 0.0))) == Reason.HINT
 
 
 def test_second_group_of_a_task_is_a_duplicate() -> None:
@@ -165,7 +201,7 @@ def test_group_other_than_announced_is_refused() -> None:
     assert refusal(judge, offer, other) == Reason.FORGED
     relabelled = msgspec.structs.replace(offer.announcement, policy_version=99)
     plain = offer_of(group_of(ALICE, 2))
-    lie = Offer(announcement=relabelled, origin=ALICE, boot=1, sequence=1, arrived=0)
+    lie = Offer(announcement=relabelled, origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
     assert refusal(judge, lie, offer_of(group_of(ALICE))[1]) == Reason.MISLABELLED
     assert accepts(judge, *plain)
 
@@ -189,7 +225,7 @@ def test_family_that_cannot_be_scored_safely_is_refused_by_name() -> None:
     judge = Judge(swarm_id=SWARM, source=source, score=never)
     task = source.draw(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=task.ref, completions=("1", "2"))
-    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
+    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
     assert source.scorable == frozenset()
     assert refusal(judge, offer, encode_group(group)) == Reason.UNSAFE_FAMILY
 
@@ -214,7 +250,7 @@ def test_generator_that_fails_is_an_unknown_task() -> None:
     judge = Judge(swarm_id=SWARM, source=source, score=score)
     ref = source.table.assigned(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
-    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
+    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
     assert refusal(judge, offer, encode_group(group)) == Reason.UNKNOWN_TASK
 
 
@@ -253,7 +289,7 @@ def test_nothing_that_a_peer_sends_raises(
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=tuple(texts))
     data = encode_group(group)[:cut]
     announcement = msgspec.structs.replace(first_right(group), digest=digest_of(data))
-    offer = Offer(announcement=announcement, origin=ALICE, boot=1, sequence=1, arrived=0)
+    offer = Offer(announcement=announcement, origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
     verdict, one = judged(new_judge(), offer, data)
     assert (one is None) == (verdict.refused is not None)
 
