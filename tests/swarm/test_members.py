@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -497,19 +498,24 @@ async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> N
 # -- restarts and deaths -------------------------------------------------------------------------------------
 
 
-async def test_killed_peer_is_dead_within_a_second() -> None:
+@pytest.fixture
+def _no_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector waits for every answer for ever: what becomes known is known by another way."""
+    monkeypatch.setattr("shoal.protocol.membership.ACK_DEADLINE_S", math.inf)
+
+
+@pytest.mark.usefixtures("_no_silence_is_noticed")
+async def test_killed_peer_is_dead_by_its_broken_links_alone() -> None:
     nodes = one, two, victim = Node(1), Node(2), Node(3)
     async with running(*nodes):
         await two.join(one)
         await victim.join(one)
         await assert_linked(*nodes)
-        began = trio.current_time()
         victim.kill()
         for node in (one, two):
             await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
             assert victim.peer not in node.linked()
             assert node.members.machine.state_of(victim.peer) is State.DEAD
-        assert trio.current_time() - began < 2  # the detector alone would take 7 s
         await assert_linked(one, two)
 
 
@@ -529,6 +535,7 @@ async def test_killed_peer_that_comes_back_is_linked_and_alive_again() -> None:
         assert one.members.record_of(again.peer) == again.record()
 
 
+@pytest.mark.usefixtures("_no_silence_is_noticed")
 @pytest.mark.parametrize("gossiped", [False, True], ids=["new record by hello", "new record by gossip first"])
 async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
     """Its old connection did not break: the machine vanished, and nothing told us yet."""
@@ -542,7 +549,6 @@ async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
         if gossiped:
             one.members.book.receive(seal_record(after.sealer, after.record()), trio.current_time())
         before.members.links.meet = _unable_to_meet  # type: ignore[method-assign]
-        began = trio.current_time()
         with contextlib.suppress(NetworkError, RemoteError):
             await after.join(one)
         await until(lambda: one.peer in after.linked() and after.peer in one.linked())
@@ -552,7 +558,6 @@ async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
             one.members.links.send(after.peer, word)
             await trio.sleep(0.02)
         assert (one.peer, word) not in before.heard
-        assert trio.current_time() - began < 5
         assert one.says("lost", after)
 
 
@@ -853,6 +858,7 @@ async def test_firewall_that_refuses_is_found_out_by_asking_others() -> None:
         await assert_talking_through_others(one, two)
 
 
+@pytest.mark.usefixtures("_no_silence_is_noticed")
 async def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
     one, two, between = nodes = Node(4), Node(2), Node(3)
@@ -863,11 +869,9 @@ async def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkey
         Firewall(one, two).close()
         await assert_talking_through_others(one, two)
         await trio.sleep(0.6)  # both attempts to re-make the link have failed
-        began = trio.current_time()
         two.kill()
         await until(lambda: between.says("died", two))
         await until(lambda: one.says("died", two))
-        assert trio.current_time() - began < 3  # the detector alone would take 6 s
         assert one.members.alive() == {between.peer}
 
 
