@@ -56,7 +56,7 @@ async def test_200_announcements_per_second_all_arrive() -> None:
     async with running(*nodes):
         await announce_steadily(nodes, seconds=2, per_second=200)
         for node in nodes:
-            assert node.exchange.announcements_sent == 100
+            await until(lambda node=node: node.exchange.announcements_sent == 100)  # counted when the last has it
             assert node.exchange.announcements_received == len(node.exchange.book) == 300
             assert not node.exchange.rejected
             assert node.exchange.bytes_fetched == 0
@@ -66,14 +66,16 @@ async def test_announcements_are_gathered_into_few_messages() -> None:
     near, far = Node(1), Node(2)
     async with running(near, far):
         mailbox = await far.host.subscribe(TOPIC)
+        began = trio.current_time()
         for index in range(30):
             await near.announce(index)
         await until(lambda: len(far.offered()) == 30)
+        periods = (trio.current_time() - began) / rollouts.ANNOUNCE_PERIOD_S
         sizes = []
         with trio.move_on_after(0):
             while True:
                 sizes.append(len((await mailbox.receive()).data))
-        assert len(sizes) <= 3
+        assert len(sizes) <= 1 + periods
 
 
 async def test_announce_waits_while_too_many_wait() -> None:
