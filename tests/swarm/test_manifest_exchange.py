@@ -23,6 +23,7 @@ from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
 from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestServer, ask_again, fetch_manifest
 from shoal.swarm.streams import MessageStream
+from tests.waiting import WAIT_S
 
 
 def manifest(name: str = "test") -> Manifest:
@@ -51,8 +52,8 @@ def answering(host: Host, reply: bytes) -> list[bytes]:
     asked: list[bytes] = []
 
     async def answer(stream: MessageStream) -> None:
-        asked.append(await stream.receive(deadline_s=5))
-        await stream.send(reply, deadline_s=5)
+        asked.append(await stream.receive(deadline_s=WAIT_S))
+        await stream.send(reply, deadline_s=WAIT_S)
         await stream.aclose()
 
     host.serve(MANIFEST_PROTOCOL, answer)
@@ -68,8 +69,8 @@ def link_to(*members: Host) -> SwarmLink:
 
 
 async def ask(host: Host, server: Host, request: bytes) -> ManifestReply:
-    await host.dial(server.addresses[0], deadline_s=5)
-    answer = await host.request(server.peer_id, MANIFEST_PROTOCOL, request, deadline_s=5)
+    await host.dial(server.addresses[0], deadline_s=WAIT_S)
+    answer = await host.request(server.peer_id, MANIFEST_PROTOCOL, request, deadline_s=WAIT_S)
     return decode(answer, ManifestReply)  # type: ignore[arg-type]
 
 
@@ -127,14 +128,14 @@ async def test_member_that_answers_the_second_time_is_asked_a_second_time(
     asked: list[bytes] = []
 
     async def answer(stream: MessageStream) -> None:
-        asked.append(await stream.receive(deadline_s=5))
+        asked.append(await stream.receive(deadline_s=WAIT_S))
         if len(asked) > 1:
-            await stream.send(canonical(ManifestAnswer(manifest=MANIFEST.to_canonical())), deadline_s=5)
+            await stream.send(canonical(ManifestAnswer(manifest=MANIFEST.to_canonical())), deadline_s=WAIT_S)
         elif again == "breaks off":
             await stream.abort()
             return
         else:
-            await stream.send(canonical(Refusal(reason="too many ask for the manifest; try again")), deadline_s=5)
+            await stream.send(canonical(Refusal(reason="too many ask for the manifest; try again")), deadline_s=WAIT_S)
         await stream.aclose()
 
     async with hosts(1) as (member,):

@@ -33,10 +33,10 @@ from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, STRANGERS_REACH_PERIOD_S, Change, Members
 from shoal.swarm.streams import MessageStream
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-TEST_DEADLINE_S = 60
+TEST_DEADLINE_S = 300
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -131,7 +131,7 @@ class Node:
         return self.members.links.linked()
 
     async def join(self, other: Node) -> None:
-        await self.members.links.join(other.host.addresses[0], deadline_s=5)
+        await self.members.links.join(other.host.addresses[0], deadline_s=WAIT_S)
 
     def says(self, kind: str, other: Node) -> bool:
         return Change(kind, other.peer) in self.changes
@@ -219,22 +219,22 @@ class Stranger:
         return msgspec.structs.replace(hello, **changes)
 
     async def ask(self, node: Node, hello: Hello) -> Welcome | Refusal:
-        await self.host.dial(node.host.addresses[0], deadline_s=5)
-        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(hello), deadline_s=5)
+        await self.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
+        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(hello), deadline_s=WAIT_S)
         return decode(reply, Welcome | Refusal)  # type: ignore[arg-type]
 
     async def say(self, node: Node, message: Message) -> None:
-        stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5)
-        await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=5)
+        stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=WAIT_S)
+        await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=WAIT_S)
 
     def welcomes(self, others: tuple[bytes, ...] = ()) -> list[PeerId]:
         """From now on answer every hello with a welcome; who said hello is in the list."""
         came: list[PeerId] = []
 
         async def answer(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
+            await stream.receive(deadline_s=WAIT_S)
             came.append(stream.peer)
-            await stream.send(canonical(Welcome(record=self.sealed(), others=others)), deadline_s=5)
+            await stream.send(canonical(Welcome(record=self.sealed(), others=others)), deadline_s=WAIT_S)
             await stream.aclose()
 
         self.host.serve(HELLO_PROTOCOL, answer)
@@ -307,7 +307,7 @@ async def test_allowlist_binds_the_one_who_dials_as_well() -> None:
         await allowed.join(founder)
         founder.members.found(outsider.peer, outsider.host.addresses)
         with pytest.raises(RemoteError, match="not on the list"):
-            await founder.members.links.join(outsider.host.addresses[0], deadline_s=5)
+            await founder.members.links.join(outsider.host.addresses[0], deadline_s=WAIT_S)
         assert founder.linked() == {allowed.peer}
         assert outsider.peer not in founder.members.alive()
         assert set(came) <= {founder.peer}
@@ -354,14 +354,14 @@ async def test_welcome_with_a_record_that_does_not_hold_makes_no_link() -> None:
     async with running(node), stranger(9) as odd:
 
         async def answer(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
+            await stream.receive(deadline_s=WAIT_S)
             record = forged(odd.sealer, NodeRecord(peer=node.peer, boot=9))
-            await stream.send(canonical(Welcome(record=record, others=())), deadline_s=5)
+            await stream.send(canonical(Welcome(record=record, others=())), deadline_s=WAIT_S)
             await stream.aclose()
 
         odd.host.serve(HELLO_PROTOCOL, answer)
         with pytest.raises(RemoteError, match="a record about"):
-            await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+            await node.members.links.join(odd.host.addresses[0], deadline_s=WAIT_S)
         assert node.linked() == frozenset()
         assert len(node.members.book) == 0
 
@@ -377,7 +377,7 @@ async def test_replayed_and_forged_records_are_dropped_wherever_they_come_from()
         good = Sealer(identity(50), MANIFEST.swarm_id, 1)
         third = seal_record(good, NodeRecord(peer=identity(50).peer_id, boot=1, phase="leaving"))
         odd.welcomes((newer, old, about_another, b"\xc1", third))
-        await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+        await node.members.links.join(odd.host.addresses[0], deadline_s=WAIT_S)
 
         # By gossip too, signed for by the one who sends it on.
         topic = f"shoal/{MANIFEST.swarm_id.hex()}/records"
