@@ -38,6 +38,7 @@ from shoal.swarm.reaching.observed_addresses import (
 )
 from shoal.swarm.reaching.punching import Puncher, PunchPort
 from shoal.swarm.reaching.reach import ALONE_ATTEMPTS, ALONE_PUNCHES_BURST, HOLE_OFFERS, PUNCHES_BURST
+from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import WAIT_S, lanes_of
 from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note, run, until
 
@@ -407,14 +408,20 @@ async def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
 
 async def test_ticket_of_a_call_is_good_for_a_moment() -> None:
     async with nodes() as (alice, _, relay):
-        relay.observed_addresses._call_deadline_s = 0.3
-        stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
-        await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
-        ticket = observed_addresses._check(
-            await stream.receive(deadline_s=WAIT_S), observed_addresses.SightingTicket, relay.peer
-        )
-        assert relay.observed_addresses.claims(ticket.ticket)
+
+        async def ask(call_deadline_s: float) -> tuple[MessageStream, bytes]:
+            relay.observed_addresses._call_deadline_s = call_deadline_s
+            stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
+            await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
+            reply = await stream.receive(deadline_s=WAIT_S)
+            return stream, observed_addresses._check(reply, observed_addresses.SightingTicket, relay.peer).ticket
+
+        calling, ticket = await ask(WAIT_S)
+        assert relay.observed_addresses.claims(ticket)
+        late, expired = await ask(0.1)
         with pytest.raises(NetworkError, match="no call came"):
-            observed_addresses._check(await stream.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer)
-        assert not relay.observed_addresses.claims(ticket.ticket)
-        await stream.abort()
+            observed_addresses._check(await late.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer)
+        assert not relay.observed_addresses.claims(expired)
+        assert relay.observed_addresses.claims(ticket)
+        for stream in (calling, late):
+            await stream.abort()

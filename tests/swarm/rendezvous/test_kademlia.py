@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -135,10 +136,18 @@ async def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_els
 
 
 async def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", 1.0)
+    monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", WAIT_S)
+    monkeypatch.setattr(kademlia_module, "WALK_DEADLINE_S", 2 * WAIT_S)
     asked = 0
     good, member, newcomer = Node(10, THEIRS), Node(1), Node(2)
     hanging = [Node(n) for n in range(20, 22)]
+    request = newcomer.host.request
+
+    async def soon_over(peer: PeerId, *arguments: Any, deadline_s: float, **more: Any) -> bytes:
+        assert 0 < deadline_s <= WAIT_S
+        return await request(peer, *arguments, deadline_s=0.2 if peer in peers(*hanging) else deadline_s, **more)
+
+    newcomer.host.request = soon_over  # type: ignore[method-assign]
 
     async def never(stream: MessageStream) -> None:
         nonlocal asked
