@@ -256,7 +256,10 @@ async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
     ],
 )
 async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
-    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+    server, reader = (
+        Node(1),
+        Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5) if answer is None else ExchangeLimits()),
+    )
 
     async def handler(stream: MessageStream) -> None:
         await stream.receive(deadline_s=WAIT_S)

@@ -147,7 +147,6 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
             assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
             assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
 
-    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 1.0)
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     monkeypatch.setattr(PunchPort, "_dial", counted)
     run(main)
@@ -307,6 +306,7 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
         async with two_alone() as (lower, higher, parted):
             with monkeypatch.context() as router:
                 change_ports(router)
+                router.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
                 for number in range(ALONE_ATTEMPTS):
                     assert parted == [], f"after {number}"
                     with pytest.raises(NetworkError, match="no hole leads"):
@@ -322,7 +322,6 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
             await until(lambda: blocked(lower, higher) == blocked(higher, lower) == 0)
             assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
 
-    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     run(main)
 
