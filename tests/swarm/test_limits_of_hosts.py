@@ -156,6 +156,8 @@ async def test_full_node_ends_the_oldest_connection_of_a_stranger_for_a_new_one(
 
 async def test_stranger_that_opens_streams_without_end_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STRANGERS_READS_PER_S", 1e9)
+    monkeypatch.setattr(limits, "STRANGER_STREAMS_PER_S", 1e-3)  # however long it takes to open as many as it may
+    monkeypatch.setattr(limits, "STRIKES_FORGIVEN_S", 1e6)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(9) as flood:
         await two.join(one)
