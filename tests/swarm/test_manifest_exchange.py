@@ -204,12 +204,21 @@ async def test_slow_tries_end_in_time_and_what_no_try_changes_ends_at_once() -> 
 async def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.05)
     monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.05)
+    told, asked_since = list[str](), 0
+
+    async def answer(stream: MessageStream) -> None:
+        nonlocal asked_since
+        await stream.receive(deadline_s=WAIT_S)
+        asked_since += len(told)
+        reason = "not now" if asked_since < 6 else manifest_exchange.OTHER_SWARM
+        await stream.send(canonical(Refusal(reason=reason)), deadline_s=WAIT_S)
+        await stream.aclose()
+
     async with hosts(2) as members:
         for member in members:
-            answering(member, canonical(Refusal(reason="not now")))
-        told: list[str] = []
-        with pytest.raises(NetworkError, match="not now"):
-            await fetch_manifest(link_to(*members), deadline_s=1, on_wait=told.append)
+            member.serve(MANIFEST_PROTOCOL, answer)
+        with pytest.raises(NetworkError, match=manifest_exchange.OTHER_SWARM):
+            await fetch_manifest(link_to(*members), deadline_s=WAIT_S, on_wait=told.append)
         (text,) = told
         assert text.startswith("no member that the link names has given the manifest yet; asking again")
 
