@@ -77,6 +77,7 @@ async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monke
 async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(8) as silent, stranger(9) as other:
         await two.join(one)
@@ -93,6 +94,7 @@ async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(mon
 async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(9) as other:
         await two.join(one)
