@@ -143,6 +143,13 @@ def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
 
 
+@pytest.fixture
+def _no_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector waits for every answer for ever: what becomes known is known by another way."""
+    for name in ("ACK_DEADLINE_S", "INDIRECT_DEADLINE_S"):
+        monkeypatch.setattr(f"shoal.protocol.membership.{name}", math.inf)
+
+
 async def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twice() -> None:
     node, other = Node(1), identity(2).peer_id
     goodbye = Leave(term=Term(), round=1, base=bytes(32), signature=bytes(64))
@@ -482,7 +489,9 @@ async def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatc
         assert leaves.peer not in dials
 
 
-async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
+@pytest.mark.usefixtures("_no_silence_is_noticed")
+async def test_link_lost_between_the_living_is_made_again_and_nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", WAIT_S)
     nodes = one, two, three = Node(1), Node(2), Node(3)
     async with running(*nodes):
         await one.join(two)
@@ -497,12 +506,6 @@ async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> N
 
 
 # -- restarts and deaths -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _no_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The detector waits for every answer for ever: what becomes known is known by another way."""
-    monkeypatch.setattr("shoal.protocol.membership.ACK_DEADLINE_S", math.inf)
 
 
 @pytest.mark.usefixtures("_no_silence_is_noticed")
