@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -748,13 +749,24 @@ async def assert_talking_through_others(one: Node, other: Node) -> None:
     assert one.peer not in other.linked()
     await until(lambda: one.says("detoured", other) and other.says("detoured", one))
     for me, far in ((one, other), (other, one)):
-        word = Leave(term=Term(), round=1000 + len(far.heard), base=bytes(32), signature=bytes(64))
-        me.members.links.broadcast(word)
-        await until(lambda m=me, f=far, w=word: (m.peer, w) in f.heard)  # type: ignore[misc]
-        letter = Leave(term=Term(), round=2000 + len(far.heard), base=bytes(32), signature=bytes(64))
-        me.members.links.send(far.peer, letter)
-        await until(lambda m=me, f=far, w=letter: (m.peer, w) in f.heard)  # type: ignore[misc]
-        assert [heard for heard in far.heard if heard[1] in (word, letter)] == [(me.peer, word), (me.peer, letter)]
+        await assert_reaches(me, far, me.members.links.broadcast)
+        await assert_reaches(me, far, partial(me.members.links.send, far.peer))
+
+
+ROUNDS = itertools.count(1000)
+"""Of words that are told apart by them."""
+
+
+async def assert_reaches(me: Node, far: Node, say: Callable[[Leave], None]) -> None:
+    """What is said comes once, and as the one's who said it; said anew until it comes, as in `assert_linked`."""
+    words: list[Leave] = []
+    while not any((me.peer, word) in far.heard for word in words):
+        words.append(Leave(term=Term(), round=next(ROUNDS), base=bytes(32), signature=bytes(64)))
+        say(words[-1])
+        await trio.sleep(0.02)
+    came = [(peer, word) for peer, word in far.heard if word in words]
+    assert {peer for peer, _ in came} == {me.peer}
+    assert [word for _, word in came] == [word for word in words if (me.peer, word) in came]
 
 
 async def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
