@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import HealthCheck, settings
 from trio.testing import MockClock
 
 gc.disable()  # to the end of the collection, which makes hundreds of thousands of objects and hardly any garbage
+
+# Whatever stops this process for 0.2 s in the midst of an example would have found a bug, by limits on the wall clock.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 DEADLINE_S = 300.0
 """For a test that is a coroutine: so that one that waits for ever fails."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import trio
 
 LOOK_S = 0.005
+WAIT_S = 60.0
+"""For what has to come: it bounds a test that fails, not one that passes beside other work of the machine."""
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -201,14 +201,14 @@ def test_process_starts_without_heavy_imports(tmp_path: Path) -> None:
         f"code = execute(['id', '--data-dir', {str(tmp_path)!r}]); "
         f"sys.exit(code or ' '.join(m for m in {heavy} if m in sys.modules) or None)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, "")
     assert parse_peer_id(done.stdout.strip())
 
 
 def test_module_is_a_program_with_the_same_exit_codes() -> None:
     command = [sys.executable, "-m", "shoal.cli.main", "status", "--data-dir", "/nonexistent/shoal"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "shoal: no node is running on /nonexistent/shoal; "
@@ -224,7 +224,7 @@ def test_an_interrupt_while_the_commands_are_imported_ends_quietly() -> None:
         "    return real(name, *rest)\n"
         "builtins.__import__ = struck; sys.exit(execute(['--help']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -214,7 +214,7 @@ near_the_smallest_scale = st.floats(width=32, min_value=-(2.0**-118), max_value=
 
 
 @BLOCKWISE
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values=st.lists(floats, min_size=1, max_size=40) | st.lists(near_the_smallest_scale, min_size=1, max_size=40))
 def test_blocks_agree_with_plain_python(name: str, plain: Plain, values: list[float]) -> None:
     data, decoded = plain(values)
@@ -242,7 +242,7 @@ def test_no_peak_of_a_block_gets_past_the_largest_number(name: str, largest: int
         assert 6 / 7 < ratios.min() <= ratios.max() < 1.008
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(floats, min_size=1, max_size=40))
 def test_bf16_agrees_with_plain_python(values: list[float]) -> None:
     data = encode("bf16", f32(*values)).tobytes()
@@ -250,7 +250,7 @@ def test_bf16_agrees_with_plain_python(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=st.lists(floats, min_size=1, max_size=40))
 def test_encoding_what_was_decoded_changes_nothing_more(name: str, values: list[float]) -> None:
     data = encode(name, f32(*values)).tobytes()
@@ -271,7 +271,7 @@ def magnitudes(data: bytes, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.lists(floats, min_size=1, max_size=40))
 def test_decoded_value_is_within_a_step_of_what_was_encoded(name: str, values: list[float]) -> None:
     given_values = f32(*values).astype(np.float64)
@@ -360,7 +360,7 @@ def test_decode_refuses_what_no_encoder_writes(name: str, n: int, data: str, why
         codec(name).check(bytes.fromhex(data), n)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(NAMES), st.integers(1, 9), st.data())
 def test_decode_of_any_bytes_refuses_or_gives_finite_values(name: str, n: int, data: st.DataObject) -> None:
     size = codec(name).encoded_bytes(n)

@@ -157,7 +157,7 @@ EDGES = (0, 1, LIMIT_BITS - 1, LIMIT_BITS, LIMIT_BITS + 1, 0x3FFF_FFFF, 0x4000_0
 PATTERNS = st.integers(0, 2**32 - 1) | st.sampled_from([edge | sign for edge in EDGES for sign in (0, 1 << 31)])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(PATTERNS, max_size=40))
 @example([LIMIT_BITS | 0x7F_FFFF])  # of the same exponent as the limit
 @example([0x4000_0000, 0x3FFF_FFFF])  # in order, each by itself; their patterns together are infinity's and more
@@ -169,7 +169,7 @@ def test_magnitudes_are_within_the_limit_exactly_if_each_is(patterns: list[int])
     assert spans.within_limit(half, limit) is all(int(bits) & 0x7FFF <= limit for bits in half)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(NAMES), st.integers(1, 9), st.data())
 def test_any_bytes_are_refused_by_span_exactly_if_they_are_refused_whole(
     name: str, n: int, data: st.DataObject

@@ -18,7 +18,7 @@ from tests.collectives.reduce_lab import peer
 from tests.collectives.test_traffic_relays import apart, four, rerouted
 from tests.collectives.traffic_lab import Net, assert_exact, begin_all
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 WAY, OTHER_WAY = (peer(0), peer(1)), (peer(1), peer(0))
 FRAMES = 4
 """Of one chunk, so twice as many go each way: of a contribution, and of finals."""

@@ -20,7 +20,7 @@ def counts(ranges: tuple[OwnedRange, ...], n: int) -> list[int]:
     return [by_owner.get(i, 0) for i in range(n)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rates_lists, st.integers(1, 5000))
 def test_deal_covers_every_chunk_once_within_the_cap(rates: list[tuple[int, int]], chunks: int) -> None:
     ranges = deal(rates, chunks)
@@ -31,7 +31,7 @@ def test_deal_covers_every_chunk_once_within_the_cap(rates: list[tuple[int, int]
     assert max(counts(ranges, len(rates))) <= CAP_FAIR_SHARES * chunks / len(rates) + 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 10**9), min_size=3, max_size=20))
 def test_deal_makes_those_below_the_cap_finish_together(bandwidths: list[int]) -> None:
     """Loads D·(1 + (n − 2)·s)/b: equal for whoever owns chunks and is not capped, never larger for the others."""
@@ -60,7 +60,7 @@ def test_deal_by_hand() -> None:
     assert counts(deal([(6, 6), (0, 6), (6, 0), (6, 6)], 10), 4) == [3, 3, 2, 2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(501, 1000), st.integers(501, 1000)), min_size=3, max_size=20))
 def test_deal_is_equal_where_the_rates_are_nearly_so(rates: list[tuple[int, int]]) -> None:
     """Else who was dealt more, and so moved more in the same time, would be dealt still more the next time."""

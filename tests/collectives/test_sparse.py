@@ -98,7 +98,7 @@ lists = st.lists(floats, min_size=1, max_size=40) | st.lists(few, min_size=1, ma
 
 
 @EVERY
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(["topk1-1", "topk3-7", "topk5-400", "topk64-256"]), values=lists)
 def test_short_blocks_agree_with_plain_python(side: str, name: str, values: list[float]) -> None:
     check_against_plain(side, name, f32(*values))
@@ -186,7 +186,7 @@ def test_encoded_bytes_is_what_is_written_and_a_multiple_of_four(side: str, name
     assert out.size % 4 == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=lists)
 def test_reduced_values_that_fit_come_back_within_half_a_step(values: list[float]) -> None:
     kept = np.clip(f32(*values), -VALUE_LIMIT, VALUE_LIMIT)
@@ -195,7 +195,7 @@ def test_reduced_values_that_fit_come_back_within_half_a_step(values: list[float
     assert np.abs(out.astype(np.float64) - kept).max() <= max(peak / 127 * 0.50001, 2.0**-119 * (peak < 2.0**-118))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=lists)
 def test_contributed_values_keep_their_sign_and_lie_among_the_kept(values: list[float]) -> None:
     given_values = np.clip(f32(*values), -VALUE_LIMIT, VALUE_LIMIT)
@@ -303,7 +303,7 @@ def test_decode_refuses_bits_beside_a_last_index() -> None:
 
 
 @EVERY
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=st.sampled_from(["topk1-1", "topk2-2", "topk3-5"]), n=st.integers(1, 30), data=st.data())
 def test_any_bytes_are_refused_or_decode_to_what_is_sparse_and_finite(
     side: str, name: str, n: int, data: st.DataObject

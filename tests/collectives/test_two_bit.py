@@ -36,7 +36,7 @@ def test_error_of_normal_values_is_near_the_least_that_two_bits_can_have() -> No
     assert 0.1175 < error < 0.13  # the least, of two magnitudes made for normal values: Max, 1960
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=60))
 def test_what_is_lost_is_uncorrelated_with_what_is_sent(values: list[float]) -> None:
     """And the magnitudes have their sum: both because every value is sent as the mean of those sent alike."""

@@ -25,7 +25,7 @@ from shoal.swarm.lanes.frame import BULK_KINDS, SCOPE_BYTES, FrameHeader, FrameK
 from tests.collectives.reduce_lab import identity, peer
 
 GRID = Grid(10_000, 4096)
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def contribution(n: int, grid: Grid = GRID) -> EncodedContribution:

@@ -58,7 +58,7 @@ class Server:
         return ChainPart(certificates=tuple(self.entries[after : after + self.limit]), head=len(self.entries))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), st.sampled_from([1, 3, 64]))
 def test_difference_is_found_wherever_it_is(common: int, mine: int, theirs: int, limit: int) -> None:
     here, there = entries_of([0] * common + [1] * mine), entries_of([0] * common + [2] * theirs)

@@ -25,7 +25,7 @@ from shoal.protocol.identity import (
     verify,
 )
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 """The same examples every time, however busy the machine."""
 
 SEED = bytes(range(32))

@@ -155,7 +155,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(damaged())
 def test_none_of_a_thousand_damaged_credentials_is_accepted(data: bytes) -> None:
     if data in (canonical(BOUND), canonical(BORNE)):

@@ -42,7 +42,7 @@ from shoal.protocol.membership import (
 )
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 """The same examples every time, however busy the machine."""
 
 Kind = TypeVar("Kind", bound=SignOfLife)

@@ -33,7 +33,7 @@ NAMES = [PeerId(f"peer{i:02}") for i in range(40)]
 SHAPE = ("bf16", 4096, 4096)
 TIMEOUT_S = 2.0
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 
 members = st.sets(st.sampled_from(NAMES), min_size=1, max_size=20)
 

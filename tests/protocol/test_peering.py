@@ -57,7 +57,7 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, canonical, decode
 
-FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
+FUZZ = settings(derandomize=True, max_examples=150)
 PEER = Identity.from_seed(bytes(32)).peer_id
 VALUE = Value(
     swarm=NO_HASH,

@@ -37,7 +37,7 @@ from shoal.protocol.rollouts import (
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 ALICE = Identity.from_seed(bytes(range(32)))
 BOB = Identity.from_seed(bytes(32))
 SWARM = SwarmId(bytes(range(32)))

@@ -65,7 +65,7 @@ def test_link_comes_out_as_it_went_in(invite: LinkInvite | None, text: str) -> N
         assert reason is None
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.lists(st.tuples(hosts, st.integers(1, 65535), st.sampled_from(PEERS[:PEERS_LIMIT])), max_size=10))
 def test_any_addresses_survive(found: list[tuple[str, int, Identity]]) -> None:
     texts = [f"/{kind_of(host)}/{host}/tcp/{port}/p2p/{who.peer_id}" for host, port, who in found]
@@ -117,7 +117,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, str]:
     return original, "".join(text)
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(damaged())
 def test_none_of_a_thousand_damaged_links_is_accepted(found: tuple[str, str]) -> None:
     original, text = found
@@ -196,7 +196,7 @@ def test_what_is_no_link_is_refused(text: str) -> None:
         parse_link(text)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.binary(max_size=300))
 def test_noise_whose_check_holds_is_a_link_or_a_config_error(noise: bytes) -> None:
     text = checked(b"\x01" + SWARM + noise)

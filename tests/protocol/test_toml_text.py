@@ -13,7 +13,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import DEPTH_LIMIT
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 
 LIMIT_BYTES = 16_384
 MEMORY_LIMIT_BYTES = 64 << 20

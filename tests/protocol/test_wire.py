@@ -27,7 +27,7 @@ from shoal.protocol.wire import (
     open_envelope,
 )
 
-FUZZ = settings(deadline=None, derandomize=True)
+FUZZ = settings(derandomize=True)
 """The same examples every time, however busy the machine."""
 
 ALICE = Identity.from_seed(bytes(range(32)))

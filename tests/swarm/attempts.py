@@ -395,7 +395,8 @@ async def laboratory() -> AsyncIterator[Lab]:
         async def answer_lane(stream: MessageStream) -> None:
             if stream.peer not in node.linked():
                 raise RemoteError("wants something without having been admitted", peer=stream.peer)
-            await stream.send(await lanes.answer(stream.peer, await stream.receive(deadline_s=5)), deadline_s=5)
+            answer = await lanes.answer(stream.peer, await stream.receive(deadline_s=WAIT_S))
+            await stream.send(answer, deadline_s=WAIT_S)
             await stream.aclose()
 
         async with running(node, honest) as nursery:

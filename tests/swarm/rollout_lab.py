@@ -22,7 +22,7 @@ from tests.waiting import until
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
 TOPIC = f"shoal/{SWARM.hex()}/rollouts"
-TEST_DEADLINE_S = 60
+TEST_DEADLINE_S = 300
 
 
 def run(main: Callable[[], Awaitable[None]], *, deadline_s: float = TEST_DEADLINE_S) -> None:

@@ -119,7 +119,7 @@ def test_what_is_no_book_raises_value_error(data: bytes) -> None:
         AddressBook.parse(data)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_damaged_file_is_a_book_or_a_value_error(at_byte: int, change: int) -> None:
     data = bytearray(book_of(A, B, C).to_bytes())

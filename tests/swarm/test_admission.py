@@ -30,7 +30,7 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
 from tests.swarm.test_members import Node, assert_linked, identity, running, stranger
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 AUTHORITY, BEARER, THIEF = identity(101), identity(102), identity(103)
 
@@ -130,7 +130,7 @@ async def test_guest_does_not_join_a_member_without_an_invite() -> None:
     async with running(guest), stranger(9, swarm_id=SWARM) as impostor:
         impostor.welcomes()
         with pytest.raises(RemoteError, match="does not belong to this swarm: admission is by invite"):
-            await guest.members.links.join(impostor.host.addresses[0], deadline_s=5)
+            await guest.members.links.join(impostor.host.addresses[0], deadline_s=WAIT_S)
         assert guest.linked() == frozenset()
 
 

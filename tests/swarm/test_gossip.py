@@ -23,9 +23,9 @@ from libp2p.peer.id import ID  # isort: skip
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
 from libp2p.utils import encode_varint_prefixed  # isort: skip
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
-TEST_DEADLINE_S = 60
+TEST_DEADLINE_S = 300
 TOPIC = "news"
 MESSAGES = 150
 KEPT_LIMIT_BYTES = 256
@@ -54,7 +54,7 @@ async def two_connected(*admitted: str) -> AsyncIterator[tuple[Host, Host, Mailb
             await nursery.start(far.run)
             await near.subscribe(TOPIC)
             box = await far.subscribe(TOPIC)
-            await near.dial(far.addresses[0], deadline_s=5)
+            await near.dial(far.addresses[0], deadline_s=WAIT_S)
             yield near, far, box
             nursery.cancel_scope.cancel()
 
@@ -99,7 +99,7 @@ def waiting_streams(host: Host) -> int:
 
 
 async def echo(stream: MessageStream) -> None:
-    await stream.send(await stream.receive(deadline_s=5), deadline_s=5)
+    await stream.send(await stream.receive(deadline_s=WAIT_S), deadline_s=WAIT_S)
     await stream.aclose()
 
 
@@ -108,7 +108,7 @@ async def test_stranger_hears_nothing_and_is_not_heard_until_it_is_admitted() ->
         await until(lambda: waiting_streams(near) == 1)  # which the far one opened, as it admits everybody
         far.serve("/echo/1", echo)
         for _ in range(3):  # a stream that was opened before these is there by now
-            await near.request(far.peer_id, "/echo/1", b"?", deadline_s=5)
+            await near.request(far.peer_id, "/echo/1", b"?", deadline_s=WAIT_S)
         for number in range(5):
             await near.publish(TOPIC, b"a secret" + bytes([number]))
         router, pubsub = near._gossip._router, near._gossip._pubsub

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from shoal.swarm import incoming
+from tests.waiting import until
 
 
 @asynccontextmanager
@@ -81,6 +82,7 @@ async def test_after_a_batch_with_a_refusal_the_backlog_waits(
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             await nursery.start(incoming.take_in, [listener], lets_in, greet)
+            await until(lambda: len(asked) >= looked_at)
             await trio.testing.wait_all_tasks_blocked()
             assert len(asked) == looked_at
             nursery.cancel_scope.cancel()
@@ -316,6 +318,7 @@ async def test_noise_is_a_refusal_after_which_the_backlog_waits(monkeypatch: pyt
         async with trio.open_nursery() as nursery:
             take_in = partial(incoming.take_in, is_noise=is_noise)
             await nursery.start(take_in, [listener], lambda address: True, greet)
+            await until(lambda: asked)
             await trio.testing.wait_all_tasks_blocked()
             assert asked == [b"noise"]
             nursery.cancel_scope.cancel()

@@ -17,7 +17,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.limits import Door, Reason
 from shoal.swarm.streams import MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 async def test_half_open_connections_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monke
     async with running(one, two), stranger(9) as silent:
         await two.join(one)
         await assert_linked(one, two)
-        await silent.host.dial(one.host.addresses[0], deadline_s=5)
+        await silent.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         await until(lambda: one.peer in silent.host.connected())
         monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 0.3)
         told = one.host.refusals.counts
@@ -77,10 +77,11 @@ async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monke
 async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(8) as silent, stranger(9) as other:
         await two.join(one)
-        await silent.host.dial(one.host.addresses[0], deadline_s=5)
+        await silent.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         for times in (1, 2):
             assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
             await until(lambda: one.peer not in other.host.connected() and other.peer not in one.host.connected())
@@ -93,6 +94,7 @@ async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(mon
 async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(9) as other:
         await two.join(one)
@@ -113,8 +115,8 @@ async def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     one = Node(1)
     async with running(one), stranger(8) as older, stranger(9) as newer:
-        await older.host.dial(one.host.addresses[0], deadline_s=5)
-        await newer.host.dial(one.host.addresses[0], deadline_s=5)
+        await older.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
+        await newer.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         told = one.host.refusals.counts
         await until(lambda: one.peer not in older.host.connected() or told().get(Reason.STRANGERS.value, 0) > 1)
         assert told()[Reason.STRANGERS.value] == 1, "who is kept is counted again"
@@ -129,7 +131,7 @@ async def test_crowd_of_strangers_pushes_out_nobody_that_comes_first(monkeypatch
     one = Node(2)
     async with running(one), stranger(1) as founder, stranger(8) as older, stranger(9) as newer:
         for host in (founder.host, older.host, newer.host):
-            await host.dial(one.host.addresses[0], deadline_s=5)
+            await host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         await until(lambda: one.peer not in older.host.connected())
         assert one.host.refusals.counts()[Reason.STRANGERS.value] == 1
         assert one.peer in founder.host.connected()
@@ -145,7 +147,7 @@ async def test_full_node_ends_the_oldest_connection_of_a_stranger_for_a_new_one(
         await two.join(one)
         await assert_linked(one, two)
         for host in (older.host, newer.host):
-            await host.dial(one.host.addresses[0], deadline_s=5)
+            await host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         await until(lambda: len(one.host.connected()) == 3)
         await founder.join(one)
         await until(lambda: founder.peer in one.linked())
@@ -156,15 +158,17 @@ async def test_full_node_ends_the_oldest_connection_of_a_stranger_for_a_new_one(
 
 async def test_stranger_that_opens_streams_without_end_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STRANGERS_READS_PER_S", 1e9)
+    monkeypatch.setattr(limits, "STRANGER_STREAMS_PER_S", 1e-3)  # however long it takes to open as many as it may
+    monkeypatch.setattr(limits, "STRIKES_FORGIVEN_S", 1e6)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(9) as flood:
         await two.join(one)
         await assert_linked(one, two)
-        await flood.host.dial(one.host.addresses[0], deadline_s=5)
+        await flood.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         with suppress(NetworkError):
             for _ in range(400):
                 with suppress(NetworkError):
-                    await flood.host.request(one.peer, "/shoal/manifest/1", b"\x80", deadline_s=5)
+                    await flood.host.request(one.peer, "/shoal/manifest/1", b"\x80", deadline_s=WAIT_S)
                 if one.peer not in flood.host.connected():
                     break
         assert one.peer not in flood.host.connected()
@@ -185,7 +189,7 @@ async def test_stranger_over_its_reads_waits_and_newcomers_and_members_do_not(mo
 
     async def ask_without_end(asking: Stranger) -> None:
         nonlocal answered
-        await asking.host.dial(one.host.addresses[0], deadline_s=5)
+        await asking.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
         with suppress(NetworkError):
             while True:
                 await asking.host.request(one.peer, "/test/echo/1", b"again", deadline_s=60)

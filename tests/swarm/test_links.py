@@ -31,11 +31,11 @@ from shoal.swarm.links import (
     Refused,
 )
 from shoal.swarm.streams import MessageStream
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
-TEST_DEADLINE_S = 60
+TEST_DEADLINE_S = 300
 
 
 def identity(n: int) -> Identity:
@@ -132,7 +132,7 @@ class Node:
 
     async def join(self, other: Node | Host) -> None:
         host = other if isinstance(other, Host) else other.host
-        assert await self.links.join(host.addresses[0], deadline_s=5) == host.peer_id
+        assert await self.links.join(host.addresses[0], deadline_s=WAIT_S) == host.peer_id
 
 
 @contextlib.asynccontextmanager
@@ -174,13 +174,13 @@ class Stranger:
 
     async def say_hello(self, node: Node) -> None:
         """Dial `node` and be admitted."""
-        await self.host.dial(node.host.addresses[0], deadline_s=5)
-        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
+        await self.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
+        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=WAIT_S)
         assert reply == canonical(WELCOME)
         await until(lambda: self.peer in node.links.linked())
 
     async def open_messages(self, node: Node) -> MessageStream:
-        return await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5, limit_bytes=64 << 20)
+        return await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=WAIT_S, limit_bytes=64 << 20)
 
 
 @contextlib.asynccontextmanager
@@ -255,8 +255,8 @@ async def test_welcome_that_is_not_believed_makes_no_link() -> None:
 
 async def test_answer_that_is_no_welcome_makes_no_link() -> None:
     async def gibberish(stream: MessageStream) -> None:
-        await stream.receive(deadline_s=5)
-        await stream.send(b"\xc1", deadline_s=5)
+        await stream.receive(deadline_s=WAIT_S)
+        await stream.send(b"\xc1", deadline_s=WAIT_S)
 
     async with nodes(1) as (near,), stranger(9) as odd:
         odd.host.serve(HELLO_PROTOCOL, gibberish)
@@ -267,11 +267,11 @@ async def test_answer_that_is_no_welcome_makes_no_link() -> None:
 
 async def test_hello_that_is_none_is_answered_with_nothing() -> None:
     async with nodes(1) as (node,), stranger(9) as odd:
-        await odd.host.dial(node.host.addresses[0], deadline_s=5)
+        await odd.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
         hellos = [b"", b"\xc1", nested(100_000), canonical(ping()), canonical(WELCOME), bytes(2 << 20)]
         for count, data in enumerate(hellos, start=1):
             with pytest.raises(NetworkError):
-                await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=5)
+                await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=WAIT_S)
             assert (node.host.remote_errors, node.host.handler_errors) == (count, 0)
         assert node.links.linked() == frozenset()
         await odd.say_hello(node)  # and is none the worse for it
@@ -305,7 +305,7 @@ async def test_full_node_ends_no_link_for_whom_it_dials_itself_and_does_not_dial
 ) -> None:
     async with full_node(monkeypatch, 3) as (one, _, three):
         with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
-            await one.links.meet(three.peer, three.host.addresses, deadline_s=5)
+            await one.links.meet(three.peer, three.host.addresses, deadline_s=WAIT_S)
         assert three.gate.ups == [], "it was not even dialled"
         with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
             await one.join(three)
@@ -369,8 +369,8 @@ async def test_places_that_are_promised_are_not_given_away_twice(monkeypatch: py
         async with trio.open_nursery() as nursery:
             nursery.start_soon(early.say_hello, one)
             await sending.wait()
-            await late.host.dial(one.host.addresses[0], deadline_s=5)
-            reply = await late.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
+            await late.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
+            reply = await late.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=WAIT_S)
             assert reply == canonical(Full(others=(b"another",)))
             go_on.set()
         assert one.links.linked() == {early.peer}
@@ -385,11 +385,11 @@ async def test_messages_of_who_was_not_admitted_are_not_read(
     monkeypatch.setattr(links, "ADMISSION_DEADLINE_S", 0.1)
     async with nodes(1, 2) as (node, good), stranger(9) as odd:
         await node.join(good)
-        await odd.host.dial(node.host.addresses[0], deadline_s=5)
+        await odd.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
         stream = await odd.open_messages(node)
-        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=5)
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=WAIT_S)
         with pytest.raises(NetworkError):
-            await stream.receive(deadline_s=5)
+            await stream.receive(deadline_s=WAIT_S)
         assert node.gate.heard == []
         # Its fault, not a bug of ours with a traceback in the log for every stranger who tries.
         assert (node.host.remote_errors, node.host.handler_errors) == (1, 0)
@@ -399,9 +399,9 @@ async def test_messages_of_who_was_not_admitted_are_not_read(
 
 async def test_messages_that_come_before_the_admission_wait_for_it() -> None:
     async with nodes(1) as (node,), stranger(9) as eager:
-        await eager.host.dial(node.host.addresses[0], deadline_s=5)
+        await eager.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
         stream = await eager.open_messages(node)
-        await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=5)
+        await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=WAIT_S)
         await eager.say_hello(node)
         await until(lambda: node.gate.heard == [(eager.peer, ping(7))])
 
@@ -436,10 +436,10 @@ async def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixt
     async def commit(fault: str, odd: Stranger, node: Node) -> None:
         await odd.say_hello(node)
         stream = await odd.open_messages(node)
-        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
         await until(lambda: node.gate.heard[-1:] == [(odd.peer, ping(1))])
         with contextlib.suppress(NetworkError):  # it may be refused before all of it is sent
-            await stream.send(FAULTS[fault](odd.sealer), deadline_s=5)
+            await stream.send(FAULTS[fault](odd.sealer), deadline_s=WAIT_S)
         await until(lambda: node.gate.downs[-1:] == [odd.peer])
         assert node.gate.heard[-1] == (odd.peer, ping(1)), fault
 
@@ -492,11 +492,9 @@ async def test_drain_returns_when_all_that_was_queued_is_sent_and_never_hangs() 
         await node.join(good)
         for nonce in range(100):
             node.links.send(good.peer, ping(nonce))
-        await node.links.drain(deadline_s=5)
+        await node.links.drain(deadline_s=WAIT_S)
         node.links.drop(good.peer)  # what is in the stream still arrives or not; nothing is left in the queue
-        began = trio.current_time()
-        await node.links.drain(deadline_s=5)
-        assert trio.current_time() - began < 1
+        await node.links.drain(deadline_s=1e6)
 
 
 async def test_dropped_link_is_lost_at_both_ends_and_can_be_made_again() -> None:
@@ -521,7 +519,7 @@ async def test_meeting_waits_for_the_old_connection_to_be_closed() -> None:
         await until(lambda: near.peer in far.links.linked())
         for _ in range(5):
             near.links.drop(far.peer)
-            await near.links.meet(far.peer, far.host.addresses, deadline_s=5)
+            await near.links.meet(far.peer, far.host.addresses, deadline_s=WAIT_S)
             assert near.links.linked() == {far.peer}
             await near.links.meet(far.peer, [], deadline_s=0)  # is up: nothing to do
 
@@ -622,7 +620,7 @@ async def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(table.run)
-                await table.join(near.host.addresses[0], deadline_s=5)
+                await table.join(near.host.addresses[0], deadline_s=WAIT_S)
                 await until(lambda: far.peer in near.links.linked())
                 table.send(near.peer, ping(1))
                 await until(lambda: near.gate.heard == [(far.peer, ping(1))])
@@ -735,7 +733,7 @@ async def test_two_forwarders_deliver_once_and_a_third_keeps_out_of_it() -> None
         assert two.gate.through_others == [(one.peer, leave(round)) for round in range(30)]
         for node in between:
             await until(lambda n=node: len(n.gate.heard) == 30)  # type: ignore[misc]
-            await node.links.drain(deadline_s=5)
+            await node.links.drain(deadline_s=WAIT_S)
         assert len(two.gate.through_others) == 30
         sent = [node.host.traffic.bytes_sent - was for node, was in zip(between, before, strict=True)]
         assert sorted(count > 0 for count in sent) == [False, True, True]
@@ -765,11 +763,11 @@ async def test_replayed_message_is_passed_on_once() -> None:
         later = origin.sealer.seal(SWARM_KIND, canonical(leave(2)))
         before = between.host.traffic.bytes_sent
         for data in (sealed, sealed, sealed, later, sealed):
-            await stream.send(data, deadline_s=5)
+            await stream.send(data, deadline_s=WAIT_S)
         await until(lambda: len(target.gate.through_others) == 2)
-        await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
         await until(lambda: between.gate.heard[-1:] == [(origin.peer, ping(1))])
-        await between.links.drain(deadline_s=5)
+        await between.links.drain(deadline_s=WAIT_S)
         assert target.gate.through_others == [(origin.peer, leave(1)), (origin.peer, leave(2))]
         assert between.host.traffic.bytes_sent - before == len(sealed) + len(later)
 
@@ -792,7 +790,7 @@ async def test_message_through_another_is_taken_as_its_signers_or_ends_the_link(
     async with nodes(1) as (node,), stranger(9) as between:
         await between.say_hello(node)
         stream = await between.open_messages(node)
-        await stream.send(make(), deadline_s=5)
+        await stream.send(make(), deadline_s=WAIT_S)
         if good:
             await until(lambda: node.gate.through_others == [(BY_ANOTHER.peer_id, leave(7))])
             assert node.gate.heard == []
@@ -807,8 +805,8 @@ async def test_stranger_is_not_heard_through_another() -> None:
         node.gate.refusing[BY_ANOTHER.peer_id] = "who is that"
         await between.say_hello(node)
         stream = await between.open_messages(node)
-        await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=5)
-        await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=WAIT_S)
+        await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
         await until(lambda: node.gate.heard == [(between.peer, ping(1))])
         assert node.gate.through_others == []
 
@@ -831,7 +829,7 @@ async def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: 
         between.links.message_relay.told(slow.peer, [flooder.peer])
         stream = await flooder.open_messages(between)
         for round in range(50):
-            await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=5)
+            await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=WAIT_S)
         await until(lambda: len(between.gate.heard) == 50)
         assert slow.peer in between.links.linked()
         await assert_still_talking(between, good)

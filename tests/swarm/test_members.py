@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,10 +34,10 @@ from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, STRANGERS_REACH_PERIOD_S, Change, Members
 from shoal.swarm.streams import MessageStream
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-TEST_DEADLINE_S = 60
+TEST_DEADLINE_S = 300
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -130,7 +132,7 @@ class Node:
         return self.members.links.linked()
 
     async def join(self, other: Node) -> None:
-        await self.members.links.join(other.host.addresses[0], deadline_s=5)
+        await self.members.links.join(other.host.addresses[0], deadline_s=WAIT_S)
 
     def says(self, kind: str, other: Node) -> bool:
         return Change(kind, other.peer) in self.changes
@@ -140,6 +142,13 @@ class Node:
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
     monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 0.1)
+
+
+@pytest.fixture
+def _no_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector waits for every answer for ever: what becomes known is known by another way."""
+    for name in ("ACK_DEADLINE_S", "INDIRECT_DEADLINE_S"):
+        monkeypatch.setattr(f"shoal.protocol.membership.{name}", math.inf)
 
 
 async def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twice() -> None:
@@ -218,22 +227,22 @@ class Stranger:
         return msgspec.structs.replace(hello, **changes)
 
     async def ask(self, node: Node, hello: Hello) -> Welcome | Refusal:
-        await self.host.dial(node.host.addresses[0], deadline_s=5)
-        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(hello), deadline_s=5)
+        await self.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
+        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(hello), deadline_s=WAIT_S)
         return decode(reply, Welcome | Refusal)  # type: ignore[arg-type]
 
     async def say(self, node: Node, message: Message) -> None:
-        stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5)
-        await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=5)
+        stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=WAIT_S)
+        await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=WAIT_S)
 
     def welcomes(self, others: tuple[bytes, ...] = ()) -> list[PeerId]:
         """From now on answer every hello with a welcome; who said hello is in the list."""
         came: list[PeerId] = []
 
         async def answer(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
+            await stream.receive(deadline_s=WAIT_S)
             came.append(stream.peer)
-            await stream.send(canonical(Welcome(record=self.sealed(), others=others)), deadline_s=5)
+            await stream.send(canonical(Welcome(record=self.sealed(), others=others)), deadline_s=WAIT_S)
             await stream.aclose()
 
         self.host.serve(HELLO_PROTOCOL, answer)
@@ -306,7 +315,7 @@ async def test_allowlist_binds_the_one_who_dials_as_well() -> None:
         await allowed.join(founder)
         founder.members.found(outsider.peer, outsider.host.addresses)
         with pytest.raises(RemoteError, match="not on the list"):
-            await founder.members.links.join(outsider.host.addresses[0], deadline_s=5)
+            await founder.members.links.join(outsider.host.addresses[0], deadline_s=WAIT_S)
         assert founder.linked() == {allowed.peer}
         assert outsider.peer not in founder.members.alive()
         assert set(came) <= {founder.peer}
@@ -323,6 +332,7 @@ def forged(by: Sealer, record: NodeRecord) -> bytes:
 async def test_hello_with_a_record_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 10.0 * TEST_DEADLINE_S)
     monkeypatch.setattr(strangers_module, "REFUSALS_LIMIT", 100)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 10.0 * TEST_DEADLINE_S)
     node, other = Node(1), Node(2)
     async with running(node, other), stranger(9) as odd:
         await node.join(other)
@@ -353,14 +363,14 @@ async def test_welcome_with_a_record_that_does_not_hold_makes_no_link() -> None:
     async with running(node), stranger(9) as odd:
 
         async def answer(stream: MessageStream) -> None:
-            await stream.receive(deadline_s=5)
+            await stream.receive(deadline_s=WAIT_S)
             record = forged(odd.sealer, NodeRecord(peer=node.peer, boot=9))
-            await stream.send(canonical(Welcome(record=record, others=())), deadline_s=5)
+            await stream.send(canonical(Welcome(record=record, others=())), deadline_s=WAIT_S)
             await stream.aclose()
 
         odd.host.serve(HELLO_PROTOCOL, answer)
         with pytest.raises(RemoteError, match="a record about"):
-            await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+            await node.members.links.join(odd.host.addresses[0], deadline_s=WAIT_S)
         assert node.linked() == frozenset()
         assert len(node.members.book) == 0
 
@@ -376,7 +386,7 @@ async def test_replayed_and_forged_records_are_dropped_wherever_they_come_from()
         good = Sealer(identity(50), MANIFEST.swarm_id, 1)
         third = seal_record(good, NodeRecord(peer=identity(50).peer_id, boot=1, phase="leaving"))
         odd.welcomes((newer, old, about_another, b"\xc1", third))
-        await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+        await node.members.links.join(odd.host.addresses[0], deadline_s=WAIT_S)
 
         # By gossip too, signed for by the one who sends it on.
         topic = f"shoal/{MANIFEST.swarm_id.hex()}/records"
@@ -480,7 +490,9 @@ async def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatc
         assert leaves.peer not in dials
 
 
-async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
+@pytest.mark.usefixtures("_no_silence_is_noticed")
+async def test_link_lost_between_the_living_is_made_again_and_nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", WAIT_S)
     nodes = one, two, three = Node(1), Node(2), Node(3)
     async with running(*nodes):
         await one.join(two)
@@ -497,19 +509,18 @@ async def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> N
 # -- restarts and deaths -------------------------------------------------------------------------------------
 
 
-async def test_killed_peer_is_dead_within_a_second() -> None:
+@pytest.mark.usefixtures("_no_silence_is_noticed")
+async def test_killed_peer_is_dead_by_its_broken_links_alone() -> None:
     nodes = one, two, victim = Node(1), Node(2), Node(3)
     async with running(*nodes):
         await two.join(one)
         await victim.join(one)
         await assert_linked(*nodes)
-        began = trio.current_time()
         victim.kill()
         for node in (one, two):
             await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
             assert victim.peer not in node.linked()
             assert node.members.machine.state_of(victim.peer) is State.DEAD
-        assert trio.current_time() - began < 2  # the detector alone would take 7 s
         await assert_linked(one, two)
 
 
@@ -529,6 +540,7 @@ async def test_killed_peer_that_comes_back_is_linked_and_alive_again() -> None:
         assert one.members.record_of(again.peer) == again.record()
 
 
+@pytest.mark.usefixtures("_no_silence_is_noticed")
 @pytest.mark.parametrize("gossiped", [False, True], ids=["new record by hello", "new record by gossip first"])
 async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
     """Its old connection did not break: the machine vanished, and nothing told us yet."""
@@ -542,7 +554,6 @@ async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
         if gossiped:
             one.members.book.receive(seal_record(after.sealer, after.record()), trio.current_time())
         before.members.links.meet = _unable_to_meet  # type: ignore[method-assign]
-        began = trio.current_time()
         with contextlib.suppress(NetworkError, RemoteError):
             await after.join(one)
         await until(lambda: one.peer in after.linked() and after.peer in one.linked())
@@ -552,7 +563,6 @@ async def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
             one.members.links.send(after.peer, word)
             await trio.sleep(0.02)
         assert (one.peer, word) not in before.heard
-        assert trio.current_time() - began < 5
         assert one.says("lost", after)
 
 
@@ -676,7 +686,7 @@ async def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> No
 
 
 async def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 1.0)
+    monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 3.0)  # enough to look at all of them once
     node = Node(1)
     async with running(node):
         for n in range(20):
@@ -739,13 +749,24 @@ async def assert_talking_through_others(one: Node, other: Node) -> None:
     assert one.peer not in other.linked()
     await until(lambda: one.says("detoured", other) and other.says("detoured", one))
     for me, far in ((one, other), (other, one)):
-        word = Leave(term=Term(), round=1000 + len(far.heard), base=bytes(32), signature=bytes(64))
-        me.members.links.broadcast(word)
-        await until(lambda m=me, f=far, w=word: (m.peer, w) in f.heard)  # type: ignore[misc]
-        letter = Leave(term=Term(), round=2000 + len(far.heard), base=bytes(32), signature=bytes(64))
-        me.members.links.send(far.peer, letter)
-        await until(lambda m=me, f=far, w=letter: (m.peer, w) in f.heard)  # type: ignore[misc]
-        assert [heard for heard in far.heard if heard[1] in (word, letter)] == [(me.peer, word), (me.peer, letter)]
+        await assert_reaches(me, far, me.members.links.broadcast)
+        await assert_reaches(me, far, partial(me.members.links.send, far.peer))
+
+
+ROUNDS = itertools.count(1000)
+"""Of words that are told apart by them."""
+
+
+async def assert_reaches(me: Node, far: Node, say: Callable[[Leave], None]) -> None:
+    """What is said comes once, and as the one's who said it; said anew until it comes, as in `assert_linked`."""
+    words: list[Leave] = []
+    while not any((me.peer, word) in far.heard for word in words):
+        words.append(Leave(term=Term(), round=next(ROUNDS), base=bytes(32), signature=bytes(64)))
+        say(words[-1])
+        await trio.sleep(0.02)
+    came = [(peer, word) for peer, word in far.heard if word in words]
+    assert {peer for peer, _ in came} == {me.peer}
+    assert [word for _, word in came] == [word for word in words if (me.peer, word) in came]
 
 
 async def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
@@ -853,6 +874,7 @@ async def test_firewall_that_refuses_is_found_out_by_asking_others() -> None:
         await assert_talking_through_others(one, two)
 
 
+@pytest.mark.usefixtures("_no_silence_is_noticed")
 async def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
     one, two, between = nodes = Node(4), Node(2), Node(3)
@@ -863,11 +885,9 @@ async def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkey
         Firewall(one, two).close()
         await assert_talking_through_others(one, two)
         await trio.sleep(0.6)  # both attempts to re-make the link have failed
-        began = trio.current_time()
         two.kill()
         await until(lambda: between.says("died", two))
         await until(lambda: one.says("died", two))
-        assert trio.current_time() - began < 3  # the detector alone would take 6 s
         assert one.members.alive() == {between.peer}
 
 

@@ -43,7 +43,7 @@ def ours(messages: list[bytes]) -> list[bytes]:
     return [len(message).to_bytes(LENGTH_BYTES, "big") + message for message in messages]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([0, 1, 127, 128, 300, 20_000]), max_size=4), st.integers(1, 400))
 def test_what_one_end_writes_the_other_reads_in_pieces_of_any_size(lengths: list[int], size: int) -> None:
     async def main() -> None:

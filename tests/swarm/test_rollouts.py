@@ -31,7 +31,7 @@ from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLi
 from shoal.swarm.streams import MessageStream
 from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running
 from tests.swarm.rollout_rate import announce_steadily
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
 PROTOCOL = f"{ROLLOUT_PROTOCOL}/{SWARM.hex()[:16]}"
@@ -56,7 +56,7 @@ async def test_200_announcements_per_second_all_arrive() -> None:
     async with running(*nodes):
         await announce_steadily(nodes, seconds=2, per_second=200)
         for node in nodes:
-            assert node.exchange.announcements_sent == 100
+            await until(lambda node=node: node.exchange.announcements_sent == 100)  # counted when the last has it
             assert node.exchange.announcements_received == len(node.exchange.book) == 300
             assert not node.exchange.rejected
             assert node.exchange.bytes_fetched == 0
@@ -66,14 +66,16 @@ async def test_announcements_are_gathered_into_few_messages() -> None:
     near, far = Node(1), Node(2)
     async with running(near, far):
         mailbox = await far.host.subscribe(TOPIC)
+        began = trio.current_time()
         for index in range(30):
             await near.announce(index)
         await until(lambda: len(far.offered()) == 30)
+        periods = (trio.current_time() - began) / rollouts.ANNOUNCE_PERIOD_S
         sizes = []
         with trio.move_on_after(0):
             while True:
                 sizes.append(len((await mailbox.receive()).data))
-        assert len(sizes) <= 3
+        assert len(sizes) <= 1 + periods
 
 
 async def test_announce_waits_while_too_many_wait() -> None:
@@ -119,7 +121,7 @@ def test_announcements_that_gossip_lost_are_asked_for() -> None:
                 for late in (far, stranger):  # they heard nothing of it
                     await nursery.start(late.run)
                     for node in nodes:
-                        await late.host.dial(node.host.addresses[0], deadline_s=5)
+                        await late.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
                 await until(lambda: far.offered() == before)
                 assert far.exchange.announcements_received == 100
                 after = await near.announce(100)
@@ -138,7 +140,7 @@ def test_announcements_that_gossip_lost_are_asked_for() -> None:
 
 async def ask(near: Node, far: Node) -> int:
     """How many announcements a node gets that says it has none."""
-    answer = await near.host.request(far.peer, CATCH_UP, canonical(CatchUpRequest()), deadline_s=5)
+    answer = await near.host.request(far.peer, CATCH_UP, canonical(CatchUpRequest()), deadline_s=WAIT_S)
     return len(decode_batch(answer).announcements)
 
 
@@ -229,9 +231,9 @@ async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
         await until(lambda: all(holder.peer in reader.exchange.book.holders(digest) for digest in digests))
 
         async def lie(stream: MessageStream) -> None:
-            request = decode_request(await stream.receive(deadline_s=5))
+            request = decode_request(await stream.receive(deadline_s=WAIT_S))
             data = right[request.digest][request.offset :]
-            await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=5)
+            await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=WAIT_S)
 
         liar.host.serve(PROTOCOL, lie)
         assert await reader.fetch(digests[0]) == {digests[0]: right[digests[0]]}
@@ -254,14 +256,17 @@ async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
     ],
 )
 async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
-    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+    server, reader = (
+        Node(1),
+        Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5) if answer is None else ExchangeLimits()),
+    )
 
     async def handler(stream: MessageStream) -> None:
-        await stream.receive(deadline_s=5)
+        await stream.receive(deadline_s=WAIT_S)
         if answer is None:
             await trio.sleep_forever()
         else:
-            await stream.send(answer, deadline_s=5)
+            await stream.send(answer, deadline_s=WAIT_S)
 
     async with running(server, reader):
         digest = await server.announce(0)
@@ -276,7 +281,7 @@ async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_a
     server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
 
     async def handler(stream: MessageStream) -> None:
-        await stream.receive(deadline_s=5)
+        await stream.receive(deadline_s=WAIT_S)
         await trio.sleep_forever()
 
     async with running(server, reader):
@@ -389,7 +394,7 @@ async def test_malformed_requests_end_their_stream_and_are_counted() -> None:
     async with running(server, attacker):
         for data in (b"", b"garbage", bytes(10_000), canonical({"digest": bytes(32), "offset": -1})):
             with pytest.raises(Exception, match=r"ended|closed|reset|broke"):
-                await attacker.host.request(server.peer, PROTOCOL, data, deadline_s=5)
+                await attacker.host.request(server.peer, PROTOCOL, data, deadline_s=WAIT_S)
         assert server.blamed == {
             (attacker.peer, Reason.MALFORMED): 3,
             (attacker.peer, Reason.TOO_LARGE): 1,

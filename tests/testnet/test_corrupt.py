@@ -16,7 +16,7 @@ from shoal.node.reporting.events import Certified
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.faults import flip_bits
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 STATE_BYTES = 2 * 4 * (int(MODEL["inputs"]) + 1) * int(MODEL["outputs"])
 """Anchor and momentum."""
 

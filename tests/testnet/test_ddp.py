@@ -22,7 +22,7 @@ from shoal.testnet.swarm import run_testnet
 from tests.node.forks import FORKED
 from tests.testnet.test_swarm import assert_none_left
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 OPTIONS = {"inputs": 100, "outputs": 100}
 WHO = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
 

@@ -19,7 +19,7 @@ from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 ROUNDS = 5
 PARAMETERS = 257 * 64
 INNER_STEPS = 150

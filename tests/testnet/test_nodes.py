@@ -25,7 +25,7 @@ from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.scenario import DEMO
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def test_node_command_names_every_setting_that_a_scenario_makes() -> None:

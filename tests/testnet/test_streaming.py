@@ -13,7 +13,7 @@ from shoal.testnet.scenario import Fault, Scenario
 from tests.node.forks import FORKED
 from tests.testnet.test_swarm import assert_none_left
 
-REAL_DEADLINE_S = 120.0
+REAL_DEADLINE_S = 300.0
 NUMEL = 1024 * 256 + 256
 """Nine chunks, the last of 256 values: two fragments of 98,304 values and one of 65,792."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -16,18 +19,23 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from shoal.protocol.errors import NetworkError
-from shoal.testnet import nodes
+from shoal.testnet import nodes, throttle
 from shoal.testnet.faults import strike, undo
 from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.scenario import Fault
 from shoal.testnet.throttle import PERIOD_S, Quotas, by_turns, find_quotas, hold_to, kernel_quotas
+from tests.waiting import until
 
 BUSY = "import os\nos.fork()\nos.write(1, b'on ')\nwhile True: pass\n"
 """Two processes of one group."""
 PAUSE = "import signal\nsignal.pause()\n"
 SHARE = 0.2
 WINDOW_S = 1.5
+TURNS = 15
+TICK_S = 0.01
+"""In such steps the kernel says what a process has used, and it may take one until it is stopped."""
+CLOCK_S = 1e-4
 
 
 @pytest.fixture
@@ -58,14 +66,41 @@ async def used_in_a_while(group: int) -> list[float]:
     return [(end - begin) / (took + PERIOD_S) for begin, end in zip(before, after, strict=True)]
 
 
+@dataclass
+class Turn:
+    """One turn of a process group, and what each of its processes had used when it began, and when it was over."""
+
+    began: float
+    used_before_s: list[float]
+    ended: float = math.inf
+    used_s: list[float] = field(default_factory=list)
+
+
 async def test_two_busy_processes_stopped_by_turns_have_the_share_each_and_all_afterwards(
-    busy: subprocess.Popen[bytes],
+    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However late a turn is ended: the pause after it makes it good."""
+    turns: list[Turn] = []
+    send = throttle._signal
+
+    def noted(group: int, number: signal.Signals) -> None:
+        if number == signal.SIGCONT:
+            turns.append(Turn(time.monotonic(), used_s(group)))
+        send(group, number)
+        if number == signal.SIGSTOP:
+            turns[-1].ended, turns[-1].used_s = time.monotonic(), used_s(group)
+
+    monkeypatch.setattr(throttle, "_signal", noted)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(by_turns, busy.pid, SHARE, lambda: False)
-        assert max(await used_in_a_while(busy.pid)) <= 1.3 * SHARE
+        await until(lambda: len(turns) > TURNS)
         nursery.cancel_scope.cancel()
     assert psutil.STATUS_STOPPED not in [one.status() for one in both(busy.pid)]
+    over = turns[:TURNS]
+    for turn, following in pairwise(turns[: TURNS + 1]):
+        assert turn.ended - turn.began <= SHARE * (following.began - turn.began) + CLOCK_S
+    for before, after in zip(over[0].used_before_s, over[-1].used_s, strict=True):
+        assert 0 < after - before <= sum(turn.ended - turn.began for turn in over) + TURNS * TICK_S
 
 
 async def test_turns_do_not_wake_who_is_stopped_for_another_reason(busy: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -21,10 +22,11 @@ def test_checkpoint_measures_copies_beside_copies(capsys: pytest.CaptureFixture[
 
 
 def test_restart_is_measured_on_a_node_that_was_killed() -> None:
+    began = time.monotonic()
     speed = run(RestartBench(state_mb=1, repetitions=1), tell_nothing)
     (restart,) = speed.restarts
     assert restart.exact
-    assert 0 < restart.import_torch_s < restart.total_s < 60
+    assert 0 < restart.import_torch_s < restart.total_s < time.monotonic() - began
     assert speed.state_bytes == pytest.approx(1_000_000, rel=0.01)
 
 

@@ -13,12 +13,12 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -65,6 +65,7 @@ from shoal.testnet.reports.report import (
 )
 from shoal.testnet.swarm import run_testnet
 from tests.node.forks import FORKED
+from tests.waiting import until
 
 KEYS = {
     "strategy", "nodes", "tokens", "val_loss", "sync_val_loss", "wire_bytes", "sync_wire_bytes", "blocked_fraction",
@@ -417,30 +418,29 @@ def test_read_run_does_not_take_an_earlier_loss_for_the_last_one(tmp_path: Path)
     assert (short.sound, short.rate_ratio) == (False, None)  # one round of two: too short
 
 
+WATCH_DEADLINE_S = 120.0
 BURN = "import time, sys\nwhile True:\n    sum(range(20_000))\n"
 
 
-def test_slow_node_has_its_trainer_running_for_the_wanted_share_of_the_time(tmp_path: Path) -> None:
+def test_slow_node_has_its_trainer_stopped_again_and_again_and_let_go_on_at_the_end(tmp_path: Path) -> None:
     script = tmp_path / "node.py"
     trainer = [sys.executable, "-c", BURN, bench_train_swarm.TRAINER]
     script.write_text(f"import subprocess\nsubprocess.run({trainer!r})\n")
     node = subprocess.Popen([sys.executable, str(script), str(tmp_path)], start_new_session=True)
-    states: list[str] = []
-    deadline = time.monotonic() + 10
-    while bench_train_swarm._trainer_of(tmp_path) is None and time.monotonic() < deadline:
-        time.sleep(0.02)
 
     async def watch() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bench_train_swarm._slow_down, tmp_path, 4.0)
-            await trio.sleep(bench_train_swarm.SEARCH_PERIOD_S + 0.1)
+        with trio.fail_after(WATCH_DEADLINE_S):
+            await until(lambda: bench_train_swarm._trainer_of(tmp_path) is not None)
             found = bench_train_swarm._trainer_of(tmp_path)
             assert found is not None
-            for _ in range(120):
-                states.append(found.status())
-                await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-        assert found.status() != "stopped"  # it is let go on
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bench_train_swarm._slow_down, tmp_path, 4.0)
+                for _ in range(3):
+                    await until(lambda: found.status() == "stopped")
+                    await until(lambda: found.status() != "stopped")
+                await until(lambda: found.status() == "stopped")
+                nursery.cancel_scope.cancel()
+            assert found.status() != "stopped"  # it is let go on
 
     try:
         trio.run(watch)
@@ -448,7 +448,29 @@ def test_slow_node_has_its_trainer_running_for_the_wanted_share_of_the_time(tmp_
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)
         node.wait()
-    assert 0.55 < states.count("stopped") / len(states) < 0.92
+
+
+@pytest.mark.virtual_time
+async def test_slow_node_has_its_trainer_running_for_the_wanted_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turned: list[tuple[str, float]] = []
+    process = SimpleNamespace(
+        suspend=lambda: turned.append(("stop", trio.current_time())),
+        resume=lambda: turned.append(("go", trio.current_time())),
+    )
+
+    async def find(search: Callable[[Path], object], folder: Path) -> object:
+        await trio.lowlevel.checkpoint()
+        return process
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", find)
+    with trio.move_on_after(10 * bench_train_swarm.SLOW_PERIOD_S - 0.01):
+        await bench_train_swarm._slow_down(tmp_path, 4.0)
+    assert [kind for kind, _ in turned] == ["stop", "go"] * 10 + ["go"]
+    spans = [later - sooner for (_, sooner), (_, later) in pairwise(turned[:20])]
+    period_s = bench_train_swarm.SLOW_PERIOD_S
+    assert spans == pytest.approx([0.75 * period_s, 0.25 * period_s] * 9 + [0.75 * period_s])
 
 
 # -- results -------------------------------------------------------------------------------------------------

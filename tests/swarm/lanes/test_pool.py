@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import trio
-import trio.testing
 from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -247,7 +246,7 @@ def test_pool_where_neither_is_reachable_gives_up_in_time() -> None:
             assert net.requests <= 4  # offer, summons, the offer of the summoned, and no summons back
             assert alice._dialling == {}
 
-    run(main, trio.testing.MockClock(autojump_threshold=0.05))
+    run(main)
 
 
 async def test_pool_ensure_tells_a_bad_answer_from_a_bad_network() -> None:

@@ -38,6 +38,7 @@ from shoal.swarm.reaching.observed_addresses import (
 )
 from shoal.swarm.reaching.punching import Puncher, PunchPort
 from shoal.swarm.reaching.reach import ALONE_ATTEMPTS, ALONE_PUNCHES_BURST, HOLE_OFFERS, PUNCHES_BURST
+from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import WAIT_S, lanes_of
 from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note, run, until
 
@@ -146,7 +147,6 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
             assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
             assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
 
-    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 1.0)
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     monkeypatch.setattr(PunchPort, "_dial", counted)
     run(main)
@@ -306,6 +306,7 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
         async with two_alone() as (lower, higher, parted):
             with monkeypatch.context() as router:
                 change_ports(router)
+                router.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
                 for number in range(ALONE_ATTEMPTS):
                     assert parted == [], f"after {number}"
                     with pytest.raises(NetworkError, match="no hole leads"):
@@ -321,7 +322,6 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
             await until(lambda: blocked(lower, higher) == blocked(higher, lower) == 0)
             assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
 
-    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     run(main)
 
@@ -407,14 +407,20 @@ async def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
 
 async def test_ticket_of_a_call_is_good_for_a_moment() -> None:
     async with nodes() as (alice, _, relay):
-        relay.observed_addresses._call_deadline_s = 0.3
-        stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
-        await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
-        ticket = observed_addresses._check(
-            await stream.receive(deadline_s=WAIT_S), observed_addresses.SightingTicket, relay.peer
-        )
-        assert relay.observed_addresses.claims(ticket.ticket)
+
+        async def ask(call_deadline_s: float) -> tuple[MessageStream, bytes]:
+            relay.observed_addresses._call_deadline_s = call_deadline_s
+            stream = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
+            await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
+            reply = await stream.receive(deadline_s=WAIT_S)
+            return stream, observed_addresses._check(reply, observed_addresses.SightingTicket, relay.peer).ticket
+
+        calling, ticket = await ask(WAIT_S)
+        assert relay.observed_addresses.claims(ticket)
+        late, expired = await ask(0.1)
         with pytest.raises(NetworkError, match="no call came"):
-            observed_addresses._check(await stream.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer)
-        assert not relay.observed_addresses.claims(ticket.ticket)
-        await stream.abort()
+            observed_addresses._check(await late.receive(deadline_s=WAIT_S), observed_addresses.Sighted, relay.peer)
+        assert not relay.observed_addresses.claims(expired)
+        assert relay.observed_addresses.claims(ticket)
+        for stream in (calling, late):
+            await stream.abort()

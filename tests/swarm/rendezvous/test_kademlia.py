@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from shoal.swarm.rendezvous.contacts import Contact
 from shoal.swarm.rendezvous.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
 from shoal.swarm.rendezvous.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
 from shoal.swarm.streams import MessageStream
+from tests.waiting import WAIT_S
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 OURS, THEIRS = SwarmId(b"o" * 32), SwarmId(b"t" * 32)
@@ -76,12 +78,12 @@ def peers(*nodes: Node) -> set[PeerId]:
 
 
 async def ask(asker: Node, other: Node, question: Message) -> Message:
-    await asker.host.dial(other.host.addresses[0], deadline_s=5)
+    await asker.host.dial(other.host.addresses[0], deadline_s=WAIT_S)
     data = await asker.host.request(
         other.host.peer_id,
         KADEMLIA_PROTOCOL,
         question.SerializeToString(),
-        deadline_s=5,
+        deadline_s=WAIT_S,
         limit_bytes=MESSAGE_LIMIT_BYTES,
         framing=VarintFrames,
     )
@@ -127,17 +129,25 @@ async def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_els
     member = Node(1)
     async with running(*strangers, member):
         member.knows(*strangers)
-        await member.host.dial(strangers[0].host.addresses[0], deadline_s=5)
+        await member.host.dial(strangers[0].host.addresses[0], deadline_s=WAIT_S)
         member.kept.add(strangers[1].host.peer_id)
         assert await member.table.announce(member.point()) == 6
         assert member.host.connected() == peers(*strangers[:2])
 
 
 async def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", 1.0)
+    monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", WAIT_S)
+    monkeypatch.setattr(kademlia_module, "WALK_DEADLINE_S", 2 * WAIT_S)
     asked = 0
     good, member, newcomer = Node(10, THEIRS), Node(1), Node(2)
     hanging = [Node(n) for n in range(20, 22)]
+    request = newcomer.host.request
+
+    async def soon_over(peer: PeerId, *arguments: Any, deadline_s: float, **more: Any) -> bytes:
+        assert 0 < deadline_s <= WAIT_S
+        return await request(peer, *arguments, deadline_s=0.2 if peer in peers(*hanging) else deadline_s, **more)
+
+    newcomer.host.request = soon_over  # type: ignore[method-assign]
 
     async def never(stream: MessageStream) -> None:
         nonlocal asked
@@ -210,12 +220,12 @@ async def test_liar_that_answers_a_look_up_with_what_it_likes_is_not_believed() 
     member, liar, newcomer = Node(1), Node(20), Node(2)
 
     async def lie(stream: MessageStream) -> None:
-        question = Message.FromString(await stream.receive(deadline_s=5))
+        question = Message.FromString(await stream.receive(deadline_s=WAIT_S))
         answer = Message(type=question.type, key=question.key)
         answer.record.key, answer.record.value = question.key, b"\xff" * 1000
         for _ in range(5000):
             answer.closerPeers.add(id=b"\x00\x24" + bytes(36), addrs=[b"\xff\xff"])
-        await stream.send(answer.SerializeToString(), deadline_s=5)
+        await stream.send(answer.SerializeToString(), deadline_s=WAIT_S)
 
     liar.host.serve(KADEMLIA_PROTOCOL, lie, limit_bytes=1 << 20, framing=VarintFrames)
     async with running(member, liar, newcomer):
