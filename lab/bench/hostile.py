@@ -133,12 +133,11 @@ class HostileSwarm(Swarm):
     async def _sample(self, memory: dict[int, int], files: dict[int, int]) -> None:
         """Keep the most that the honest daemons held, until cancelled."""
         while True:
-            for node in self.honest:
-                if node.alive:
+            for index, process in self.daemons().items():
+                if index < HONEST:
                     with contextlib.suppress(psutil.Error):
-                        process = psutil.Process(node.lives[-1].pid)
-                        memory[node.index] = max(memory.get(node.index, 0), process.memory_info().rss)
-                        files[node.index] = max(files.get(node.index, 0), process.num_fds())
+                        memory[index] = max(memory.get(index, 0), process.memory_info().rss)
+                        files[index] = max(files.get(index, 0), process.num_fds())
             await trio.sleep(SAMPLE_PERIOD_S)
 
     async def back(self) -> float | None:

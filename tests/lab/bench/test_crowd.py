@@ -16,7 +16,6 @@ from shoal.lab.bench.crowd import (
     heard_by_all,
     links_over_time,
     pulled_share,
-    sent_kb_s,
     to_lines,
 )
 from shoal.lab.bench.crowd_node import Note, Notes, read_notes
@@ -53,14 +52,9 @@ def test_a_group_counts_by_who_heard_it_within_a_minute_of_its_making() -> None:
     assert (nothing.groups, nothing.heard, nothing.least_heard) == (0, 0.0, 0.0)
 
 
-def test_pulls_and_bytes_are_those_of_the_time() -> None:
-    notes = [
-        [Note(at=5, wanted=2, got=0), Note(at=11, wanted=2, got=1), Note(at=12, sent=500)],
-        [Note(at=12, wanted=2, got=2), Note(at=10, sent=1000), Note(at=15, sent=8000), Note(at=20, sent=21_000)],
-    ]
+def test_pulls_are_those_of_the_time() -> None:
+    notes = [[Note(at=5, wanted=2, got=0), Note(at=11, wanted=2, got=1)], [Note(at=12, wanted=2, got=2)]]
     assert pulled_share(notes, 10, 20) == 0.75
-    assert sent_kb_s(notes[1], 10, 20) == 2.0
-    assert sent_kb_s(notes[0], 10, 20) == 0.0  # one count says nothing of a rate
 
 
 def test_links_are_counted_as_they_come_and_go() -> None:
