@@ -23,22 +23,6 @@ from shoal.lab.targets import Spread, missed
 from shoal.node.reporting.events import Linked, Lost
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--nodes", "1", "--nodes: 1 is not in 2..1024"),
-        ("--minutes", "0", "--minutes: 0.0 is not in 0.1..600"),
-        ("--period-s", "0.5", "--period-s: 0.5 is not in 1..3600"),
-        ("--external", "0", "--external: 0 is not in 1..64"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute(["bench", "crowd", option, value]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_group_counts_by_who_heard_it_within_a_minute_of_its_making() -> None:
     notes = [
         [Note(at=9, made="early"), Note(at=10, made="a"), Note(at=71, made="late")],
