@@ -27,9 +27,10 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
-from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
+from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
