@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.node.options import Hold
-from shoal.node.reporting.events import Certified, Failed, Holding
+from shoal.node.reporting.events import Certified, Failed, Holding, RoundEnded
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
@@ -127,6 +127,15 @@ class Swarm(Fleet):
             raise self.error_of(crashed)
         raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
 
+    def daemons(self) -> dict[int, psutil.Process]:
+        """Processes of the nodes that run, by index."""
+        found = {}
+        for node in self.nodes:
+            with suppress(psutil.NoSuchProcess):  # one that ended this moment
+                if node.alive:
+                    found[node.index] = psutil.Process(node.lives[-1].pid)
+        return found
+
     def common_rounds(self, node: NodeProcess) -> int:
         """Number of rounds certified by a node to which all contributed."""
         return sum(one.contributors == len(self.nodes) for one in self.journal.of(Certified, node.index))
@@ -185,6 +194,23 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
         with suppress(psutil.NoSuchProcess):  # a helper that ended this moment
             total += sum(process.cpu_times()[:2])
     return total
+
+
+def pss_mb(processes: Iterable[psutil.Process]) -> list[float]:
+    """Memory of each that still runs, in MB: of a page that several share, each has its part. Blocks."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            found.append(process.memory_full_info().pss / 1e6)
+    return found
+
+
+def control_rate_kb_s(rounds: Sequence[RoundEnded]) -> float | None:
+    """Control that a node sent a second, in kB, from its first round that ended to its last; None of fewer than two."""
+    if len(rounds) < 2:
+        return None
+    first, last = rounds[0], rounds[-1]
+    return (last.control_sent - first.control_sent) / (last.at - first.at) / 1000
 
 
 async def end(node: NodeProcess) -> None:

@@ -18,18 +18,17 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
 from shoal.lab.bench.crowd_node import FAMILY, MODULE, NOTES_NAME, PERIOD_NAME, Note, read_notes
 from shoal.lab.case import Case, LongCaseOptions, Spec
-from shoal.lab.fleet import Swarm, cpu_s, untested_command
+from shoal.lab.fleet import Swarm, control_rate_kb_s, cpu_s, pss_mb, untested_command
 from shoal.lab.fork_client import forking
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.option import Option, Within
-from shoal.node.reporting.events import AgentStarted, Linked, Lost
+from shoal.node.reporting.events import AgentStarted, Linked, Lost, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -78,8 +77,8 @@ class CrowdResult(msgspec.Struct, frozen=True, kw_only=True):
     groups: that were made in the time. heard: share of (group, other node) in which it was heard within 60 s, and
     least_heard that of the group for which it is least. delay: seconds from the agent to another's book, over all that
     were heard of; pulled: share of the groups that nodes wanted and got. memory_mb: PSS of each daemon. links: of each
-    node at the end, most_links of one at any time. control_kb_s: written to sockets by a node, cpu: its share of a
-    core, both while groups were made.
+    node at the end, most_links of one at any time. control_kb_s: sent by a node, by its own count at the ends of its
+    rounds; cpu: its share of a core, both while groups were made.
     """
 
     bench: CrowdBench
@@ -93,7 +92,7 @@ class CrowdResult(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: Spread
     links: Spread
     most_links: int
-    control_kb_s: Spread
+    control_kb_s: Spread | None
     cpu: Spread
 
     @property
@@ -143,14 +142,6 @@ def heard_by_all(notes: Sequence[Sequence[Note]], since: float, until: float) ->
     )
 
 
-def sent_kb_s(notes: Sequence[Note], since: float, until: float) -> float:
-    """Kilobytes that a node wrote to sockets in a second between these times."""
-    counts = [note for note in notes if note.sent and since <= note.at <= until]
-    if len(counts) < 2:
-        return 0.0
-    return (counts[-1].sent - counts[0].sent) / (counts[-1].at - counts[0].at) / 1000
-
-
 def pulled_share(notes: Sequence[Sequence[Note]], since: float, until: float) -> float:
     """Share of the groups that nodes wanted between these times, and got; 0 where none wanted any."""
     rounds = [note for of_one in notes for note in of_one if note.wanted and since <= note.at < until]
@@ -194,10 +185,6 @@ class CrowdSwarm(Swarm):
                 await self.launch(node, join=drawn.choice(there).addresses)
             await self.until(lambda w=wave: all(node.addresses for node in w), "nodes listen", SETTLE_DEADLINE_S)  # type: ignore[misc]
             there += wave
-
-    def processes(self) -> list[psutil.Process]:
-        """The daemons."""
-        return [psutil.Process(node.lives[-1].pid) for node in self.nodes]
 
     def is_settled(self) -> bool:
         """True if each node has a neighbour, and its agent. What it takes to have more is part of what is measured."""
@@ -273,16 +260,16 @@ async def _sleep(swarm: CrowdSwarm, seconds: float) -> None:
 
 
 async def _watch(swarm: CrowdSwarm, bench: CrowdBench, tell: ShowNow) -> Window:
-    since, before = time.time(), [cpu_s([process]) for process in swarm.processes()]
+    since, before = time.time(), [cpu_s([process]) for process in swarm.daemons().values()]
     await _sleep(swarm, 60 * bench.minutes)
-    until, after = time.time(), [cpu_s([process]) for process in swarm.processes()]
+    until, after = time.time(), [cpu_s([process]) for process in swarm.daemons().values()]
     tell("the last groups are on their way")
     await _sleep(swarm, SOON_S)
     return Window(
         since=since,
         until=until,
         cpu_s=tuple(later - earlier for earlier, later in zip(before, after, strict=True)),
-        memory_mb=tuple(process.memory_full_info().pss / 1e6 for process in swarm.processes()),
+        memory_mb=tuple(pss_mb(swarm.daemons().values())),
     )
 
 
@@ -291,6 +278,10 @@ def _sum_up(bench: CrowdBench, swarm: CrowdSwarm, settled_s: float, window: Wind
     found = heard_by_all(notes, window.since, window.until)
     links = [swarm.links_of(node) for node in swarm.nodes]
     seconds = window.until - window.since
+    rates = (
+        control_rate_kb_s([e for e in swarm.journal.of(Rollouts, node.index) if window.since <= e.at <= window.until])
+        for node in swarm.nodes
+    )
     return CrowdResult(
         bench=bench,
         settled_s=round(settled_s, 1),
@@ -303,7 +294,7 @@ def _sum_up(bench: CrowdBench, swarm: CrowdSwarm, settled_s: float, window: Wind
         memory_mb=Spread.of(window.memory_mb),
         links=Spread.of(at_end for at_end, _ in links),
         most_links=max(most for _, most in links),
-        control_kb_s=Spread.of(sent_kb_s(of_one, window.since, window.until) for of_one in notes),
+        control_kb_s=Spread.of_any(rate for rate in rates if rate is not None),
         cpu=Spread.of(used / seconds for used in window.cpu_s),
     )
 

@@ -4,8 +4,8 @@
 
 The agent is stubbed at the tokens: each period it makes one group of drawn texts, for the task that it was assigned,
 takes others' groups, and accepts them. It runs in the daemon's process and speaks the messages that an agent process
-speaks; all else is the product. Beside its event log the node notes, a JSON line each, what it made and heard of, and
-how many bytes it has written to sockets (`Note`).
+speaks; all else is the product. Beside its event log the node notes, a JSON line each, what it made and heard of
+(`Note`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ FAMILY: Final = "crowd"
 COMPLETIONS: Final = 4
 COMPLETION_CHARS: Final = 200
 REWARDS: Final = (1.0, 0.0, 1.0, 0.0)
-COUNT_PERIOD_S: Final = 5.0
 TAKE_WAIT_S: Final = 2.0
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Note of a node at a time, in seconds since 1970.
 
-    made, heard: the digest of a group, in hex. wanted, got: groups of others, in a round. sent: bytes since the start.
+    made, heard: the digest of a group, in hex. wanted, got: groups of others, in a round.
     """
 
     at: float
@@ -65,15 +64,13 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     heard: str = ""
     wanted: int = 0
     got: int = 0
-    sent: int = 0
 
 
 class Notes:
-    """The file of one node's notes, and what it counts."""
+    """The file of one node's notes."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
-        self.sent_bytes = 0
 
     def write(self, **said: Any) -> None:
         """Append a note of this moment."""
@@ -108,7 +105,6 @@ class StubAgent:
         """Make groups for as long as the block lasts."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._live)
-            nursery.start_soon(self._count)
             yield self
             nursery.cancel_scope.cancel()
 
@@ -119,11 +115,6 @@ class StubAgent:
     async def receive(self) -> AgentReport:
         """Return the next report."""
         return await self._reports.receive()
-
-    async def _count(self) -> None:
-        while True:
-            self._notes.write(sent=self._notes.sent_bytes)
-            await trio.sleep(COUNT_PERIOD_S)
 
     async def _live(self) -> None:
         begin = await self._orders.receive()
@@ -179,8 +170,8 @@ class StubAgent:
                 yield order
 
 
-def note_all(notes: Notes) -> None:
-    """Have this process note what it hears of, and what it sends."""
+def note_heard(notes: Notes) -> None:
+    """Have this process note what it hears of."""
 
     class NotedBook(OfferBook):
         def receive(self, data: bytes, **how: Any) -> Offer | None:
@@ -190,13 +181,6 @@ def note_all(notes: Notes) -> None:
             return offer
 
     vars(rollouts)["OfferBook"] = NotedBook
-    send_all = trio.SocketStream.send_all
-
-    async def counted(stream: trio.SocketStream, data: bytes | bytearray | memoryview) -> None:
-        notes.sent_bytes += len(data)
-        await send_all(stream, data)
-
-    trio.SocketStream.send_all = counted  # type: ignore[method-assign, assignment]
 
 
 def _data_dir(arguments: Iterable[str]) -> Path:
@@ -208,7 +192,7 @@ def main() -> None:
     """Be a node whose agent is stubbed."""
     folder = _data_dir(sys.argv)
     notes = Notes(folder / NOTES_NAME)
-    note_all(notes)
+    note_heard(notes)
     period_s = float((folder.parent / PERIOD_NAME).read_text())
     engine.running_agent = lambda threads: StubAgent(notes, period_s).running(threads)  # type: ignore[assignment, return-value]
     command_line.main()

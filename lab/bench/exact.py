@@ -18,8 +18,8 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, nesterov_step
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.lab.bench.swarm import SEED, BenchSpec
+from shoal.lab.bench.synthetic import TOKENS, drawn_values, layout_of
 from shoal.node.training.trainer_messages import Assignment
-from shoal.node.workloads.synthetic import TOKENS, drawn_values, layout_of
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import Term
 

@@ -200,13 +200,13 @@ class FloodedSwarm(Swarm):
         return shown._replace(report=msgspec.json.decode(told, type=FloodReport))
 
     async def _watch(self, seconds: float) -> _Window:
-        daemon = psutil.Process(self.nodes[0].lives[-1].pid)
+        daemon = self.daemons()[0]
         began, refused, packets = time.time(), Counter(self.refused()), self._packets_s()
-        daemons, trainers, attacked = cpu_s(self._daemons()), cpu_s(self._trainers()), cpu_s([daemon])
+        daemons, trainers, attacked = cpu_s(self.daemons().values()), cpu_s(self._trainers()), cpu_s([daemon])
         await trio.sleep(seconds)
         await self.until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, "the nodes train on", WINDOW_DEADLINE_S)
         took_s = time.time() - began
-        daemons, trainers = cpu_s(self._daemons()) - daemons, cpu_s(self._trainers()) - trainers
+        daemons, trainers = cpu_s(self.daemons().values()) - daemons, cpu_s(self._trainers()) - trainers
         attacked, packets = cpu_s([daemon]) - attacked, self._packets_s() - packets
         rate = self._rate(began)
         news = Counter(self.refused()) - refused
@@ -220,11 +220,8 @@ class FloodedSwarm(Swarm):
             report=None,
         )
 
-    def _daemons(self) -> list[psutil.Process]:
-        return [psutil.Process(node.lives[-1].pid) for node in self.nodes]
-
     def _trainers(self) -> list[psutil.Process]:
-        return [child for daemon in self._daemons() for child in daemon.children(recursive=True)]
+        return [child for daemon in self.daemons().values() for child in daemon.children(recursive=True)]
 
     def _packets_s(self) -> float:
         """Processor time of interrupts of the network, and of little else, where the attacker runs."""

@@ -27,9 +27,10 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
-from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
+from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -133,12 +134,11 @@ class HostileSwarm(Swarm):
     async def _sample(self, memory: dict[int, int], files: dict[int, int]) -> None:
         """Keep the most that the honest daemons held, until cancelled."""
         while True:
-            for node in self.honest:
-                if node.alive:
+            for index, process in self.daemons().items():
+                if index < HONEST:
                     with contextlib.suppress(psutil.Error):
-                        process = psutil.Process(node.lives[-1].pid)
-                        memory[node.index] = max(memory.get(node.index, 0), process.memory_info().rss)
-                        files[node.index] = max(files.get(node.index, 0), process.num_fds())
+                        memory[index] = max(memory.get(index, 0), process.memory_info().rss)
+                        files[index] = max(files.get(index, 0), process.num_fds())
             await trio.sleep(SAMPLE_PERIOD_S)
 
     async def back(self) -> float | None:

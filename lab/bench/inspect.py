@@ -25,9 +25,9 @@ import numpy as np
 import trio
 
 from shoal.lab.bench.swarm import SEED, BenchSpec, BenchSwarm, running_swarm
+from shoal.lab.bench.synthetic import drawn_values
 from shoal.node.options import Hold
 from shoal.node.training.trainer_messages import Assignment
-from shoal.node.workloads.synthetic import drawn_values
 from shoal.protocol.errors import LocalError
 from shoal.testnet.check import Witness, check_round
 

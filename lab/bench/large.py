@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from itertools import accumulate
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -17,7 +16,7 @@ from shoal.cli.render import ShowNow
 from shoal.cli.text import quantity
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.train_spec import NOBODY, Point, inner_settings
-from shoal.lab.bench.train_swarm import certified_per_s
+from shoal.lab.bench.train_swarm import bytes_sent, certified_per_s, first_certificates
 from shoal.lab.bench.train_sync import SynchronousTraining
 from shoal.lab.case import Case, LongCaseOptions
 from shoal.lab.fleet import Swarm, untested_command
@@ -27,7 +26,7 @@ from shoal.node.training.devices import pick_device
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import ConfigError, NetworkError, StorageError
 from shoal.testnet.nodes import Launch, Runtime
-from shoal.testnet.reports.report import allreduce_bytes
+from shoal.testnet.reports.report import allreduce_bytes, count_forks
 
 START_S: Final = 300.0
 """To start, compile and train together: several trainers share a device."""
@@ -144,7 +143,7 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         points=points,
         tokens_per_s=certified_per_s(swarm.journal.of(Certified)),
         wall_s=time.monotonic() - began,
-        unequal=curve.unequal(),
+        unequal=count_forks(swarm.record(curve.rounds).decided()),
     )
 
 
@@ -155,14 +154,6 @@ class Curve:
         self._swarm = swarm
 
     @property
-    def _firsts(self) -> list[Certified]:
-        """The first certificate of each round, in order."""
-        found: dict[int, Certified] = {}
-        for event in sorted(self._swarm.journal.of(Certified), key=attrgetter("at")):
-            found.setdefault(event.round, event)
-        return [found[number] for number in sorted(found)]
-
-    @property
     def rounds(self) -> int:
         """Number of certified rounds."""
         return max((event.round for event in self._swarm.journal.of(Certified)), default=0)
@@ -170,34 +161,22 @@ class Curve:
     @property
     def tokens(self) -> int:
         """Tokens of all certified rounds."""
-        return sum(event.tokens for event in self._firsts)
+        return sum(event.tokens for event in first_certificates(self._swarm.journal.of(Certified)))
 
     def points(self) -> tuple[Point, ...]:
         """A point for each round whose loss is known, with the bytes that all nodes had sent by then."""
-        firsts = self._firsts
+        journal = self._swarm.journal
+        firsts = first_certificates(journal.of(Certified))
         tokens = dict(
             zip((0, *(e.round for e in firsts)), accumulate((e.tokens for e in firsts), initial=0), strict=True)
         )
-        losses = {event.round: event.loss for event in self._swarm.journal.of(Evaluated) if event.loss is not None}
+        losses = {event.round: event.loss for event in journal.of(Evaluated) if event.loss is not None}
+        lives = [journal.of(Certified, node.index) for node in self._swarm.nodes]
         return tuple(
-            Point(round=number, tokens=tokens[number], wire_bytes=self._sent(number), val_loss=losses[number])
+            Point(round=number, tokens=tokens[number], wire_bytes=bytes_sent(lives, number), val_loss=losses[number])
             for number in sorted(losses)
             if number in tokens
         )
-
-    def _sent(self, round: int) -> int:
-        total = 0
-        for node in self._swarm.nodes:
-            lines = [event for event in self._swarm.journal.of(Certified, node.index) if event.round <= round]
-            total += lines[-1].lanes_sent + lines[-1].control_sent if lines else 0
-        return total
-
-    def unequal(self) -> int:
-        """Number of rounds in which nodes came to different states."""
-        digests: dict[int, set[str]] = {}
-        for event in self._swarm.journal.of(Certified):
-            digests.setdefault(event.round, set()).add(event.digest)
-        return sum(len(found) > 1 for found in digests.values())
 
 
 # -- for people ----------------------------------------------------------------------------------------------

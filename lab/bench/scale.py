@@ -12,18 +12,18 @@ contributes to it.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.cli.render import ShowNow
@@ -33,7 +33,7 @@ from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Steps, Struck
 from shoal.lab.bench.step_tally import noting_command, read_node, tally
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case
-from shoal.lab.fleet import Swarm, cpu_s
+from shoal.lab.fleet import Swarm, cpu_s, pss_mb
 from shoal.lab.shipped import init_tables, not_default
 from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
 from shoal.node.reporting.events import RoundStarted as Begun
@@ -145,7 +145,7 @@ class ScaleSwarm(Swarm):
         while True:
             await self.journal.until(self._rests)
             number = max(self.current.values())
-            daemons = {node.index: psutil.Process(node.lives[-1].pid) for node in self.nodes if node.alive}
+            daemons = self.daemons()
             looks = []
             while not self._rests_no_more(number):
                 used = {index: cpu_s([one]) for index, one in daemons.items()}
@@ -183,16 +183,6 @@ class ScaleSwarm(Swarm):
         await strike(fault, self)
         await undo(fault, self)
         self.faults[-1].done = True
-
-    # -- what is left ----------------------------------------------------------------------------------------
-
-    def pss_mb(self) -> float | None:
-        """Memory of a daemon, pages that several share by halves and so on: the median. Blocks."""
-        found = []
-        for node in self.nodes:
-            with suppress(psutil.Error):
-                found.append(psutil.Process(node.lives[-1].pid).memory_full_info().pss / 1e6)
-        return sorted(found)[len(found) // 2] if found else None
 
 
 def scale_manifest(bench: ScaleBench, founders: list[PeerId]) -> Manifest:
@@ -239,9 +229,9 @@ async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResul
                 began, ended = await _go_through_a_strike(swarm, tell)
             else:
                 await _go_on_for(swarm, tell)
-            pss_mb = await trio.to_thread.run_sync(swarm.pss_mb)
+            memory_mb = await trio.to_thread.run_sync(pss_mb, swarm.daemons().values())
             record = swarm.record(max(1, swarm.last_round()) if bench.struck else bench.rounds)
-    found = partial(result_of, swarm, record, load=load, start_s=start_s, pss_mb=pss_mb, struck=(began, ended))
+    found = partial(result_of, swarm, record, load=load, start_s=start_s, memory_mb=memory_mb, struck=(began, ended))
     return await trio.to_thread.run_sync(found)
 
 
@@ -283,7 +273,7 @@ def result_of(
     *,
     load: float,
     start_s: float | None,
-    pss_mb: float | None,
+    memory_mb: list[float],
     struck: tuple[float, float],
 ) -> ScaleResult:
     """The result of a run whose processes have ended. Blocks while it reads what the nodes kept."""
@@ -311,7 +301,7 @@ def result_of(
         control_kb_s=rows.control_kb_s(record),
         rest_percent=rows.rest_percent(swarm.rests),
         rest_s=sum(rest.seconds for rest in swarm.rests),
-        pss_mb=pss_mb,
+        pss_mb=statistics.median(memory_mb) if memory_mb else None,
         steps=_steps_of(swarm, record, struck) if bench.trainers == "wait" else None,
         struck=_struck(bench, record, names, struck) if bench.struck else None,
     )

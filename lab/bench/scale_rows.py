@@ -7,14 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Final
 
+from shoal.lab.fleet import control_rate_kb_s
 from shoal.lab.targets import Spread
-from shoal.node.reporting.events import Died, Event, Linked, Revived, RoundEnded
+from shoal.node.reporting.events import Died, Event, Linked, Revived
 from shoal.testnet.delays import round_durations
 from shoal.testnet.run_record import RunRecord
-
-KB: Final = 1000
 
 
 def count_of(record: RunRecord, *kinds: type[Event]) -> int:
@@ -78,16 +76,10 @@ def fewest_contributors(record: RunRecord, since: float) -> int:
 
 def control_kb_s(record: RunRecord) -> float | None:
     """Control that a node sends a second, in kB: the median over the nodes, between its first and last round."""
-    rates = []
-    for node in record.nodes:
-        ended = [event for index, event in record.certified() if index == node.index]
-        if len(ended) > 1:
-            rates.append(_rate(ended[0], ended[-1]))
+    certified = record.certified()
+    found = (control_rate_kb_s([event for index, event in certified if index == node.index]) for node in record.nodes)
+    rates = [rate for rate in found if rate is not None]
     return statistics.median(rates) if rates else None
-
-
-def _rate(first: RoundEnded, last: RoundEnded) -> float:
-    return (last.control_sent - first.control_sent) / (last.at - first.at) / KB
 
 
 def times_dead(record: RunRecord, peers: Collection[str], begin: float, end: float) -> tuple[float, ...]:

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
+from shoal.lab.bench.synthetic import WORKLOAD_NAME
 from shoal.lab.fleet import Swarm, untested_command
 from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started
-from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest

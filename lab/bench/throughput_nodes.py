@@ -20,8 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil  # type: ignore[import-untyped]
-
 from shoal.lab.bench.throughput_loop import DEVICE, WRONG_USAGE
 from shoal.lab.bench.throughput_spec import WARM_UP_ROUNDS, Alone, CpuShare, Stretch, ThroughputBench, Together
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s, output_of, untested_command
@@ -104,7 +102,7 @@ class Nodes(Swarm):
 
     def cpu(self) -> Cpu:
         """Return the processor time so far, and now."""
-        nodes = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
+        nodes = list(self.daemons().values())
         trainers = [child for node in nodes for child in node.children(recursive=True)]
         return Cpu(at=time.monotonic(), trainers_s=cpu_s(trainers), daemons_s=cpu_s(nodes))
 

@@ -167,7 +167,7 @@ def _lives(log: Path) -> Iterator[_Life]:
         )
 
 
-def _points(report: Report, lives: Iterable[Sequence[Certified]], wanted: int) -> list[Point]:
+def _points(report: Report, lives: Sequence[Sequence[Certified]], wanted: int) -> list[Point]:
     """One per round whose loss is known; the last is the first of them that is not before the `wanted` tokens."""
     losses = (report.loss.first, *report.loss.by_round)
     tokens = list(accumulate((found.tokens for found in report.rounds), initial=0))
@@ -177,32 +177,35 @@ def _points(report: Report, lives: Iterable[Sequence[Certified]], wanted: int) -
     last = next((number for number in range(enough, len(losses)) if losses[number] is not None), None)
     if last is None:
         raise NetworkError(f"nobody evaluated the state after round {enough}; run it again on a machine less busy")
-    sent = _sent(lives, last)
     return [
-        Point(round=number, tokens=tokens[number], wire_bytes=sent[number], val_loss=loss)
+        Point(round=number, tokens=tokens[number], wire_bytes=bytes_sent(lives, number), val_loss=loss)
         for number, loss in enumerate(losses[: last + 1])
         if loss is not None
     ]
 
 
-def _sent(lives: Iterable[Sequence[Certified]], rounds: int) -> list[int]:
-    """Bytes that all nodes had sent after each round, from 0 to `rounds`: per life the newest counter up to there."""
-    total = [0] * (rounds + 1)
+def bytes_sent(lives: Iterable[Sequence[Certified]], round: int) -> int:
+    """Bytes that all nodes had sent after a round: per life the newest counter up to there."""
+    total = 0
     for certified in lives:
-        for number in range(rounds + 1):
-            counters = [line.lanes_sent + line.control_sent for line in certified if line.round <= number]
-            total[number] += counters[-1] if counters else 0
+        counters = [line.lanes_sent + line.control_sent for line in certified if line.round <= round]
+        total += counters[-1] if counters else 0
     return total
+
+
+def first_certificates(certified: Iterable[Certified]) -> list[Certified]:
+    """The first certificate of each round, in the order of the rounds."""
+    first: dict[int, Certified] = {}
+    for line in sorted(certified, key=lambda line: line.at):
+        first.setdefault(line.round, line)
+    return [first[number] for number in sorted(first)]
 
 
 def certified_per_s(certified: Iterable[Certified]) -> float:
     """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds."""
-    first: dict[int, Certified] = {}
-    for line in sorted(certified, key=lambda line: line.at):
-        first.setdefault(line.round, line)
-    if len(first) < 2:
+    rounds = first_certificates(certified)
+    if len(rounds) < 2:
         return 0.0
-    rounds = [first[number] for number in sorted(first)]
     return sum(line.tokens for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
 
 

@@ -22,6 +22,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.train_swarm import Speeds, speeds_of
 from shoal.lab.case import Case, Spec
 from shoal.lab.targets import Row, Target, missed
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.option import Option, Within
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest_workload import Option as WorkloadOption
@@ -30,7 +31,6 @@ from shoal.testnet.reports.report import Report
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
 
-WORKLOAD_NAME: Final = "shoal.lab.bench.waiting_workload:WaitingWorkload"
 MODEL: Final[Mapping[str, WorkloadOption]] = {"inputs": 256, "outputs": 128}
 CHUNK_VALUES: Final = 4096
 """Nine chunks: enough for the fragments of streaming."""

@@ -21,8 +21,8 @@ import trio
 
 from shoal.lab.campaigns.campaign_check import Member
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.node.control_client import JsonValue, request
 from shoal.node.options import Hold
 from shoal.node.reporting.events import CaughtUp, Certified, Holding, Linked, Listening, RoundStarted

@@ -19,7 +19,7 @@ from typing import Final, get_args
 from msgspec.structs import replace
 
 from shoal.lab.campaigns.campaign_plan import CODECS
-from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
 

@@ -30,7 +30,7 @@ from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, loo
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
 from shoal.lab.campaigns.soak_rounds import RoundJudge
-from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError

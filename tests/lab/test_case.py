@@ -38,7 +38,7 @@ from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.cli.bench import COMMANDS, load
 from shoal.lab.targets import Row, Spread, Target, missed
-from shoal.node.option import Option
+from shoal.node.option import Option, Within, options_of
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.lane_rate import LaneSpeed
 
@@ -235,6 +235,21 @@ def test_every_benchmark_has_targets_and_can_be_checked() -> None:
     assert {name for name, *_ in EDGES} | elsewhere == {name for name in COMMANDS if isinstance(load(name), Case)}
     bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
     assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []
+
+
+def test_every_option_with_a_range_is_refused_beyond_it_by_its_name() -> None:
+    required: dict[str, dict[str, Any]] = {"hostile": {"kind": "ahead"}}
+    refused = 0
+    for name in COMMANDS:
+        if not isinstance(case := load(name), Case):
+            continue
+        for field, option in options_of(case.spec).items():
+            if isinstance(option.check, Within):
+                for beyond in (option.check.least - 1, option.check.most + 1):
+                    with pytest.raises(ConfigError, match=f"^{option.name}: "):
+                        case.spec(**{**required.get(name, {}), field: beyond})
+                    refused += 1
+    assert refused > 100
 
 
 # -- what a command makes of them ----------------------------------------------------------------------------

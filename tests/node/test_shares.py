@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.lab.bench.synthetic import drawn_values
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.workloads.regression import RegressionWorkload
-from shoal.node.workloads.synthetic import drawn_values
 from shoal.node.workloads.text_data import deal_windows
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId

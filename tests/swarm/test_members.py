@@ -34,7 +34,7 @@ from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, STRANGERS_REACH_PERIOD_S, Change, Members
 from shoal.swarm.streams import MessageStream
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 TEST_DEADLINE_S = 300
@@ -163,15 +163,6 @@ async def test_message_goes_to_who_registered_for_it_and_nobody_may_register_twi
     for kind in (Leave, Ping):
         with pytest.raises(LocalError, match=kind.__name__):
             node.members.register({kind: lambda peer, message: None})
-
-
-@contextlib.asynccontextmanager
-async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 async def assert_linked(*nodes: Node) -> None:

@@ -47,9 +47,7 @@ def test_restart_is_told_with_and_without_importing_torch() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["bench", "checkpoint", "--state-mb", "0"],
         ["bench", "checkpoint", "--folder", "/nowhere"],
-        ["bench", "restart", "--repetitions", "0"],
         ["run", "none.toml", "--checkpoint-every", "-1"],
         ["run", "none.toml", "--checkpoint-keep", "0"],
     ],

@@ -8,7 +8,6 @@ import pytest
 
 from shoal.lab.bench.find import CASE, STAGES, FindBench
 from shoal.lab.case import CaseOptions
-from shoal.protocol.errors import ConfigError
 
 
 @pytest.mark.long
@@ -23,10 +22,3 @@ def test_bench_find_times_a_newcomer_from_its_start_to_its_first_contribution(
     assert 0 < times["started"] <= times["listening"] <= times["linked"] <= times["linked_all"]
     assert times["linked"] < times["contributed"]
     assert found["linked_s"] == times["linked"]
-
-
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"nodes": 65}, {"repetitions": 0}])
-def test_bench_find_refuses_what_makes_no_measurement(options: dict[str, int]) -> None:
-    (name,) = options
-    with pytest.raises(ConfigError, match=rf"^--{name}: \d+ is not in 1\.\."):
-        FindBench(**options)

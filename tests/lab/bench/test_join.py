@@ -11,7 +11,7 @@ from shoal.lab.bench.join import CASE, run, to_lines
 from shoal.lab.bench.join_donor import drawn_state
 from shoal.lab.bench.join_joiner import JoinBench
 from shoal.lab.case import CaseOptions, tell_nothing
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError
+from shoal.protocol.errors import LocalError, NetworkError
 
 REQUIRED = {"state_mb", "donors", "seconds", "mb_per_s", "lane_mb_per_s", "donor_rate_ratio"}
 
@@ -51,12 +51,6 @@ def test_bench_join_says_when_a_donor_does_not_call(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench_join_joiner.sys, "executable", "false")
     with pytest.raises(NetworkError, match="donor 0 of the benchmark did not call"):
         run(JoinBench(state_mb=1, donors=1, training=False), tell_nothing)
-
-
-@pytest.mark.parametrize("options", [{"state_mb": 0}, {"donors": 0}, {"donors": 17}, {"repetitions": 0}])
-def test_bench_join_refuses_nonsense(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"is not in 1\.\."):
-        JoinBench(**options)  # type: ignore[arg-type]
 
 
 def test_donors_draw_the_same_state_in_every_process() -> None:

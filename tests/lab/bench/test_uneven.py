@@ -11,23 +11,6 @@ from shoal.lab.bench.train_swarm import Speeds
 from shoal.lab.bench.uneven import UnevenBench, UnevenResult, to_lines
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--nodes", "1", "--nodes: 1 is not in 2..16"),
-        ("--slow", "0.5", "--slow: 0.5 is not in 1..10"),
-        ("--slow", "11", "--slow: 11.0 is not in 1..10"),
-        ("--step-s", "0", "--step-s: 0.0 is not in 0.001..1"),
-        ("--rounds", "2", "in the first, no node knows another's speed"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute(["bench", "uneven", option, value]) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("speed", "sound", "holds"), [(91.0, True, True), (89.0, True, False), (91.0, False, False)])
 def test_swarm_must_make_nine_tenths_of_the_sum_and_nothing_wrong(speed: float, sound: bool, holds: bool) -> None:
     fair = Speeds(tokens_per_s=speed, ideal_tokens_per_s=100.0, blocked_fraction=0.0123)

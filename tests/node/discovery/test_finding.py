@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.members import Members
 from tests.swarm.quiet import Quiet
 from tests.swarm.test_members import MANIFEST, Node, identity, manifest, stranger
-from tests.waiting import until
+from tests.waiting import running, until
 
 
 @dataclass
@@ -82,15 +81,6 @@ def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding_module, "BOOK_RETRY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_LIMIT_S", 0.2)
     monkeypatch.setattr(finding_module, "JOIN_RETRY_S", 0.1)
-
-
-@contextlib.asynccontextmanager
-async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 def finder(tmp_path: Path, seed: int, *named: Node, boot: int = 1) -> Finder:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import open_point, sign_point
 from tests.swarm.rendezvous.test_kademlia import Node as Stranger
 from tests.swarm.test_members import MANIFEST, Node, identity, manifest
-from tests.waiting import until
+from tests.waiting import running, until
 
 BEYOND = "/ip4/192.0.2.1/tcp/4001/p2p/" + identity(9).peer_id
 ON_LOOPBACK = "/ip4/127.0.0.1/tcp/4001/p2p/" + identity(9).peer_id
@@ -83,15 +82,6 @@ def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_module, "LEAST_S", 0.05)
     monkeypatch.setattr(rendezvous_module, "ALONE_S", 0.2)
     monkeypatch.setattr(rendezvous_module, "ALONE_LIMIT_S", 0.5)
-
-
-@contextlib.asynccontextmanager
-async def running(*nodes: Node | Stranger) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 async def test_newcomer_that_knows_a_stranger_only_is_linked_with_the_swarm() -> None:

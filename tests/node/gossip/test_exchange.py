@@ -46,15 +46,7 @@ def made(round: int = 1, seed: int = 0) -> GossipVector:
     )
 
 
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would run on while a thread works."""
-
-    async def run_here(work: Callable[..., object], *arguments: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+pytestmark = pytest.mark.usefixtures("no_threads")
 
 
 class Pair:

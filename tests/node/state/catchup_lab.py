@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import trio
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, header_of
@@ -16,17 +15,6 @@ from tests.node.donors import World
 from tests.node.ledger import GRID, Ledger
 
 GOOD, BAD = PeerId("good"), PeerId("bad")
-
-
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would run on while a thread works."""
-
-    async def run_here(work: Callable[..., object], *arguments: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
 
 
 def ledger_of(rounds: int) -> Ledger:

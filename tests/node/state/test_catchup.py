@@ -34,11 +34,9 @@ from shoal.swarm.lanes.chunks import ChunkSpace
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.donors import World, flipped
 from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of
-from tests.node.state.catchup_lab import BAD, GOOD, Watch, _no_threads, advance, assert_state, ledger_of
+from tests.node.state.catchup_lab import BAD, GOOD, Watch, advance, assert_state, ledger_of
 
-pytestmark = pytest.mark.virtual_time
-
-__all__ = ["_no_threads"]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
 
 REPLAY_LIMIT = replay_limit_rounds("int8", GRID.numel, GRID.chunk_values)

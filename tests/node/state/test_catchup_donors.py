@@ -25,7 +25,6 @@ from tests.node.state.catchup_lab import (
     GOOD,
     PEERS,
     STATE_BYTES,
-    _no_threads,
     advance,
     assert_fine,
     assert_state,
@@ -34,9 +33,9 @@ from tests.node.state.catchup_lab import (
     small_windows,
 )
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
-__all__ = ["_no_threads", "small_windows"]
+__all__ = ["small_windows"]
 
 
 @pytest.mark.usefixtures("small_windows")

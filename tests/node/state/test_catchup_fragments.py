@@ -14,11 +14,10 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.peering import FinalsAnswer, GetFinals
 from tests.node.donors import World
 from tests.node.ledger import GRID, Ledger, finals_of, plan_of
-from tests.node.state.catchup_lab import BAD, GOOD, Watch, _no_threads
+from tests.node.state.catchup_lab import BAD, GOOD, Watch
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
-__all__ = ["_no_threads"]
 
 REPLAY_LIMIT = replay_limit_rounds("int8", GRID.numel, GRID.chunk_values)
 

@@ -29,16 +29,15 @@ from tests.node.state.catchup_lab import (
     FINE,
     PEERS,
     STATE_BYTES,
-    _no_threads,
     advance,
     assert_fine,
     fine_world,
     small_windows,
 )
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
-__all__ = ["_no_threads", "small_windows"]
+__all__ = ["small_windows"]
 
 
 # -- what is here is not fetched -----------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from tests.node.state.catchup_lab import (
     PEERS,
     STATE_BYTES,
     Watch,
-    _no_threads,
     advance,
     assert_fine,
     assert_state,
@@ -32,9 +31,9 @@ from tests.node.state.catchup_lab import (
     small_windows,
 )
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
-__all__ = ["_no_threads", "small_windows"]
+__all__ = ["small_windows"]
 
 
 # -- several donors at once ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +29,7 @@ from tests.node.state_store_lab import GOOD, GRACE_S, NOWHERE_ELSE, Home, home, 
 NEWCOMER = identity(50)
 
 
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would run on while a thread works."""
-
-    async def run_here(work: Callable[..., object], *arguments: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+pytestmark = pytest.mark.usefixtures("no_threads")
 
 
 class Here:

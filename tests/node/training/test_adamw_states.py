@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,15 +36,7 @@ GOOD, BAD = PeerId("good"), PeerId("bad")
 FINE = Grid(90_000, 1000)
 
 
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would run on while a thread works."""
-
-    async def run_here(work: Callable[..., object], *arguments: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+pytestmark = pytest.mark.usefixtures("no_threads")
 
 
 def ledger_of(rounds: int, *, codec: str = "int8", grid: Grid = GRID) -> Ledger:

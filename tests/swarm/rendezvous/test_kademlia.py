@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +19,7 @@ from shoal.swarm.rendezvous.contacts import Contact
 from shoal.swarm.rendezvous.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
 from shoal.swarm.rendezvous.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
 from shoal.swarm.streams import MessageStream
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, running
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 OURS, THEIRS = SwarmId(b"o" * 32), SwarmId(b"t" * 32)
@@ -62,15 +60,6 @@ class Node:
 
     async def finds(self) -> set[PeerId]:
         return {PeerId(open_point(signed, swarm=self.swarm).peer) for signed in await self.table.look_up()}
-
-
-@contextlib.asynccontextmanager
-async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 def peers(*nodes: Node) -> set[PeerId]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shoal.lab.bench.synthetic import WORKLOAD_NAME, SyntheticWorkload, drawn_values, layout_of
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workload import load_workload
-from shoal.node.workloads.synthetic import WORKLOAD_NAME, SyntheticWorkload, drawn_values, layout_of
 
 NUMEL = 5000
 DEADLINE_S = 60.0

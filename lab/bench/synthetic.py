@@ -23,7 +23,7 @@ from shoal.node.training.trainer_messages import Assignment, Layout
 if TYPE_CHECKING:
     import torch
 
-WORKLOAD_NAME = "shoal.node.workloads.synthetic:SyntheticWorkload"
+WORKLOAD_NAME = "shoal.lab.bench.synthetic:SyntheticWorkload"
 TOKENS = 1
 """Weight of a contribution."""
 
