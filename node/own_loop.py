@@ -64,7 +64,6 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import load_manifest
 
 JOIN_DEADLINE_S = 600.0
 WAIT_S = 1.0
@@ -105,7 +104,7 @@ class Swarm:
         check_trainable(self._model, optimizer)
         self._flat = FlatParameters(self._model, frozen=False)
         self._steps = OptimizerSteps(optimizer)
-        self._manifest = Path(manifest)
+        self._manifest = manifest
         self._data_dir = _data_folder(data_dir)
         self._peers, self._options, self._wait_s = tuple(peers), tuple(options), wait_s
         self._evaluate = evaluate
@@ -142,7 +141,7 @@ class Swarm:
         try:
             self._daemon = self._found()
             if self._flat.layout.buffers:  # they begin where a chunk does
-                chunk_values = load_manifest(self._manifest).round.chunk_values
+                chunk_values = self._daemon.manifest.round.chunk_values
                 self._flat = FlatParameters(self._model, frozen=False, chunk_values=chunk_values)
             self._client = client = self._daemon.attach(
                 layout=self._flat.layout, metric=self._metric, device=str(self._device)
@@ -474,10 +473,11 @@ def join(
 ) -> Swarm:
     """Make this process the trainer of a node of the swarm; to be used as a context manager.
 
-    manifest: of a swarm whose workload is `own-loop`. data_dir: the node's folder; if a node runs on it, the loop
-    attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of `shoal
-    run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the mean
-    training loss is reported. wait_s: how long to wait for a part in the rounds.
+    manifest: path of the manifest of a swarm whose workload is `own-loop`; or its link, `shoal:…`, or the whole line
+    that `shoal link` prints, with which the manifest is fetched. data_dir: the node's folder; if a node runs on it, the
+    loop attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of
+    `shoal run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the
+    mean training loss is reported. wait_s: how long to wait for a part in the rounds.
 
     The optimizer must hold the model's parameters, which are float32 where they need a gradient. One process is one
     node. The first founder's parameters, as they are at this call, are the swarm's first state.

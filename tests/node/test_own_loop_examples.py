@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2, inner_steps=50) as swarm:
-        swarm.begin(example("plain.py"), SHOAL_ROUNDS=str(ROUNDS))
+        swarm.begin_by_link(example("plain.py"), SHOAL_ROUNDS=str(ROUNDS))
         finished(swarm)
         models = [torch.load(node.folder / "model.pt") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -76,7 +76,9 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
+        swarm.begin_by_link(
+            example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
+        )
         finished(swarm)
         ended = [load_file(node.folder / "model" / "model.safetensors") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -91,7 +93,7 @@ def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model:
 def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("peft", reason="the extra shoal[hf] is not installed")
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(
+        swarm.begin_by_link(
             example("lora.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
         )
         finished(swarm)
