@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from shoal.node.own_loop import Swarm
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import assert_exact
@@ -108,6 +111,23 @@ def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, mode
     assert any(np.abs(values.numpy()).max() > 0 for name, values in ended[0].items() if "lora_B" in name)
     for name, values in ended[0].items():
         assert torch.equal(values, ended[1][name]), name
+
+
+def test_what_a_hugging_face_trainer_logs_has_the_round_its_members_and_the_held_out_loss() -> None:
+    pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
+    from shoal.node import own_loop_hf
+
+    callback = own_loop_hf.SwarmCallback("swarm.toml")
+    logs, state = {"loss": 2.5}, SimpleNamespace(log_history=[{"loss": 2.0}, {"loss": 2.5}])
+    callback.on_log(None, state, None, logs=logs)  # before it has joined
+    assert logs == {"loss": 2.5}
+    callback.swarm = cast(Swarm, SimpleNamespace(round=7, members=3, held_out=None))
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == {"loss": 2.5, "swarm_round": 7, "swarm_members": 3}
+    callback.swarm = cast(Swarm, SimpleNamespace(round=8, members=2, held_out=2.25))
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == {"loss": 2.5, "swarm_round": 8, "swarm_members": 2, "swarm_held_out_loss": 2.25}
+    assert state.log_history == [{"loss": 2.0}, logs]
 
 
 def test_without_the_extra_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
