@@ -18,7 +18,7 @@ from shoal.cli.watch_model import Picture, Watcher
 from shoal.protocol.names import short
 
 PERIOD_S: Final = 0.5
-NARROW_COLUMNS: Final = 96
+NARROW_COLUMNS: Final = 120
 """Below which PeerIds, beside names, are cut to their ends, by which people tell nodes apart."""
 PANES: Final = ("members", "loss", "faults")
 

@@ -395,12 +395,11 @@ class Node:
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
+            async for _ in signals:
                 if self.rounds.engine.leaving or self.rounds.engine.finished:
                     self._end(Outcome.INTERRUPTED, "interrupted while leaving")
                     return
                 self.parts.on_progress(Notice(text="leaving the swarm; press Ctrl-C again to stop at once"))
-                logger.info("signal %d: leaving", number)
                 self._leave_then(Outcome.INTERRUPTED)
 
     def _leave_then(self, outcome: Outcome) -> None:

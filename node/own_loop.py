@@ -90,7 +90,12 @@ class SwarmWarning(UserWarning):
 
 
 class Swarm:
-    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains."""
+    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains.
+
+    talks: whether it says that it joined, and each round.
+    """
+
+    talks = True
 
     def __init__(
         self,
@@ -149,7 +154,8 @@ class Swarm:
         Raises ConfigError, one line that says what to do, and NetworkError if the swarm is not reached in time.
         """
         atexit.register(self.close)
-        _be_heard()
+        if self.talks:
+            _be_heard()
         try:
             self._daemon = self._found()
             if self._flat.layout.buffers:  # they begin where a chunk does
@@ -451,7 +457,7 @@ class Swarm:
     def _begin(self, order: Train) -> None:
         self._order, self._order_steps, self._overlapping = order, 0, False
         self.members = order.assignment.members
-        if self.round > self._told:
+        if self.talks and self.round > self._told:
             if self._told < 0:
                 self._say_joined()
             self._told = self.round

@@ -66,7 +66,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         """Add the round, its members and the held-out loss to what the Trainer logs, and to its history."""
         if self.swarm is None or logs is None:
             return
-        known = {"swarm_round": self.swarm.round, "swarm_members": self.swarm.members}
+        known: dict[str, float] = {"swarm_round": self.swarm.round, "swarm_members": self.swarm.members}
         if self.swarm.held_out is not None:
             known["swarm_held_out_loss"] = self.swarm.held_out
         logs.update(known)

@@ -50,9 +50,9 @@ class LoopDaemon:
     """A daemon process, found or started by `found_or_started`."""
 
     def __init__(
-        self, data_dir: Path, process: subprocess.Popen[bytes] | None, log_from: int, manifest: Manifest | None
+        self, data_dir: Path, process: subprocess.Popen[bytes] | None, log_from: int, manifest: Manifest | None = None
     ) -> None:
-        """manifest: None where a link is all that the loop has; the daemon fetches it."""
+        """manifest: None where it is for the daemon to fetch, or to have."""
         self.data_dir = data_dir
         self._manifest = manifest
         self._process = process

@@ -58,7 +58,7 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
 
     async def watch() -> None:
         app = WatchApp(Watcher(tmp_path), period_s=0.01)
-        async with app.run_test(size=(100, 30)) as pilot:
+        async with app.run_test(size=(140, 30)) as pilot:
             await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
             await pilot.pause()
             assert "round 8 · reduce" in text(app, "#headline")

@@ -111,7 +111,9 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "a line on standard input allows the code that it names",
         "tests/cli/test_link.py::test_line_on_standard_input_allows_no_code",
-        "link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)",
+        """
+        link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+        """,
         """
         line = sys.stdin.readline()
         link, allowed = link_in(line), [*allowed, *line.split()[-1:]]
