@@ -70,7 +70,7 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
 
         second = newcomer(swarm, "second", f"shoal run '{text}'")  # quoted as one
         began = time.time()
-        second.start()
+        second.start("--name", "guest")
         linked = second.wait("linked")
         started = second.wait("started")
         with capsys.disabled():
@@ -78,6 +78,9 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert linked["peer"] == founder.peer_id
         assert linked["at"] - started["at"] < 3
         certified = second.wait("certified")
+        assert founder.wait("linked")["called"] == second.wait("started")["called"] == "guest"
+        assert f"{second.peer_id} (guest) is here" in founder.log
+        assert founder.ask("status")["names"][second.peer_id] == "guest"
         assert founder.certified(certified["round"])["digest"] == certified["digest"]
         assert load_manifest(second.folder / "swarm.toml").swarm_id == swarm.manifest.swarm_id
 
