@@ -110,8 +110,8 @@ def called(peer: str, names: Mapping[str, str], *, own: str = "") -> str:
 
 def with_id(peer: str, names: Mapping[str, str], *, own: str = "") -> str:
     """A peer's name with its PeerId behind it, or that alone; `own` is marked as this node."""
-    named = f"{names[peer]} ({peer})" if names.get(peer) else peer
-    return named + (THIS_NODE if peer == own else "")
+    name, mark = names.get(peer), ", this node" if peer == own else ""
+    return f"{name} ({peer}{mark})" if name else peer + (THIS_NODE if mark else "")
 
 
 def by_name(text: str, names: Mapping[str, str], *, own: str = "", whole: bool = False) -> str:

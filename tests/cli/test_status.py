@@ -290,10 +290,10 @@ def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.Captu
     for line in (
         f"alert      no tensors come through to ada; say `shoal revoke {ADA}`, or dial /p2p/{ADA}",
         f"missing    ada ({ADA})",
-        "voter      box (12D3A) (this node)",
+        "voter      box (12D3A, this node)",
         f"voter      ada ({ADA})",
         f"banned     ada ({ADA}) by round 5, until round 9",
-        "rollback   box (12D3A) (this node) would go back to round 3, its user's order",
+        "rollback   box (12D3A, this node) would go back to round 3, its user's order",
     ):
         assert line in lines, lines
 
