@@ -20,20 +20,20 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
-from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, SwarmLink, is_link, parse_link
+from shoal.protocol.swarm_link import LINE_LIMIT_CHARS, SwarmLink, link_in, parse_link
 
 log = logging.getLogger("shoal.progress")
 
 
 def read_link(source: TextIO) -> str:
-    """The link in the first line of `source`, read no further than a link is long. Raises ConfigError."""
+    """The link in the first line of `source`, read no further than such a line is long. Raises ConfigError."""
     try:
-        text = source.readline(LINK_LIMIT_CHARS + 1).strip()
+        link = link_in(source.readline(LINE_LIMIT_CHARS + 1))
     except UnicodeDecodeError:
-        text = ""
-    if not is_link(text):
+        link = None
+    if link is None:
         raise ConfigError("there is no link on standard input; give it as `shoal invite` or `shoal link` prints it")
-    return text
+    return link
 
 
 def follow_link(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +16,14 @@ from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.cli.text import count, in_one_line
 from shoal.node.control_client import NodeNotRunning, request
 from shoal.node.discovery.credentials import authority_key, revoke
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when
 from shoal.protocol.manifest import load_manifest
-from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, parse_link
+from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, join_line, parse_link
 
 LINK_DEADLINE_S = 10.0
 LIFETIME_LIMIT_DAYS = 3650
@@ -64,14 +65,14 @@ class InviteOptions:
 def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Print the line with which another machine joins: `shoal run 'shoal:…'`. Takes a running node.
 
-    Into a pipe or a file goes the link alone.
+    It can be pasted in a shell as it stands; a training loop of one's own takes it as well, in place of a manifest.
     """
     reply = _ask_link(data_dir)
-    typer.echo(f"shoal run '{reply.link}'" if sys.stdout.isatty() else reply.link)
+    typer.echo(join_line(reply.link, reply.workload))
     if not reply.admits:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
         typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)
-    _say_of_code(reply.workload)
+    _say_of_code(reply.workload, line=True)
 
 
 def invite(options: InviteOptions) -> None:
@@ -124,12 +125,19 @@ def take_back(
         typer.echo(f"revoked {count(len(named), 'peer')}; all members that are reached hear of it at once")
 
 
-def _say_of_code(workload: str) -> None:
-    """Tell the user which code a link's receivers need, where the workload is not an installed one."""
+def _say_of_code(workload: str, *, line: bool = False) -> None:
+    """Tell the user which code a link's receivers need, where the workload is not an installed one.
+
+    line: what was printed allows it already.
+    """
+    name = in_one_line(workload)
     if ":" in workload:
+        allow = f"--allow-workload {shlex.quote(name)}"
+        how = f"trust it: the line says {allow}" if line else f"trust it: {allow} behind the link"
+        typer.echo(f"note: this swarm trains {name}; whoever joins has to have that code, and to {how}", err=True)
+    elif workload == OWN_LOOP:
         typer.echo(
-            f"note: this swarm trains {in_one_line(workload)}; whoever joins needs that code, "
-            f"and --allow-workload {in_one_line(workload)} behind the link",
+            "note: this swarm's nodes train loops of their own: join(model, optimizer, 'shoal:…') takes the link",
             err=True,
         )
 

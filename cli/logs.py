@@ -6,13 +6,18 @@ import json
 import logging
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.cli.text import escaped
+from shoal.protocol.names import by_name
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+NAMES_LIMIT = 4096
+"""Peers whose names are kept: the newest."""
 
 
 @dataclass(slots=True)
@@ -24,13 +29,31 @@ class Context:
     phase: str | None = None
 
 
+@dataclass(slots=True)
+class Known:
+    """Names by which text shows the peers of this process's node, and its own PeerId."""
+
+    own: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+
+    def note(self, peer: str, name: str) -> None:
+        """Show this peer by this name from now on, as it was never named if that is empty."""
+        self.names.pop(peer, None)
+        if len(self.names) >= NAMES_LIMIT:
+            del self.names[next(iter(self.names))]
+        if name:
+            self.names[peer] = name
+
+
 context = Context()
 """Of this process, which runs at most one node."""
+known = Known()
+"""The same."""
 
 
 class TextFormatter(logging.Formatter):
     """`12:30:59 warning shoal.node.rounds.engine: text`, and the traceback below; `brief`, for a person who watches,
-    leaves out what goes without saying. A peer's text cannot forge a line.
+    leaves out what goes without saying, PeerIds behind names too. A peer's text cannot forge a line.
     """
 
     def __init__(self, *, brief: bool) -> None:
@@ -42,7 +65,8 @@ class TextFormatter(logging.Formatter):
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         origin = "" if self._brief and record.levelno == logging.INFO else f"{record.levelname.lower()} "
         origin += "" if self._brief else f"{record.name}: "
-        line = f"{at} {origin}{escaped(record.getMessage())}"
+        message = by_name(record.getMessage(), known.names, own=known.own, whole=not self._brief)
+        line = f"{at} {origin}{escaped(message)}"
         return line if record.exc_info is None else f"{line}\n{_traceback(record)}"
 
 
@@ -95,6 +119,7 @@ def configure(*, log_format: str, level: str, console: Console | None) -> None:
     Replaces what an earlier call set up.
     """
     context.peer = context.round = context.phase = None
+    known.own, known.names = "", {}
     handler: logging.Handler = logging.StreamHandler() if console is None else ConsoleHandler(console)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=console is not None))
     root = logging.getLogger()

@@ -10,15 +10,21 @@ import contextlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
-from shoal.cli.text import count, in_one_line, number, quantity, who_contributed
+from shoal.cli.peer_lines import PeerLines
+from shoal.cli.text import count, figure, in_one_line, quantity, who_contributed
 from shoal.node.control_client import MemberStatus, Status
 from shoal.node.outcome import (
+    HELD_OUT_LOSS,
+    TRAINING_LOSS,
+    HeldOut,
     Notice,
     Outcome,
+    PeerChanged,
     PhaseChanged,
     Progress,
     RoundCertified,
@@ -28,6 +34,7 @@ from shoal.node.outcome import (
     TrainerTraceback,
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.voting import FaultModel, are_enough
 
 if TYPE_CHECKING:
@@ -84,6 +91,7 @@ class RunProgress:
         self._show_now = show_now
         self._phase = ""
         self._certified = ""
+        self._peers = PeerLines()
 
     def __call__(self, event: Progress) -> None:
         """Take one event; never blocks for long, never raises."""
@@ -94,13 +102,11 @@ class RunProgress:
             case StateFetched():
                 text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
                 self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
-                if event.done_chunks == event.total_chunks:
-                    log.info("fetched the swarm's state, %s", count(event.total_chunks, "chunk"))
             case RoundCertified():
-                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-                self._certified = f" · round {event.round} was certified{loss}"
+                self._certified = f" · round {event.round} was certified{losses(event.loss, event.held_out)}"
                 logs.context.round = event.round
-                log.info("%s", certified_line(event))
+                for line in (*self._peers.late(time.monotonic()), certified_line(event)):
+                    log.info("%s", line)
                 self._show_phase(event.round + 1)  # a node that is alone begins it in the phase in which it was
             case RoundStepped():
                 log.info("%s", stepped_line(event))
@@ -108,10 +114,20 @@ class RunProgress:
                 log.info("%s", shared_line(event))
             case Notice():
                 log.warning("%s", event.text)
+            case PeerChanged():
+                self._tell_of_peer(event)
             case TrainerTraceback():
                 log.error("the workload failed: %s", event.summary)
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
+
+    def _tell_of_peer(self, event: PeerChanged) -> None:
+        logs.known.note(event.peer, event.name)
+        if event.kind == "self":
+            log.info("this node is %s (%s)", event.peer, short(event.peer))
+            logs.known.own = event.peer
+        for line in self._peers.take(event, time.monotonic()):
+            log.info("%s", line)
 
     def end(self, outcome: Outcome) -> None:
         """Say how it ended, and what comes next; a failure has said so."""
@@ -129,17 +145,23 @@ class RunProgress:
 
 
 def certified_line(event: RoundCertified) -> str:
-    """`round 3 certified: 4 of 5 members contributed, loss 1.2345, 8.1 s`."""
+    """`round 3 certified: 4 of 5 contributed, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
     who = who_contributed(event.contributors, event.members)
-    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-    return f"round {event.round} certified: {who}{loss}, {event.seconds:.1f} s"
+    return f"round {event.round} certified: {who}{losses(event.loss, event.held_out)}, {event.seconds:.1f} s"
+
+
+def losses(training: float | None, held_out: HeldOut | None = None) -> str:
+    """The losses that are known, each by its own word, behind a comma."""
+    parts = [] if training is None else [f"training loss {figure(training)}"]
+    if held_out is not None:
+        parts.append(f"held-out {figure(held_out.value)} (round {held_out.round})")
+    return "".join(f", {part}" for part in parts)
 
 
 def stepped_line(event: RoundStepped) -> str:
-    """`round 3 done: with 12D3KooW…, loss 1.2345, 8.1 s`, or with nobody and why."""
+    """`round 3 done: with 12D3KooW…, training loss 1.235, 8.1 s`, or with nobody and why."""
     who = f"with {event.partner}" if event.partner is not None else f"without a partner ({in_one_line(event.why)})"
-    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-    return f"round {event.round} done: {who}{loss}, {event.seconds:.1f} s"
+    return f"round {event.round} done: {who}{losses(event.loss)}, {event.seconds:.1f} s"
 
 
 def shared_line(event: RoundShared) -> str:
@@ -157,12 +179,13 @@ def print_status(status: Status) -> None:
     for line in status_lines(status):
         print(line)
     shown, more = notable_members(status)
-    rows = member_rows(shown)
     if sys.stdout.isatty():
-        print_table(("member", "phase", "tokens/s"), rows)
+        print_table(("member", "id", "phase", "tokens/s"), member_rows(shown, status))
     else:
-        for peer, phase, speed in rows:
-            print(f"member     {peer} {phase} {speed} tokens/s")
+        for member in shown:
+            name = marked(member.peer_id, status)
+            speed = figure(member.tokens_per_s)
+            print(f"member     {in_one_line(f'{member.peer_id} {member.phase} {speed} tokens/s {name}')}")
     if more:
         print(f"member     and {more:,} more; {ALL_PEERS}")
 
@@ -173,7 +196,7 @@ def print_peers(peers: Sequence[PeerFacts]) -> None:
         role = "member" if known.member else "no member"
         facts = [
             *(known.peer, known.state, role, known.reach, f"round {known.round}", f"{known.speed:.1f} tokens/s"),
-            *(known.software, known.address),
+            *(known.software, known.address, known.name),
         ]
         print(in_one_line("  ".join(facts)))
 
@@ -190,16 +213,18 @@ def notable_members(status: Status) -> tuple[list[MemberStatus], int]:
 
 def status_lines(status: Status) -> list[str]:
     """All of a status but its members, a fact a line."""
+    own_name = status.names.get(status.peer_id)
     facts = [
+        *(() if own_name is None else (("name", own_name),)),
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
-        *(() if status.abstains is None else (("help", status.abstains),)),
-        *(("alert", alert) for alert in status.alerts),
+        *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
+        *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
-        ("loss", number(status.loss)),
+        ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
@@ -218,9 +243,9 @@ def peer_lines(status: Status) -> list[str]:
         versions = [f"{in_one_line(name)}: {number:,}" for name, number in known.software.items()]
         lines.append(f"software   {', '.join(versions)}")
     if known.known > SHOWN_LIMIT:
-        lines += [f"{name:<10} {text}" for name, text in _speed_texts(known)]
+        lines += [f"{name:<10} {text}" for name, text in _speed_texts(known, status)]
         if known.most_behind:
-            lines.append(f"behind     {_named(known.most_behind, 'rounds')}")
+            lines.append(f"behind     {_named(known.most_behind, 'rounds', status)}")
     return lines
 
 
@@ -232,26 +257,36 @@ def peer_counts(known: PeerSummary) -> str:
     return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
 
 
-def _speed_texts(known: PeerSummary) -> list[tuple[str, str]]:
+def _speed_texts(known: PeerSummary, status: Status) -> list[tuple[str, str]]:
     if known.speeds is None:
         return []
     low, middle, high = (quantity(speed, "tokens/s") for speed in known.speeds)
     return [
         ("together", f"{quantity(known.tokens_per_s, 'tokens/s')}, as they say"),
         ("a node", f"{middle} in the middle; one in ten below {low}, one in ten above {high}"),
-        ("slowest", _named(known.slowest, "tokens/s")),
+        ("slowest", _named(known.slowest, "tokens/s", status)),
     ]
 
 
-def _named(outliers: Sequence[Outlier], unit: str) -> str:
-    return ", ".join(f"{in_one_line(known.peer)} ({known.value:.0f} {unit})" for known in outliers)
+def _named(outliers: Sequence[Outlier], unit: str, status: Status) -> str:
+    return ", ".join(f"{_who(known.peer, status)} ({known.value:.0f} {unit})" for known in outliers)
+
+
+def _who(peer: str, status: Status) -> str:
+    """A peer as its name and whole PeerId, which commands take; safe to print."""
+    return in_one_line(with_id(peer, status.names, own=status.peer_id))
+
+
+def marked(peer: str, status: Status) -> str:
+    """The name of a peer whose PeerId stands beside it, and whether it is this node; may be nothing."""
+    return status.names.get(peer, "") + (THIS_NODE if peer == status.peer_id else "")
 
 
 def ban_lines(status: Status) -> list[str]:
     """List the banned peers, since when and for how long."""
     return _few(
         [
-            f"banned     {in_one_line(ban.peer_id)} by round {ban.round}, "
+            f"banned     {_who(ban.peer_id, status)} by round {ban.round}, "
             + ("for ever" if ban.until is None else f"until round {ban.until}")
             for ban in status.bans
         ]
@@ -268,7 +303,17 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{number(status.tokens_per_s, 1)} tokens/s{blocked}"
+    return f"{figure(status.tokens_per_s)} tokens/s{blocked}"
+
+
+def losses_told(status: Status) -> str:
+    """`held-out 1.235 bits per byte; training 1.302`: which of the two a number is, is said. Empty if none is known."""
+    parts = []
+    if status.loss is not None and status.metric != TRAINING_LOSS:
+        parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
+    if status.train_loss is not None:
+        parts.append(f"training {figure(status.train_loss)}")
+    return "; ".join(parts)
 
 
 def rollout_lines(status: Status) -> list[str]:
@@ -279,7 +324,7 @@ def rollout_lines(status: Status) -> list[str]:
     reasons = ", ".join(f"{in_one_line(reason)} {times}" for reason, times in sorted(known.rejected.items()))
     pulled = f"{known.pulled} pulled ({quantity(known.pulled_bytes, 'B')})"
     return [
-        f"reward     {number(known.reward)} ({known.role})",
+        f"reward     {figure(known.reward)} ({known.role})",
         f"groups     {known.made} made, {pulled}, {known.taken} taken",
         f"refused    {reasons or 'nothing'}",
     ]
@@ -289,7 +334,7 @@ def voter_lines(status: Status) -> list[str]:
     """List the voters where they are named, and not all of the members and nobody else."""
     if sorted(status.voters) == sorted(member.peer_id for member in status.members):
         return []
-    return _few([f"voter      {in_one_line(peer)}" for peer in status.voters])
+    return _few([f"voter      {_who(peer, status)}" for peer in status.voters])
 
 
 def settings_lines(status: Status) -> list[str]:
@@ -298,7 +343,7 @@ def settings_lines(status: Status) -> list[str]:
     reasons = {True: "ordered there", False: "as the authority asks"}
     for wish in status.amendments:
         what = ", ".join(_setting(key, value) for key, value in wish.settings.items())
-        lines.append(f"amendment  {in_one_line(wish.peer_id)} would amend {what}, {reasons[wish.asked]}")
+        lines.append(f"amendment  {_who(wish.peer_id, status)} would amend {what}, {reasons[wish.asked]}")
     return lines
 
 
@@ -310,7 +355,7 @@ def rollback_lines(status: Status) -> list[str]:
     """List the members that would go back, each with its round and reason."""
     reasons = {True: "its user's order", False: "its policy"}
     return [
-        f"rollback   {in_one_line(wish.peer_id)} would go back to round {wish.round}, {reasons[wish.asked]}"
+        f"rollback   {_who(wish.peer_id, status)} would go back to round {wish.round}, {reasons[wish.asked]}"
         for wish in status.rollbacks
     ]
 
@@ -330,7 +375,7 @@ def missing_lines(status: Status) -> list[str]:
             f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
         )
     who = "this node" if len(status.missing) == 1 else "these nodes"
-    lines = _few([f"missing    {in_one_line(peer)}" for peer in status.missing])
+    lines = _few([f"missing    {_who(peer, status)}" for peer in status.missing])
     remedy = f"start {who} again, `shoal run` with the same --data-dir"
     if not enough and status.long_missing:
         gone = " ".join(in_one_line(peer) for peer in status.long_missing)
@@ -338,11 +383,13 @@ def missing_lines(status: Status) -> list[str]:
     return [*lines, f"help       {effect}; {remedy}"]
 
 
-def member_rows(members: Sequence[MemberStatus]) -> list[tuple[str, str, str]]:
-    """PeerId, phase and tokens/s of members, safe to print."""
-    return [
-        (in_one_line(member.peer_id), in_one_line(member.phase), number(member.tokens_per_s, 1)) for member in members
+def member_rows(members: Sequence[MemberStatus], status: Status) -> list[tuple[str, str, str, str]]:
+    """Name, end of the PeerId, phase and tokens/s of members, safe to print."""
+    rows = [
+        (marked(member.peer_id, status), short(member.peer_id), member.phase, figure(member.tokens_per_s))
+        for member in members
     ]
+    return [(in_one_line(name), in_one_line(end), in_one_line(phase), speed) for name, end, phase, speed in rows]
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console | None = None) -> None:

@@ -28,7 +28,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
-from shoal.protocol.swarm_link import is_link
+from shoal.protocol.swarm_link import link_in
 
 FROM_STDIN = "-"
 
@@ -100,6 +100,11 @@ def config_of(options: RunOptions) -> NodeConfig:
         _check_agent(manifest, options)
     if manifest.workload.name == OWN_LOOP:
         _check_own_loop(manifest, options)
+    elif options.loop_patience_s:
+        raise ConfigError(
+            f"--loop-patience: this swarm's workload is {manifest.workload.name!r}, which every node trains by itself; "
+            f"leave it out, or for a loop of your own found a swarm with `shoal init --workload {OWN_LOOP}`"
+        )
     return NodeConfig.of(options, manifest, join=join)
 
 
@@ -118,11 +123,10 @@ def _check_processes(options: RunOptions) -> None:
 def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest, from its file or by a link, and the addresses to join."""
     text, allowed = str(options.manifest), options.allow_workload
-    if text == FROM_STDIN:
-        text = read_link(sys.stdin)
-    if is_link(text):
+    link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+    if link is not None:
         return follow_link(
-            text, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
+            link, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
         )
     manifest = load_manifest(options.manifest)
     check_workload_allowed(

@@ -70,7 +70,7 @@ class TestnetProgress:
 
 
 def round_line(event: RoundDone, rounds: int) -> str:
-    """`round 3 of 8 certified: 4 of 4 members contributed, 100% of their chunks, 8.1 s`."""
+    """`round 3 of 8 certified: 4 of 4 contributed, 100% of their chunks, 8.1 s`."""
     return (
         f"round {event.round} of {rounds} certified: {who_contributed(event.contributors, event.members)}, "
         f"{event.coverage:.0%} of the chunks, {event.total_s:.1f} s"

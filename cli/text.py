@@ -31,11 +31,18 @@ def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def figure(value: float | None) -> str:
+    """`2.315`, `0.01234`, `1,235`: `value` with the four digits that matter, or a dash if there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def who_contributed(contributors: int, members: int) -> str:
-    """`4 of 5 members contributed`. Of a round in which members died, more may have than are members after it."""
+    """`4 of 5 contributed`. Of a round in which members died, more may have than are members after it."""
     if contributors > members:
         return f"{contributors} contributed, {count(members, 'member')} go on"
-    return f"{contributors} of {count(members, 'member')} contributed"
+    return f"{contributors} of {members} contributed"
 
 
 def count(value: int, noun: str) -> str:

@@ -13,12 +13,13 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, ProgressBar, RichLog, Sparkline, Static, TabbedContent, TabPane
 
-from shoal.cli.text import count
+from shoal.cli.text import count, figure
 from shoal.cli.watch_model import Picture, Watcher
+from shoal.protocol.names import short
 
 PERIOD_S: Final = 0.5
-NARROW_COLUMNS: Final = 96
-"""Below which PeerIds are cut to their ends, by which people tell nodes apart."""
+NARROW_COLUMNS: Final = 120
+"""Below which PeerIds, beside names, are cut to their ends, by which people tell nodes apart."""
 PANES: Final = ("members", "loss", "faults")
 
 
@@ -94,7 +95,7 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         """Begin to ask."""
-        self.query_one("#table", DataTable).add_columns("member", "phase", "tokens/s", "reached")
+        self.query_one("#table", DataTable).add_columns("member", "id", "phase", "tokens/s", "reached")
         self.run_worker(self._ask, thread=True, name="ask")
 
     def on_unmount(self) -> None:
@@ -140,7 +141,7 @@ class WatchApp(App[None]):
         table = self.query_one("#table", DataTable)
         narrow = self.size.width < NARROW_COLUMNS
         rows = {
-            row.peer: (f"…{row.peer[-6:]}" if narrow else row.peer, row.phase, row.speed, row.reach)
+            row.peer: (row.name, short(row.peer) if narrow else row.peer, row.phase, row.speed, row.reach)
             for row in picture.members
         }
         if [key.value for key in table.rows] != list(rows):
@@ -157,7 +158,7 @@ class WatchApp(App[None]):
         losses = picture.losses
         told = "nobody has evaluated yet"
         if losses:
-            told = f"{losses[0]:.4f} → {losses[-1]:.4f} {picture.metric}, {count(len(losses), 'evaluation')}"
+            told = f"{figure(losses[0])} → {figure(losses[-1])} {picture.metric}, {count(len(losses), 'evaluation')}"
         self.query_one("#loss-text", Static).update(Text(told))
         self.query_one("#curve", Sparkline).data = list(losses)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,15 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.render import missing_lines, notable_members, peer_counts
-from shoal.cli.text import in_one_line, number, quantity
+from shoal.cli.render import losses_told, marked, missing_lines, notable_members, peer_counts
+from shoal.cli.text import figure, in_one_line, quantity
 from shoal.node.control_client import MemberStatus, Status, request
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ShoalError
+from shoal.protocol.names import by_name, called
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
@@ -50,9 +52,10 @@ _TOLD: Final[tuple[type[Event], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRow:
-    """One member, as texts that are safe to show."""
+    """One member, as texts that are safe to show. name: marked where it is this node; may be nothing."""
 
     peer: str
+    name: str
     phase: str
     speed: str
     reach: str
@@ -81,9 +84,10 @@ class Picture:
         if self.status is None:
             return self.trouble
         known = self.status
-        loss = f" · loss {number(known.loss)}" if known.loss is not None else ""
+        told = losses_told(known)
+        loss = f" · {in_one_line(told)}" if told else ""
         term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
-        speed = f"{number(known.tokens_per_s, 1)} tokens/s"
+        speed = f"{figure(known.tokens_per_s)} tokens/s"
         return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{loss} · {speed}"
 
     @property
@@ -151,7 +155,9 @@ class Watcher:
 
     data_dir: Path
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
-    _faults: deque[str] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _faults: deque[Event] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _names: dict[str, str] = field(default_factory=dict)
+    _own: str = ""
     _metric: str = ""
     _round_began_at: float | None = None
     _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
@@ -172,16 +178,18 @@ class Watcher:
             trouble = in_one_line(str(error))
         except msgspec.ValidationError:
             trouble = f"the node on {self.data_dir} is of another version than this command; restart it"
+        if status is not None:
+            self._names, self._own = status.names, status.peer_id
         sent_per_s, received_per_s = self._rates(status)
         shown, left_out = ([], 0) if status is None else notable_members(status)
         return Picture(
             status=status,
             trouble=trouble,
-            members=tuple(map(_row, shown)),
+            members=tuple(_row(member, marked(member.peer_id, status)) for member in shown) if status else (),
             members_left_out=left_out,
             losses=tuple(self._losses),
             metric=self._metric,
-            faults=tuple(self._faults),
+            faults=tuple(_told(event, self._names, self._own) for event in self._faults),
             round_began_at=self._round_began_at,
             usual_round_s=sum(self._round_s) / len(self._round_s) if self._round_s else None,
             sent_per_s=sent_per_s,
@@ -207,7 +215,7 @@ class Watcher:
             case events.Certified() | events.Stepped():
                 self._round_s.append(event.total_s)
             case _ if isinstance(event, _TOLD):
-                self._faults.append(_told(event))
+                self._faults.append(event)
 
     def _rates(self, status: Status | None) -> tuple[float, float]:
         """Bytes a second since the look before, sent and received."""
@@ -222,25 +230,26 @@ class Watcher:
         return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
 
 
-def _row(member: MemberStatus) -> MemberRow:
+def _row(member: MemberStatus, name: str) -> MemberRow:
     return MemberRow(
         peer=in_one_line(member.peer_id),
+        name=in_one_line(name),
         phase=in_one_line(member.phase),
-        speed=number(member.tokens_per_s, 1),
+        speed=figure(member.tokens_per_s),
         reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
     )
 
 
 def _whose(peer: str, status: Status) -> str:
-    return "this node is" if peer == status.peer_id else f"…{in_one_line(peer[-6:])} is"
+    return "this node is" if peer == status.peer_id else f"{in_one_line(called(peer, status.names))} is"
 
 
 def _until(round: int | None) -> str:
     return "for ever" if round is None else f"until round {round}"
 
 
-def _told(event: Event) -> str:
-    """`12:30:59 died …4f9aQz`, a line for people."""
+def _told(event: Event, names: Mapping[str, str], own: str) -> str:
+    """`12:30:59 gone box`, a line for people."""
     at = time.strftime("%H:%M:%S", time.localtime(min(max(event.at, 0.0), 1e11)))
     left = isinstance(event, events.Died) and event.left
     what = "left in good order:" if left else _SAID.get(type(event), event.name.replace("_", " "))
@@ -250,5 +259,6 @@ def _told(event: Event) -> str:
     where = f" in round {round}" if round else ""
     back = f", to round {event.to}" if isinstance(event, events.RolledBack | events.Rebased) else ""
     why = next((str(why) for field in ("cause", "message", "reason") if (why := getattr(event, field, ""))), "")
-    whom = "".join(f" …{name[-6:]}" for name in peers)
-    return in_one_line(f"{at} {what}{whom}{where}{back}{': ' + why if why else ''}")
+    whom = "".join(f" {called(name, names, own=own)}" for name in peers)
+    reason = f": {by_name(why, names, own=own)}" if why else ""
+    return in_one_line(f"{at} {what}{whom}{where}{back}{reason}")

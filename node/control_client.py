@@ -119,6 +119,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
+    loss: the newest evaluation, of which metric says in words what it is; train_loss: this node's own.
+    names: of all peers that the node knows, by PeerId, as they are to be shown; none of one that says no name.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
     """
@@ -139,12 +141,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     faults: Literal["crash", "lying"] = "crash"
     missing: list[str]
     long_missing: list[str] = []
+    names: dict[str, str] = {}
     rollbacks: list[RollbackStatus] = []
     amendments: list[AmendStatus] = []
     settings: dict[str, bool | int | float | str] = {}
     bans: list[BanStatus] = []
     alerts: list[str] = []
     loss: float | None
+    metric: str = ""
+    train_loss: float | None = None
     tokens_per_s: float | None
     bytes: BytesStatus
     blocked_fraction: float | None = None

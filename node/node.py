@@ -38,7 +38,7 @@ from shoal.node.holds import Holds
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.options import NodeConfig
-from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
@@ -75,7 +75,8 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
-from shoal.protocol.records import NodeRecord, Phase
+from shoal.protocol.names import Names, claimed_name
+from shoal.protocol.records import RECORD_LIMIT, NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import KINDS as CHUNK_KINDS
@@ -168,6 +169,7 @@ class Node:
             lanes=lanes,
             chunks=chunks,
             members=members,
+            names=Names(self._claimed_name, limit=RECORD_LIMIT),
             holds=holds,
             layouts=self.layouts,
             training_client=training_client,
@@ -256,6 +258,13 @@ class Node:
     def _record(self) -> NodeRecord:
         return node_record(self.parts, self.rounds, self.reaching, self.record_phase)
 
+    def _claimed_name(self, peer: str) -> str:
+        """The name that a peer, or this node, claims; empty where none is known."""
+        if peer == self.parts.identity.peer_id:
+            return self.parts.config.node_name
+        record = self.members.record_of(PeerId(peer))
+        return "" if record is None else claimed_name(record.capabilities)
+
     def _status(self) -> Mapping[str, JsonValue]:
         return status(self.parts, self.rounds, self.finding, self.reaching, self.page, self.record_phase)
 
@@ -287,7 +296,9 @@ class Node:
         """
         began = time.monotonic()
         parts = self.parts
-        parts.events.write(events.Started(peer_id=parts.identity.peer_id, pid=os.getpid(), boot=parts.boot))
+        me, called = parts.identity.peer_id, parts.config.node_name
+        parts.events.write(events.Started(peer_id=me, pid=os.getpid(), boot=parts.boot, called=called))
+        parts.on_progress(PeerChanged(kind="self", peer=me, name=parts.names.of(me)))
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
@@ -384,12 +395,11 @@ class Node:
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
+            async for _ in signals:
                 if self.rounds.engine.leaving or self.rounds.engine.finished:
                     self._end(Outcome.INTERRUPTED, "interrupted while leaving")
                     return
                 self.parts.on_progress(Notice(text="leaving the swarm; press Ctrl-C again to stop at once"))
-                logger.info("signal %d: leaving", number)
                 self._leave_then(Outcome.INTERRUPTED)
 
     def _leave_then(self, outcome: Outcome) -> None:
@@ -415,7 +425,12 @@ class Node:
         async for change in self.members.changes:
             record = self.members.record_of(change.peer)
             left = left_in_order(change, record)
-            self.parts.events.write(events.peer_event(change.kind, change.peer, left=left, why=change.why))
+            called = self._claimed_name(change.peer)
+            self.parts.events.write(
+                events.peer_event(change.kind, change.peer, left=left, why=change.why, called=called)
+            )
+            kind = "left" if left else change.kind
+            self.parts.on_progress(PeerChanged(kind=kind, peer=change.peer, name=self.parts.names.of(change.peer)))
             for service in self.services:
                 service.heard(change)
             if change.kind == "revoked":

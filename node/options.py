@@ -7,6 +7,7 @@ read it where it is needed as `config.<field>`.
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,6 +23,7 @@ from shoal.protocol.address import parse_address, parse_listen_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
+from shoal.protocol.names import check_name, name_of_host
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
 from shoal.protocol.terms import RollbackPolicy
 
@@ -176,6 +178,14 @@ class NodeOptions:
     """Options of one run of a node, checked by `check_options`."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
+    name: Annotated[
+        str | None,
+        Option(
+            "--name",
+            help="What people see this node called, in place of the machine's own name. Every peer is told.",
+            check=check_name,
+        ),
+    ] = None
     join: Annotated[
         tuple[str, ...],
         Option(
@@ -425,6 +435,11 @@ class NodeConfig(NodeOptions):
     """One node's local settings, and the manifest of its swarm. join: those that a link names, too."""
 
     manifest: Manifest
+
+    @property
+    def node_name(self) -> str:
+        """The name that this node claims: the user's choice, or the machine's."""
+        return self.name or name_of_host(socket.gethostname())
 
     @classmethod
     def of(cls, options: NodeOptions, manifest: Manifest, *, join: tuple[str, ...]) -> NodeConfig:

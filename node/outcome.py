@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Outcome(StrEnum):
@@ -23,15 +24,33 @@ class PhaseChanged:
     round: int
 
 
+TRAINING_LOSS: Final = "training loss"
+HELD_OUT_LOSS: Final = "held-out loss"
+"""The metrics of a loop of the user's own, without an evaluation and with one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A held-out loss. round: after which it was measured; metric: what it is measured in."""
+
+    round: int
+    value: float
+    metric: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCertified:
-    """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
+    """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round.
+
+    held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
+    """
 
     round: int
     members: int
     contributors: int
     loss: float | None
     seconds: float
+    held_out: HeldOut | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +94,18 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerChanged:
+    """Change of a peer, of a kind that `shoal.swarm.members.Change` names; or "left", of one that took its leave.
+
+    kind "self" tells of this node itself, once. name: as it is to be shown, empty where none is known.
+    """
+
+    kind: str
+    peer: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerTraceback:
     """Error of the workload in the trainer: one line, and the whole traceback."""
 
@@ -82,4 +113,6 @@ class TrainerTraceback:
     traceback: str
 
 
-Progress = PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | TrainerTraceback
+Progress = (
+    PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | PeerChanged | TrainerTraceback
+)

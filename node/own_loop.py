@@ -18,6 +18,9 @@ touched: not the optimizer's moments, the learning rate, random numbers, counter
 gradient. These do not travel: of a model with LoRA adapters the adapters alone do. Floating buffers (running means)
 do: each round gives all nodes the mean of them.
 
+What it joined, and each round with its members and losses, goes to the logger `shoal.loop`; to stderr, where the
+program has set up no logging.
+
 Steps that the optimizer did not make, such as those a GradScaler skips, are noticed and not counted. If the daemon
 ends, training goes on locally, with a warning.
 """
@@ -31,8 +34,8 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,6 +48,7 @@ from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
 from shoal.node.options import DEFAULT_DATA_DIR
+from shoal.node.outcome import HELD_OUT_LOSS, TRAINING_LOSS
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts
 from shoal.node.training.flat_parameters import FlatParameters
@@ -64,7 +68,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import load_manifest
+from shoal.protocol.names import called, short
 
 JOIN_DEADLINE_S = 600.0
 WAIT_S = 1.0
@@ -86,7 +90,12 @@ class SwarmWarning(UserWarning):
 
 
 class Swarm:
-    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains."""
+    """Swarm as one training process takes part in it; a context manager. Use from the thread that trains.
+
+    talks: whether it says that it joined, and each round.
+    """
+
+    talks = True
 
     def __init__(
         self,
@@ -105,11 +114,11 @@ class Swarm:
         check_trainable(self._model, optimizer)
         self._flat = FlatParameters(self._model, frozen=False)
         self._steps = OptimizerSteps(optimizer)
-        self._manifest = Path(manifest)
+        self._manifest = manifest
         self._data_dir = _data_folder(data_dir)
         self._peers, self._options, self._wait_s = tuple(peers), tuple(options), wait_s
         self._evaluate = evaluate
-        self._metric = "training loss" if evaluate is None else "held-out loss"
+        self._metric = TRAINING_LOSS if evaluate is None else HELD_OUT_LOSS
         self._tally = Tally()
         self._held: deque[Order] = deque()
         self._order: Train | None = None
@@ -128,6 +137,12 @@ class Swarm:
         """This node's name in the swarm, once joined."""
         self.round = 0
         """The round whose state the model stands on."""
+        self.members = 0
+        """Members of the round under way, this node among them if it is one."""
+        self.held_out: float | None = None
+        """Held-out loss of the newest state that `evaluate` was given; None before there was one."""
+        self._held_out_round = 0
+        self._told = -1  # the newest round of which the log has a line
         self.over = False
         """True if the daemon has ended in order: its rounds are done, or it was told to leave."""
 
@@ -139,10 +154,12 @@ class Swarm:
         Raises ConfigError, one line that says what to do, and NetworkError if the swarm is not reached in time.
         """
         atexit.register(self.close)
+        if self.talks:
+            _be_heard()
         try:
             self._daemon = self._found()
             if self._flat.layout.buffers:  # they begin where a chunk does
-                chunk_values = load_manifest(self._manifest).round.chunk_values
+                chunk_values = self._daemon.manifest.round.chunk_values
                 self._flat = FlatParameters(self._model, frozen=False, chunk_values=chunk_values)
             self._client = client = self._daemon.attach(
                 layout=self._flat.layout, metric=self._metric, device=str(self._device)
@@ -182,6 +199,17 @@ class Swarm:
                 client.close()
             if daemon is not None:
                 daemon.end()
+
+    def _say_joined(self) -> None:
+        """Say that this node takes part, by which name, and where its page is."""
+        assert self._daemon is not None
+        status: Mapping[str, object] = {}
+        with suppress(NetworkError):
+            status = self._daemon.status() or {}
+        names, page = status.get("names"), status.get("dashboard")
+        name = called(self.peer_id, names if isinstance(names, dict) else {})
+        where = f"; its page is {page}" if isinstance(page, str) else ""
+        logger.info("this node takes part as %s (%s)%s", name, short(self.peer_id), where)
 
     def _found(self) -> LoopDaemon:
         """The daemon to attach to."""
@@ -428,7 +456,20 @@ class Swarm:
 
     def _begin(self, order: Train) -> None:
         self._order, self._order_steps, self._overlapping = order, 0, False
+        self.members = order.assignment.members
+        if self.talks and self.round > self._told:
+            if self._told < 0:
+                self._say_joined()
+            self._told = self.round
+            self._say_round()
         self._steps_wanted = max(1, order.steps - self._accounts.steps) if order.contribute else order.steps
+
+    def _say_round(self) -> None:
+        """Say on which round's state the loop trains on, with whom, and how good it is; each loss by its own word."""
+        said = [] if self._last_loss is None else [f"training loss {self._last_loss:.4g}"]
+        said += [] if self.held_out is None else [f"held-out loss {self.held_out:.4g} (round {self._held_out_round})"]
+        members = f"{self.members} member{'' if self.members == 1 else 's'}"
+        logger.info("round %d: %s", self.round, ", ".join((members, *said)))
 
     def _report_evaluation(self, order: Evaluate, client: LoopClient) -> None:
         """The user's evaluation of the anchor, or the loss that this node trained at last."""
@@ -437,9 +478,19 @@ class Swarm:
         value = self._last_loss
         if self._evaluate is not None:
             with self.at_anchor() as model, evaluating(model):
-                value = float(self._evaluate(model))
+                self.held_out = value = float(self._evaluate(model))
+                self._held_out_round = self.round
         if value is not None:
             client.send(Evaluated(round=order.round, value=value))
+
+
+def _be_heard() -> None:
+    """Where the program has set up no logging, let what this module says go to stderr."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("shoal: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def node_seed(data_dir: Path | str | None = None) -> int:
@@ -474,10 +525,11 @@ def join(
 ) -> Swarm:
     """Make this process the trainer of a node of the swarm; to be used as a context manager.
 
-    manifest: of a swarm whose workload is `own-loop`. data_dir: the node's folder; if a node runs on it, the loop
-    attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of `shoal
-    run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the mean
-    training loss is reported. wait_s: how long to wait for a part in the rounds.
+    manifest: path of the manifest of a swarm whose workload is `own-loop`; or its link, `shoal:…`, or the whole line
+    that `shoal link` prints, with which the manifest is fetched. data_dir: the node's folder; if a node runs on it, the
+    loop attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of
+    `shoal run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the
+    mean training loss is reported. wait_s: how long to wait for a part in the rounds.
 
     The optimizer must hold the model's parameters, which are float32 where they need a gradient. One process is one
     node. The first founder's parameters, as they are at this call, are the swarm's first state.

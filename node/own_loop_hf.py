@@ -3,7 +3,8 @@
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SwarmCallback("swarm.toml", data_dir="node")])
     trainer.train()
 
-The callback joins when training begins, says every optimizer step, and leaves when training ends. Batches are weighed
+The callback joins when training begins, says every optimizer step, and leaves when training ends. What the Trainer logs
+has `swarm_round`, `swarm_members` and, with `evaluate`, `swarm_held_out_loss` as well. Batches are weighed
 by their `input_ids`, or by their samples where a model has none. Needs the extra `shoal[hf]`.
 """
 
@@ -60,6 +61,17 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self.swarm.step(tokens=weight, loss=loss)
         if self.swarm.over:
             control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **parts: Any) -> None:
+        """Add the round, its members and the held-out loss to what the Trainer logs, and to its history."""
+        if self.swarm is None or logs is None:
+            return
+        known: dict[str, float] = {"swarm_round": self.swarm.round, "swarm_members": self.swarm.members}
+        if self.swarm.held_out is not None:
+            known["swarm_held_out_loss"] = self.swarm.held_out
+        logs.update(known)
+        if state.log_history:
+            state.log_history[-1].update(known)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Leave the swarm."""

@@ -28,6 +28,7 @@ from shoal.node.training.layouts import Layouts
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.chain import Chain
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.names import Names
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
@@ -56,6 +57,7 @@ class Parts:
     lanes: LanePool
     chunks: ChunkExchange
     members: Members
+    names: Names
     holds: Holds
     layouts: Layouts
     training_client: TrainingClient

@@ -32,7 +32,10 @@ ABSENT: frozenset[State] = frozenset({"left", "gone"})
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as this one sees it. sent, received: payload bytes over the lanes between the two, in all."""
+    """One node as this one sees it. sent, received: payload bytes over the lanes between the two, in all.
+
+    name: for people, no two peers' the same; empty where none is known.
+    """
 
     peer: str
     phase: str
@@ -44,6 +47,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
     received: int = 0
     software: str = ""
     address: str = ""
+    name: str = ""
 
     @property
     def state(self) -> State:

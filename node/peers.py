@@ -49,6 +49,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
                 received=moved.received,
                 software=SOFTWARE if mine else "",
                 address=next(iter(parts.host.addresses), "") if mine else "",
+                name=names.get(peer, ""),
             )
         return PeerFacts(
             peer=peer,
@@ -61,7 +62,9 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
             received=moved.received,
             software=record.software,
             address=next(iter(record.control_addresses), ""),
+            name=names.get(peer, ""),
         )
 
     everyone: set[PeerId] = {*records, *first, *alive, me}
+    names = parts.names.of_all(everyone)
     return [row(peer) for peer in sorted(everyone, key=lambda peer: (peer not in first, peer))]

@@ -20,6 +20,7 @@ from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
+from shoal.protocol.names import capability_of
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.swarm.members import IDLE_PHASES, Change
 
@@ -35,7 +36,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
         lane_addresses=reaching.lane_addresses,
-        capabilities=reaching.capabilities,
+        capabilities=(*reaching.capabilities, capability_of(parts.config.node_name)),
         software=SOFTWARE,
         tokens_per_s=parts.training_client.steady_tokens_per_s,
         upload_bytes_per_s=float(upload or 0),
@@ -79,7 +80,10 @@ def status(
         alerts=[*parts.standstill.alerts, *finding.alerts],
         missing=missing,
         long_missing=parts.members.long_silent(missing),
+        names={row.peer: row.name for row in peers if row.name},
         loss=parts.training_client.metric,
+        metric="" if parts.training_client.metric is None else parts.training_client.metric_name,
+        train_loss=parts.training_client.loss,
         tokens_per_s=parts.training_client.tokens_per_s,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,

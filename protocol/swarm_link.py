@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,7 +34,10 @@ from shoal.protocol.messages import Term, domain_hash
 from shoal.protocol.wire import COUNTER_LIMIT, HASH_BYTES, SwarmId
 
 PREFIX = "shoal:"
+COMMAND = ("shoal", "run")
 LINK_LIMIT_CHARS = 4096  # of a swarm link
+LINE_LIMIT_CHARS = LINK_LIMIT_CHARS + 512
+"""Characters of the line that joins: the link, and the name of a workload, which has up to 256."""
 PEERS_LIMIT = 4  # peers in a link
 ADDRESSES_LIMIT = 4
 """Addresses of one peer."""
@@ -78,6 +82,31 @@ class SwarmLink:
 def is_link(text: str) -> bool:
     """True if the user meant a link rather than a file."""
     return text.startswith(PREFIX)
+
+
+def join_line(link: str, workload: str) -> str:
+    """The command that joins by `link`, as a shell takes it, whatever the name of the swarm's workload.
+
+    Code of one's own (`module:Class`) is run only by who says so, and who pastes the line says so.
+    """
+    allowed = ("--allow-workload", workload) if ":" in workload else ()
+    return " ".join((*COMMAND, f"'{link}'", *(shlex.quote(word) for word in allowed)))
+
+
+def link_in(text: str) -> str | None:
+    """The link that `text` is, or that is in it where it is a whole `join_line`; None where the user meant a file.
+
+    Nothing else of a line counts: what it would allow, its reader has to allow.
+    """
+    text = text.strip()
+    if is_link(text):
+        return text
+    try:
+        words = shlex.split(text) if len(text) <= LINE_LIMIT_CHARS else []
+    except ValueError:
+        return None
+    rest = words[len(COMMAND) :] if tuple(words[: len(COMMAND)]) == COMMAND else []
+    return next(filter(is_link, rest), None)
 
 
 def format_link(link: SwarmLink) -> str:

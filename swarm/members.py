@@ -453,7 +453,7 @@ class Members:
                 logger.info("the link to %s is not re-made: %s", peer, error)
                 break
             except (NetworkError, RemoteError) as error:
-                logger.info("cannot re-make the link to %s: %s", peer, error)
+                logger.debug("cannot re-make the link to %s: %s", peer, error)
                 ended = isinstance(error, NotReached) and error.proves_end(host)
                 busy = is_there(error)
             if busy:  # trying again would be more work for one that has too much to do

@@ -106,11 +106,17 @@ class SyntheticSwarm:
                 tokens_per_s=0.0,
                 software="shoal 0.0.9" if place % 41 == 13 else "shoal 0.1.0",
                 address=f"/ip4/192.0.2.{place % 250 + 1}/tcp/4001",
+                name="" if place % 4 == 3 else f"lab-{place}",  # some run an older release
             ),
             speed,
         )
 
     # -- rounds ----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the peers that have one."""
+        return {peer: known.facts.name for peer, known in self._peers.items() if known.facts.name}
 
     def _tell(self, event: Event) -> None:
         self._coming.append(msgspec.structs.replace(event, at=round(event.at, 6)))

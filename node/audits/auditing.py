@@ -259,7 +259,6 @@ class Auditing(RoundObserver):
             events.Evidence(peer=verdict.accused, kind=verdict.kind, round=round, digest=verdict.digest.hex())
         )
         self._p.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
-        logger.warning("%s is proven to have lied in round %d: %s", verdict.accused, round, what)
         if verdict.accused != self._me and not self._p.chain.bans.covers(verdict.accused, verdict.done):
             self._engine.put(Proven(verdict.digest, verdict.accused))
 

@@ -37,7 +37,7 @@ Sort = Literal["peer", "state", "reach", "round", "speed", "up", "down", "total"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Question for peers: those with `find` in PeerId, state, software or address, and of a group where one is named.
+    """Question for peers: those with `find` in name, PeerId, state, software or address, of a group if one is named.
 
     sort: by what, `down` from the highest. first: how many to pass over.
     """
@@ -131,6 +131,7 @@ class Peers:
     def _drawn(self, known: PeerFacts) -> Fields:
         up, down = self._rates.get(known.peer, (0.0, 0.0))
         return {
+            "name": known.name,
             "state": known.state,
             "reach": known.reach,
             "member": known.member,
@@ -216,7 +217,7 @@ def _rank(known: PeerFacts) -> tuple[int, str]:
 
 
 def _matches(text: str, known: PeerFacts) -> bool:
-    return not text or text in f"{known.peer} {known.state} {known.software} {known.address}".lower()
+    return not text or text in f"{known.name} {known.peer} {known.state} {known.software} {known.address}".lower()
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:

@@ -67,7 +67,7 @@ class Site:
     async def run(self, listening: socket.socket, *, host: str, url: str, token: str) -> None:
         """Serve on a socket bound to `host`, where it is `url`, until cancelled."""
         await self.recall()
-        logger.info("the page of this node is at %s; `shoal status` prints the link by which it takes orders", url)
+        logger.info("the page of this node: %s (to give orders there: the link in `shoal status`)", url)
         app = self.app(token=token, host=host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keep_up)

@@ -223,12 +223,12 @@ class Finding:
         if address not in self._full:  # once is enough for the user
             self._full.add(address)
             self._on_progress(Notice(text=f"{address}: {error}"))
-        logger.info("%s: %s", address, error)
+        else:
+            logger.info("%s: %s", address, error)
 
     def _note_refusal(self, who: str, error: RemoteError) -> None:
         if who not in self._refusals:  # once is enough for the user
             self._on_progress(Notice(text=f"{who}: {error}"))
-            logger.warning("%s: %s", who, error)
         if isinstance(error, Refused):
             self._refusals[who] = str(error)
 

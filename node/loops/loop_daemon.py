@@ -14,16 +14,21 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from shoal.node.control_client import ControlRefused, JsonValue, NodeNotRunning, request
 from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.training.trainer_messages import Layout
-from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
 from shoal.protocol.manifest import InnerSection, Manifest, load_manifest
 from shoal.protocol.private_folder import make_private
+from shoal.protocol.swarm_link import link_in, parse_link
+from shoal.protocol.wire import SwarmId
 
 LOG_NAME = "daemon.log"
+MANIFEST_NAME = "swarm.toml"
+"""In the data folder of a node that has run."""
 START_DEADLINE_S = 120.0
 """From its start to the moment at which it takes loops."""
 POLL_S = 0.05
@@ -44,8 +49,12 @@ logger = logging.getLogger("shoal.loop")
 class LoopDaemon:
     """A daemon process, found or started by `found_or_started`."""
 
-    def __init__(self, data_dir: Path, process: subprocess.Popen[bytes] | None, log_from: int) -> None:
+    def __init__(
+        self, data_dir: Path, process: subprocess.Popen[bytes] | None, log_from: int, manifest: Manifest | None = None
+    ) -> None:
+        """manifest: None where it is for the daemon to fetch, or to have."""
         self.data_dir = data_dir
+        self._manifest = manifest
         self._process = process
         self._log_from = log_from
 
@@ -69,6 +78,30 @@ class LoopDaemon:
                     ) from None
             if time.monotonic() > ends_at:
                 raise NetworkError(f"the node on {self.data_dir} takes no training loop; see {self.log_path}")
+            time.sleep(POLL_S)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The swarm's. Raises LocalError before it is known: `wait_for_manifest`."""
+        if self._manifest is None:
+            raise LocalError("the manifest is not here yet")
+        return self._manifest
+
+    def wait_for_manifest(self, swarm: SwarmId) -> None:
+        """Wait until the daemon has the manifest of this swarm, which it gets from whom its link names.
+
+        Raises ConfigError, with the daemon's own words if it ended; NetworkError.
+        """
+        path, ends_at = self.data_dir / MANIFEST_NAME, time.monotonic() + START_DEADLINE_S
+        while self._manifest is None:
+            found = load_manifest(path) if path.exists() else None
+            if found is not None and found.swarm_id == swarm:
+                check_own_loop(found, source=str(path))
+                self._manifest = found
+                return
+            self.check_running()
+            if time.monotonic() > ends_at:
+                raise NetworkError(f"the node on {self.data_dir} has no manifest yet; see {self.log_path}")
             time.sleep(POLL_S)
 
     def check_running(self) -> None:
@@ -105,6 +138,11 @@ class LoopDaemon:
             with suppress(ShoalError):
                 request(self.data_dir, "leave", deadline_s=ASK_DEADLINE_S)
 
+    def give_up(self) -> None:
+        """End a daemon that was started here and is of no use."""
+        if self._process is not None:
+            _stop(self._process)
+
     def end(self) -> None:
         """Reap a daemon that was asked to leave, and end it if it does not."""
         process = self._process
@@ -128,45 +166,77 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def found_or_started(manifest: Path, data_dir: Path, *, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
+def found_or_started(swarm: Path | str, data_dir: Path, *, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
     """The daemon that runs on `data_dir`, or one started there with these options of `shoal run`.
 
-    Raises ConfigError if the manifest is not for own loops, or the running daemon is of another swarm.
+    swarm: the path of a manifest, or a link, or the line that has one. Raises ConfigError if the swarm is not for own
+    loops, the running daemon is of another, or the one that was started ended; NetworkError.
     """
-    wanted = load_manifest(manifest)
-    if wanted.workload.name != OWN_LOOP:
+    link, manifest = link_in(str(swarm)), None
+    if link is None:
+        manifest = load_manifest(Path(swarm))
+        check_own_loop(manifest, source=str(swarm))
+        swarm_id = manifest.swarm_id
+    else:
+        swarm_id = parse_link(link).swarm
+    daemon = LoopDaemon(data_dir, None, 0, manifest)
+    status = daemon.status()
+    if status is None:
+        daemon = _start(str(swarm), link, manifest, data_dir, peers=peers, options=options)
+    else:
+        _check_same_swarm(status, swarm_id, data_dir)
+    try:
+        daemon.wait_for_manifest(swarm_id)
+    except BaseException:
+        daemon.give_up()
+        raise
+    return daemon
+
+
+def check_own_loop(manifest: Manifest, *, source: str) -> None:
+    """Raise ConfigError where a swarm's nodes train by themselves; warn of settings that are not for loops."""
+    if manifest.workload.name != OWN_LOOP:
         raise ConfigError(
-            f"{manifest} names the workload {wanted.workload.name!r}; "
+            f"{source} names the workload {manifest.workload.name!r}; "
             f"for a loop of your own make one with `shoal init --workload {OWN_LOOP}`"
         )
-    if wanted.inner != InnerSection():
-        logger.warning("[inner] in %s has no effect on a loop of your own: its optimizer is yours", manifest)
-    running = LoopDaemon(data_dir, None, 0)
-    status = running.status()
-    if status is None:
-        return _start(manifest, data_dir, peers, options)
-    _check_same_swarm(status, wanted, data_dir)
-    return running
+    if manifest.inner != InnerSection():
+        logger.warning("[inner] in %s has no effect on a loop of your own: its optimizer is yours", source)
 
 
-def _check_same_swarm(status: dict[str, JsonValue], wanted: Manifest, data_dir: Path) -> None:
-    if status.get("swarm_id") != wanted.swarm_id.hex():
+def _check_same_swarm(status: dict[str, JsonValue], swarm_id: SwarmId, data_dir: Path) -> None:
+    if status.get("swarm_id") != swarm_id.hex():
         raise ConfigError(f"the node that runs on {data_dir} is in another swarm; choose another data folder")
 
 
-def _start(manifest: Path, data_dir: Path, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
+def _start(
+    swarm: str,
+    link: str | None,
+    manifest: Manifest | None,
+    data_dir: Path,
+    *,
+    peers: Sequence[str],
+    options: Sequence[str],
+) -> LoopDaemon:
+    """Start a daemon, by its manifest's path or by a link.
+
+    That goes to it over its standard input: others on the machine see what commands are given.
+    """
     make_private(data_dir)
-    command = [sys.executable, "-P", "-m", "shoal.cli.main", "run", str(manifest), "--data-dir", str(data_dir)]
+    given = swarm if link is None else "-"
+    command = [sys.executable, "-P", "-m", "shoal.cli.main", "run", given, "--data-dir", str(data_dir)]
     command += ["--loop-patience", str(ORPHAN_TIMEOUT_S), *options]
     for address in peers:
         command += ["--join", address]
-    with (data_dir / LOG_NAME).open("ab") as log:
+    with (data_dir / LOG_NAME).open("ab") as log, TemporaryFile() as source:
+        source.write((link or "").encode() + b"\n")
+        source.seek(0)
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=source,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C goes to the loop alone, which leaves in order
             env=dict(os.environ),
         )
-        return LoopDaemon(data_dir, process, log.tell())
+        return LoopDaemon(data_dir, process, log.tell(), manifest)

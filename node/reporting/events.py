@@ -54,11 +54,15 @@ class UnknownEvent(Event, frozen=True, kw_only=True):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The process began, of the node `peer_id`. boot: how often it has started on its data folder."""
+    """The process began, of the node `peer_id`, which calls itself `called`.
+
+    boot: how often it has started on its data folder.
+    """
 
     peer_id: str = ""
     pid: int = 0
     boot: int = 0
+    called: str = ""
 
 
 class Listening(Event, frozen=True, kw_only=True):
@@ -180,8 +184,10 @@ class PeerEvent(Event, frozen=True, kw_only=True):
     peer: str
 
 
-class Linked(PeerEvent, frozen=True, kw_only=True):
-    """The node has a message link with a peer."""
+class Linked(PeerEvent, frozen=True, kw_only=True, omit_defaults=True):
+    """The node has a message link with a peer, which calls itself `called`."""
+
+    called: str = ""
 
 
 class Lost(PeerEvent, frozen=True, kw_only=True, omit_defaults=True):
@@ -540,12 +546,14 @@ _OF_PEERS: Final[tuple[type[PeerEvent], ...]] = (Linked, Lost, Detoured, Suspect
 _PEER_CHANGES: Final = {name_of(kind): kind for kind in _OF_PEERS}
 
 
-def peer_event(change: str, peer: str, *, left: bool = False, why: str = "") -> PeerEvent:
+def peer_event(change: str, peer: str, *, left: bool = False, why: str = "", called: str = "") -> PeerEvent:
     """The event of a change that `swarm.members` tells.
 
-    left: whether a peer that died had taken its leave. why: what ended a link that is lost.
+    left: whether a peer that died had taken its leave. why: what ended a link that is lost. called: by itself.
     """
     kind = _PEER_CHANGES[change]
     if kind is Died:
         return Died(peer=peer, left=left)
+    if kind is Linked:
+        return Linked(peer=peer, called=called)
     return Lost(peer=peer, why=why) if kind is Lost else kind(peer=peer)

@@ -128,6 +128,7 @@ class StateTransition:
                 contributors=finals.contributors,
                 loss=self._p.training_client.loss,
                 seconds=seconds,
+                held_out=self._p.training_client.held_out,
             )
         )
 

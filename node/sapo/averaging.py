@@ -17,12 +17,13 @@ from pathlib import Path
 from torch import nn
 
 from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
-from shoal.node.loops.loop_daemon import POLL_S, LoopDaemon
+from shoal.node.loops.loop_daemon import MANIFEST_NAME, POLL_S, LoopDaemon
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.learner import Learner, RoundReport
 from shoal.node.sapo.policy import Policy, trained_parameters
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
+from shoal.protocol.manifest import Manifest, load_manifest
 
 METRIC = "missing of reward 1"
 """The name of what is reported as the loss."""
@@ -32,12 +33,14 @@ ATTACH_DEADLINE_S = 120.0
 class Averaging(Swarm):
     """The agent's place in its node's rounds; a context manager, which may wait for the swarm to have a state."""
 
+    talks = False  # its node tells of the rounds
+
     def __init__(self, learner: Learner, data_dir: Path) -> None:
         """data_dir: of the node that started this agent. Raises ConfigError for parameters that cannot be averaged."""
         super().__init__(
             module_of(learner.policy),
             learner.optimizer,
-            data_dir / "swarm.toml",
+            data_dir / MANIFEST_NAME,
             data_dir=data_dir,
             wait_s=math.inf,
         )
@@ -56,6 +59,11 @@ class Averaging(Swarm):
 
 class OwnDaemon(LoopDaemon):
     """The daemon that started this agent: it is there, and takes the agent as soon as it is ready for it."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The swarm's, which the daemon has."""
+        return load_manifest(self.data_dir / MANIFEST_NAME)
 
     def attach(self, *, layout: Layout, metric: str, device: str) -> LoopClient:
         """See `LoopDaemon`."""

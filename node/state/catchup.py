@@ -66,6 +66,8 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
 FINALS_DONORS = 4
+DONORS_NAMED = 4
+"""In a line of the log."""
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
 KINDS = STATE_SPACES
@@ -347,7 +349,7 @@ class CatchUp:
             job.what,
             len(here),
             len(pieces),
-            ", ".join(f"{size} bytes from {peer}" for peer, size in self.donated.items()) or "nothing was fetched",
+            _from_whom(self.donated),
         )
         state = assembly.finish()
         self._cache.put(state, header)
@@ -448,6 +450,13 @@ class CatchUp:
         data = await self._ask(peer, canonical(request))
         answer: FetchAnswer = decode(data, FetchAnswer, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
         return answer
+
+
+def _from_whom(donated: Mapping[PeerId, int]) -> str:
+    """What came from whom, in words; of many, together."""
+    if len(donated) > DONORS_NAMED:
+        return f"{sum(donated.values())} bytes from {len(donated)} peers"
+    return ", ".join(f"{size} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"
 
 
 def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:

@@ -272,7 +272,7 @@ Command = (
 
 
 class Started(Message, frozen=True, kw_only=True):
-    """The model is built; importing torch took `import_s` before."""
+    """The model is built; importing torch took `import_s` before. metric: in words, of the workload's evaluation."""
 
     layout: Layout
     metric: str

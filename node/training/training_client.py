@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
+from shoal.node.outcome import TRAINING_LOSS, HeldOut
 from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -86,12 +87,26 @@ class TrainingClient:
         """True if the trainer has done what it was ordered to."""
         self.loss: float | None = None
         self.metric: float | None = None
+        self._measured = 0
+        """The round after which `metric` was measured."""
         self.tokens_per_s = 0.0
 
     @property
     def blocked_fraction(self) -> float | None:
         """The share of its time in which the trainer stood still and waited for a round; None before it was timed."""
         return self._blocked_s / self._wall_s if self._wall_s else None
+
+    @property
+    def metric_name(self) -> str:
+        """What `metric` is, in words of the workload's."""
+        return self._trainer.started.metric
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The newest evaluation; None before there is one, or where a loop reports its training loss."""
+        if self.metric is None or self.metric_name == TRAINING_LOSS:
+            return None
+        return HeldOut(round=self._measured, value=self.metric, metric=self.metric_name)
 
     @property
     def steady_tokens_per_s(self) -> float:
@@ -110,7 +125,7 @@ class TrainingClient:
         elif isinstance(event, Applied):
             self._applied.set()
         elif isinstance(event, Evaluated):
-            self.metric = event.value
+            self.metric, self._measured = event.value, event.round
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss, self.tokens_per_s = event.loss, event.tokens_per_s

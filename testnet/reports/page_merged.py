@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
+from shoal.protocol import names
 from shoal.testnet.reports.page_parts import (
     Mark,
     Row,
@@ -81,7 +82,14 @@ def render_merged(history: SwarmHistory) -> str:
 
 def short(peer: str) -> str:
     """The end of a PeerId, by which people tell nodes apart; what is none is cut."""
-    return f"…{peer[-6:]}" if peer.startswith("12D3Koo") else peer[:24]
+    return names.short(peer) if peer.startswith("12D3Koo") else peer[:24]
+
+
+def _names(history: SwarmHistory) -> dict[str, str]:
+    """Names of all peers that any log names, no two the same. What a log says of its own node counts."""
+    claims = {peer: name for log in history.logs for peer, name in log.names.items()}
+    claims |= {log.peer_id: log.names[log.peer_id] for log in history.logs if log.peer_id in log.names}
+    return names.Names(lambda peer: claims[peer], limit=len(claims) + 1).of_all(claims)
 
 
 def _summary(history: SwarmHistory) -> str:
@@ -271,14 +279,15 @@ def _incident_table(history: SwarmHistory) -> str:
     if not history.incidents:
         return "<p>Nothing.</p>"
     worst = sorted(history.incidents, key=_weight)[:TABLE_LIMIT]
-    names = {log.peer_id: log.label for log in history.logs if log.peer_id}
+    known = _names(history)
+    labels = {log.peer_id: log.label for log in history.logs if log.peer_id} | known
     rows = [
         [
             _moment(incident.at),
             WORDS.get(incident.kind, incident.kind.replace("_", " ")),
-            _who(incident.subject, names),
+            _who(incident.subject, labels),
             str(incident.reporters),
-            incident.text,
+            names.by_name(incident.text, known),
         ]
         for incident in sorted(worst, key=lambda incident: incident.at)
     ]
@@ -295,8 +304,11 @@ def _weight(incident: Incident) -> tuple[bool, int]:
     return incident.kind not in MARKED, -incident.reporters
 
 
-def _who(peer: str, names: dict[str, str]) -> str:
-    return f"{names[peer]} ({short(peer)})" if peer in names else short(peer)
+def _who(peer: str, labels: dict[str, str]) -> str:
+    """A peer as its name or its folder's, and the end of its PeerId, once."""
+    end = short(peer)
+    label = labels.get(peer, end)
+    return label if label.endswith(end) else f"{label} ({end})"
 
 
 def _round_table(history: SwarmHistory) -> str:
@@ -324,14 +336,25 @@ def _round_table(history: SwarmHistory) -> str:
 
 
 def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
-    rows = [_node_row(history.logs[place], history.clocks[place]) for place in shown]
-    heads = ["node", "PeerId", "rounds certified", "processes", "clock ahead s", "rounds in common", "bytes sent"]
+    known = _names(history)
+    rows = [_node_row(history.logs[place], history.clocks[place], known) for place in shown]
+    heads = [
+        "log",
+        "node",
+        "PeerId",
+        "rounds certified",
+        "processes",
+        "clock ahead s",
+        "rounds in common",
+        "bytes sent",
+    ]
     return table([*heads, "events", "damaged lines"], rows) + _left_out(len(history.logs), len(rows), "nodes")
 
 
-def _node_row(log: LogHistory, clock: Clock) -> Sequence[str]:
+def _node_row(log: LogHistory, clock: Clock, known: Mapping[str, str]) -> Sequence[str]:
     return [
         log.label[:40],
+        known.get(log.peer_id, "–"),
         short(log.peer_id),
         f"{log.certified:,}",
         f"{len(log.lives) + log.lives_left_out:,}",

@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import scan_log
 from shoal.node.reporting.events import Event, name_of
+from shoal.protocol.names import capability_of, claimed_name
 
 TEXT_LIMIT_CHARS: Final = 200
 CLOCK_RANGE_S: Final = (1e9, 1e10)
@@ -26,6 +27,8 @@ SPAN_LIMIT: Final = 400
 LIFE_LIMIT: Final = 200
 FAULT_LIMIT: Final = 400
 BANNED_LIMIT: Final = 16
+NAME_LIMIT: Final = 4096
+"""Peers of whom a log says what they call themselves."""
 ROUNDS_KEPT: Final = 50_000
 DIGESTS_KEPT: Final = 4
 
@@ -187,6 +190,8 @@ class LogHistory:
     def __init__(self, label: str) -> None:
         self.label = label
         self.peer_id = ""
+        self.names: dict[str, str] = {}
+        """The names that this node and those that it was linked with gave themselves, by PeerId."""
         self.first_at: float | None = None
         self.last_at = 0.0
         self.lines = self.damaged = 0
@@ -238,6 +243,8 @@ class LogHistory:
             case events.Failed():
                 cell.troubles += 1
                 self._fault(event, self.peer_id, event.message)
+            case events.Linked():
+                self._named(event.peer, event.called)
             case events.Stranded():
                 cell.troubles += 1
                 self._fault(event, self.peer_id)
@@ -264,8 +271,14 @@ class LogHistory:
             case events.Evidence():
                 self._fault(event, event.peer, event.kind)
 
+    def _named(self, peer: str, called: str) -> None:
+        name = claimed_name([capability_of(called)])
+        if name and (peer in self.names or len(self.names) < NAME_LIMIT):
+            self.names[peer[:TEXT_LIMIT_CHARS]] = name
+
     def _started(self, event: events.Started) -> None:
         self.peer_id = event.peer_id[:TEXT_LIMIT_CHARS] or self.peer_id
+        self._named(self.peer_id, event.called)
         self.finish()
         if not self.left:
             self.cells.at(event.at).troubles += 1

@@ -56,8 +56,8 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
         return voter_lines(msgspec.structs.replace(known, voters=list(voters)))
 
     assert shown("b", "a") == shown() == []
-    assert shown("a") == ["voter      a"]
-    assert shown("a", "b", "c\x1b[2J") == ["voter      a", "voter      b", "voter      c\\x1b[2J"]
+    assert shown("a") == ["voter      a (this node)"]
+    assert shown("a", "b", "c\x1b[2J") == ["voter      a (this node)", "voter      b", "voter      c\\x1b[2J"]
     many = shown(*(f"{number:02}" for number in range(40)))
     assert (len(many), many[-1]) == (25, "voter      and 16 more; `shoal status --json` has them all")
 

@@ -18,7 +18,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest, render_manifest, validate_manifest
-from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, parse_link
+from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, join_line, link_in, parse_link
 from shoal.swarm import manifest_exchange
 from tests.node.lab import Node, Swarm, assert_one_line, manifest_of
 
@@ -51,7 +51,9 @@ def printed_link(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> 
     assert execute([str(argument) for argument in arguments]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1
-    return out.strip(), err
+    link = link_in(out)
+    assert link is not None
+    return link, err
 
 
 def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,13 +62,15 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         founder.start()
         founder.certified(1)
         text, said = printed_link(capsys, "link", "--data-dir", founder.folder)
+        assert execute(["link", "--data-dir", str(founder.folder)]) == 0
+        assert capsys.readouterr().out == f"shoal run '{text}'\n"  # in a pipe too
         link = parse_link(text)
         assert (link.swarm, link.addresses, link.invite) == (swarm.manifest.swarm_id, (founder.address,), None)
         assert said == ""
 
-        second = newcomer(swarm, "second", text)
+        second = newcomer(swarm, "second", f"shoal run '{text}'")  # quoted as one
         began = time.time()
-        second.start()
+        second.start("--name", "guest")
         linked = second.wait("linked")
         started = second.wait("started")
         with capsys.disabled():
@@ -74,6 +78,9 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert linked["peer"] == founder.peer_id
         assert linked["at"] - started["at"] < 3
         certified = second.wait("certified")
+        assert founder.wait("linked")["called"] == second.wait("started")["called"] == "guest"
+        assert f"{second.peer_id} (guest) is here" in founder.log
+        assert founder.ask("status")["names"][second.peer_id] == "guest"
         assert founder.certified(certified["round"])["digest"] == certified["digest"]
         assert load_manifest(second.folder / "swarm.toml").swarm_id == swarm.manifest.swarm_id
 
@@ -234,9 +241,45 @@ def test_link_comes_from_standard_input_where_no_other_user_sees_it(
     authority = Identity.load(closed.parent / "node0" / "authority.key")
     signed = make_invite(authority, link.swarm, holder=Identity.generate().peer_id, expires=2**33)
     bound = SwarmLink(swarm=link.swarm, addresses=link.addresses, invite=LinkInvite(invite=signed))
-    monkeypatch.setattr("sys.stdin", io.StringIO(format_link(bound) + "\nand more\n"))
+    for line in (format_link(bound), join_line(format_link(bound), "regression")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(line + "\nand more\n"))
+        assert execute(["run", "-", "--data-dir", str(tmp_path / "guest")]) == 2
+        assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
+
+
+def test_line_on_standard_input_allows_no_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = kept_folder(tmp_path, closed_swarm(tmp_path, "os:system"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(join_line(format_link(link), "os:system")))
     assert execute(["run", "-", "--data-dir", str(tmp_path / "guest")]) == 2
-    assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
+    assert "names the code 'os:system'" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "said"),
+    [
+        ("text", "", ""),
+        ("own-loop", "", "note: this swarm's nodes train loops of their own: join(model, optimizer, 'shoal:…') takes"),
+        ("sine:Sine", " --allow-workload sine:Sine", "note: this swarm trains sine:Sine; whoever joins has to have"),
+    ],
+)
+def test_line_says_what_code_the_swarm_trains(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    workload: str,
+    options: str,
+    said: str,
+) -> None:
+    text = format_link(SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,)))
+    reply = {"link": text, "admits": True, "admission": "open", "workload": workload}
+    monkeypatch.setattr("shoal.cli.link.request", lambda *arguments, **settings: reply)
+    assert execute(["link", "--data-dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"shoal run '{text}'{options}\n"
+    assert err.startswith(said)
+    assert bool(err) is bool(said)
 
 
 @pytest.mark.parametrize("given", [b"", b"\n", b"swarm.toml\n", b"\xff\n", b"x" * (1 << 20)])

@@ -88,8 +88,7 @@ def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureF
         ("round 2: no quorum · round 1 was certified", None),
     ]
     assert [record.getMessage() for record in caplog.records] == [
-        "fetched the swarm's state, 2 chunks",
-        "round 1 certified: 1 of 1 member contributed, 2.0 s",
+        "round 1 certified: 1 of 1 contributed, 2.0 s",
         "half of the members are missing",
     ]
 

@@ -91,7 +91,7 @@ def test_status_and_progress_tell_of_rollouts() -> None:
         rollouts=known,
     )
     lines = status_lines(status)
-    assert "reward     0.2500 (train)" in lines
+    assert "reward     0.25 (train)" in lines
     assert "refused    hint 1, stale 4" in lines
     assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
     done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)

@@ -12,7 +12,7 @@ from shoal.cli import run
 from shoal.cli.main import execute
 from shoal.node.option import HostPort
 from shoal.node.options import DEFAULT_DATA_DIR, Hold, NodeConfig
-from shoal.node.outcome import Outcome, Progress, RoundCertified, TrainerTraceback
+from shoal.node.outcome import HeldOut, Outcome, Progress, RoundCertified, TrainerTraceback
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
 
@@ -209,13 +209,21 @@ def test_run_ends_with_the_code_of_its_outcome(daemon: FakeDaemon, manifest: Pat
 
 def test_run_tells_progress_on_stderr(daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.events = [
-        RoundCertified(round=3, members=5, contributors=4, loss=1.25, seconds=8.125),
+        RoundCertified(
+            round=3,
+            members=5,
+            contributors=4,
+            loss=1.25,
+            seconds=8.125,
+            held_out=HeldOut(round=2, value=1.30251, metric="bits per byte"),
+        ),
         TrainerTraceback(summary="ValueError: no data", traceback="Traceback:\n  line \x1b[31m\nValueError: no data"),
     ]
     execute(["run", str(manifest)])
     out, err = capsys.readouterr()
     assert out == ""
     certified, failed, *trace = (line.split(" ", 1)[1] for line in err.splitlines())
-    assert certified == "info shoal.progress: round 3 certified: 4 of 5 members contributed, loss 1.2500, 8.1 s"
+    losses = "training loss 1.25, held-out 1.303 (round 2)"
+    assert certified == f"info shoal.progress: round 3 certified: 4 of 5 contributed, {losses}, 8.1 s"
     assert failed == "error shoal.progress: the workload failed: ValueError: no data"
     assert trace[1] == "error shoal.progress:     line \\x1b[31m"

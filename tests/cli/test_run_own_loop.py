@@ -25,10 +25,10 @@ def written(folder: Path, workload: str, options: dict[str, str | int | float | 
     return path
 
 
-@pytest.mark.parametrize(("workload", "external"), [("own-loop", True), ("regression", False)])
-def test_the_manifest_says_whose_trainer_it_is(tmp_path: Path, workload: str, external: bool) -> None:
-    config = config_of(RunOptions(manifest=written(tmp_path, workload), data_dir=tmp_path, loop_patience_s=5))
-    assert config.loop_patience_s == 5
+@pytest.mark.parametrize(("workload", "external", "timeout_s"), [("own-loop", True, 5), ("regression", False, 0)])
+def test_the_manifest_says_whose_trainer_it_is(tmp_path: Path, workload: str, external: bool, timeout_s: int) -> None:
+    config = config_of(RunOptions(manifest=written(tmp_path, workload), data_dir=tmp_path, loop_patience_s=timeout_s))
+    assert config.loop_patience_s == timeout_s
     manifest = config.manifest
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
     trainer = trainer_of(config, NODE, chain, abandoned=lambda: None)
@@ -40,5 +40,9 @@ def test_what_an_own_loop_has_no_use_for_is_refused(tmp_path: Path) -> None:
         config_of(RunOptions(manifest=written(tmp_path, "own-loop", {"batch": 3}), data_dir=tmp_path))
     with pytest.raises(ConfigError, match="--data: the workload own-loop reads no data"):
         config_of(RunOptions(manifest=written(tmp_path, "own-loop"), data_dir=tmp_path, data=str(tmp_path)))
+    with pytest.raises(
+        ConfigError, match=r"--loop-patience: this swarm's workload is 'regression'.*--workload own-loop"
+    ):
+        config_of(RunOptions(manifest=written(tmp_path, "regression"), data_dir=tmp_path, loop_patience_s=5))
     with pytest.raises(ConfigError, match="--loop-patience"):
         config_of(RunOptions(manifest=written(tmp_path, "own-loop"), data_dir=tmp_path, loop_patience_s=-1))

@@ -14,11 +14,14 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
-from shoal.cli.render import SHOWN_LIMIT, missing_lines, status_lines
+from shoal.cli.render import SHOWN_LIMIT, losses_told, missing_lines, print_status, status_lines
 from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
+from shoal.node.control_client import BanStatus, RollbackStatus
 from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
 
+ADA = Identity.from_seed(bytes(32)).peer_id
 STATUS = Status(
     peer_id="12D3A",
     swarm_id="ab12",
@@ -34,7 +37,10 @@ STATUS = Status(
     ],
     voters=["12D3A", "12D3B", "12D3C"],
     missing=["12D3B"],
-    loss=float("nan"),
+    names={"12D3A": "box", "12D3C": "tom", ADA: "ada"},
+    loss=None,
+    metric="bits per byte",
+    train_loss=0.0123456,
     tokens_per_s=1234.56,
     bytes=BytesStatus(sent=1_500_000, received=999),
 )
@@ -108,7 +114,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
-        "peers",
+        *("peers", "names", "metric", "train_loss"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -119,19 +125,20 @@ def test_status_json_is_one_document_with_the_documented_keys(
 def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["status", "--data-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
+        "name       box",
         "peer id    12D3A",
         "swarm      ab12",
         "address    /ip4/192.0.2.1/tcp/4001/p2p/12D3A",
         "phase      reduce",
         "round      7 (term 0.0), digest c0ffee",
-        "loss       –",
-        "speed      1234.6 tokens/s",
+        "loss       training 0.01235",
+        "speed      1,235 tokens/s",
         "bytes      1.5 MB sent, 999 B received",
         "missing    12D3B",
         "help       rounds go on with 2 of 3 voters; start this node again, `shoal run` with the same --data-dir",
-        "member     12D3A reduce 1234.6 tokens/s",
+        "member     12D3A reduce 1,235 tokens/s box (this node)",
         "member     12D3B missing – tokens/s",
-        "member     12D3C training\\x1b[2J 1.0 tokens/s",
+        "member     12D3C training\\x1b[2J 1 tokens/s tom",
     ]
 
 
@@ -250,7 +257,9 @@ def test_command_without_a_node_says_how_to_start_one(
 )
 def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, effect: str) -> None:
     named = {"voters": [f"12D3{one}" for one in voters], "missing": [f"12D3{one}" for one in missing]}
-    *listed, help_line = missing_lines(msgspec.structs.replace(STATUS, **named, faults=faults))
+    *listed, help_line = missing_lines(
+        msgspec.structs.replace(STATUS, **named, faults=faults, peer_id="12D3", names={})
+    )
     missing = named["missing"]
     assert listed == [f"missing    {peer}" for peer in missing]
     assert effect in help_line
@@ -267,8 +276,46 @@ def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
     assert "forget" not in missing_lines(majority)[-1], "rounds go on without it"
 
 
+def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {
+        "missing": [ADA],
+        "long_missing": [ADA],
+        "voters": ["12D3A", ADA],
+        "alerts": [f"no tensors come through to {ADA}; say `shoal revoke {ADA}`, or dial /p2p/{ADA}"],
+        "bans": [BanStatus(peer_id=ADA, term="0.0", round=5, until=9, evidence="ab")],
+        "rollbacks": [RollbackStatus(peer_id="12D3A", round=3, asked=True)],
+    }
+    print_status(msgspec.structs.replace(STATUS, **changes))
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        f"alert      no tensors come through to ada; say `shoal revoke {ADA}`, or dial /p2p/{ADA}",
+        f"missing    ada ({ADA})",
+        "voter      box (12D3A, this node)",
+        f"voter      ada ({ADA})",
+        f"banned     ada ({ADA}) by round 5, until round 9",
+        "rollback   box (12D3A, this node) would go back to round 3, its user's order",
+    ):
+        assert line in lines, lines
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "train_loss", "said"),
+    [
+        (1.23456, "bits per byte", 1234.56, "held-out 1.235 bits per byte; training 1,235"),
+        (0.00001234567, "held-out loss", None, "held-out 1.235e-05"),
+        (1.5, "training loss", 1.25, "training 1.25"),  # of a loop that has no evaluation
+        (None, "", None, ""),
+    ],
+)
+def test_a_loss_is_said_to_be_held_out_or_of_training(
+    loss: float | None, metric: str, train_loss: float | None, said: str
+) -> None:
+    known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss)
+    assert losses_told(known) == said
+
+
 def test_nobody_missing_is_no_line() -> None:
     assert missing_lines(msgspec.structs.replace(STATUS, missing=[])) == []
-    assert status_lines(msgspec.structs.replace(STATUS, digest=None, missing=[]))[4] == (
+    assert status_lines(msgspec.structs.replace(STATUS, digest=None, missing=[]))[5] == (
         "round      7 (term 0.0), digest –"
     )

@@ -80,7 +80,7 @@ def test_status_shows_who_would_go_back_and_why() -> None:
         RollbackStatus(peer_id="12D3B", round=4, asked=False),
     ]
     assert rollback_lines(msgspec.structs.replace(STATUS, rollbacks=wishes)) == [
-        "rollback   12D3A would go back to round 4, its user's order",
+        "rollback   box (12D3A, this node) would go back to round 4, its user's order",
         "rollback   12D3B would go back to round 4, its policy",
     ]
     assert rollback_lines(STATUS) == []

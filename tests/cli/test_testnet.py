@@ -193,7 +193,7 @@ def test_progress_is_told_line_by_line(caplog: pytest.LogCaptureFixture) -> None
     tell(NodeEnded(index=1, exit_code=1, message="port in use"))
     assert [record.getMessage() for record in caplog.records] == [
         "after round 0: loss 8.0000 bits per byte",
-        "round 1 of 8 certified: 3 of 4 members contributed, 75% of the chunks, 4.2 s",
+        "round 1 of 8 certified: 3 of 4 contributed, 75% of the chunks, 4.2 s",
         "fault: kill node 2 in round 3, reduce",
         "node 4 has joined and certified round 6",
         "node 1 ended with exit code 1: port in use",

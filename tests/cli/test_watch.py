@@ -19,7 +19,7 @@ from shoal.cli.render import SHOWN_LIMIT
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
 from shoal.cli.watch_model import Picture, Watcher
 from shoal.node.control_client import BanStatus
-from tests.cli.test_status import STATUS, FakeNode, crowd_of, running, status_of
+from tests.cli.test_status import ADA, STATUS, FakeNode, crowd_of, running, status_of
 
 DEADLINE_S = 60.0
 
@@ -51,14 +51,14 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
         tmp_path,
         {"event": "evaluated", "round": 0, "loss": 8.0, "metric": "bits per byte"},
         {"event": "evaluated", "round": 1, "loss": 4.5, "metric": "bits per byte"},
-        {"event": "died", "peer": "12D3KooWxxxxxx4f9aQz"},
-        {"event": "died", "peer": "12D3KooWxxxxxx4f9aQz", "left": True},
+        {"event": "died", "peer": ADA},
+        {"event": "died", "peer": ADA, "left": True},
         {"event": "failed", "message": "[red]\x1b[2J"},
     )
 
     async def watch() -> None:
         app = WatchApp(Watcher(tmp_path), period_s=0.01)
-        async with app.run_test(size=(100, 30)) as pilot:
+        async with app.run_test(size=(140, 30)) as pilot:
             await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
             await pilot.pause()
             assert "round 8 · reduce" in text(app, "#headline")
@@ -68,16 +68,16 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
             table = app.query_one("#table", DataTable)
             rows = [[str(cell) for cell in table.get_row_at(line)] for line in range(table.row_count)]
             assert rows == [
-                ["12D3A", "reduce", "1234.6", "this node"],
-                ["12D3B", "missing", "–", "missing"],
-                ["12D3C", "training\\x1b[2J", "1.0", "directly"],
+                ["box (this node)", "12D3A", "reduce", "1,235", "this node"],
+                ["", "12D3B", "missing", "–", "missing"],
+                ["tom", "12D3C", "training\\x1b[2J", "1", "directly"],
             ]
             assert app.query_one("#curve", Sparkline).data == [8.0, 4.5]
-            assert "8.0000 → 4.5000 bits per byte" in text(app, "#loss-text")
+            assert "8 → 4.5 bits per byte" in text(app, "#loss-text")
             assert app.picture is not None
             assert [line[9:] for line in app.picture.faults] == [
-                "gone …4f9aQz",
-                "left in good order: …4f9aQz",
+                "gone ada",
+                "left in good order: ada",
                 "failed: [red]\\x1b[2J",
             ]
 
@@ -177,7 +177,7 @@ def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> Non
         ({"phase": "paused"}, "r goes on"),
         (
             {"bans": [BanStatus(peer_id="12D3C", term="0.0", round=5, until=9, evidence="ab")]},
-            "…12D3C is banned until round 9",
+            "tom is banned until round 9",
         ),
         (
             {"bans": [BanStatus(peer_id="12D3A", term="0.0", round=5, until=None, evidence="ab")]},
@@ -197,7 +197,7 @@ def test_watch_cuts_names_where_the_terminal_is_narrow(tmp_path: Path) -> None:
         async with app.run_test(size=(60, 24)) as pilot:
             table = app.query_one("#table", DataTable)
             await until(pilot, lambda: table.row_count == 3)
-            assert [str(table.get_row_at(line)[0]) for line in range(3)] == ["…12D3A", "…12D3B", "…12D3C"]
+            assert [str(table.get_row_at(line)[1]) for line in range(3)] == ["…12D3A", "…12D3B", "…12D3C"]
 
     with running(tmp_path, fake()):
         asyncio.run(watch())

@@ -34,6 +34,7 @@ from shoal.node.training.trainer_messages import (
     Train,
     WriteInitial,
 )
+from shoal.protocol.manifest import Manifest, load_manifest
 from tests.node.told_trainer import ToldLoop
 
 DEADLINE_S = 120.0
@@ -103,6 +104,10 @@ class StandIn:
 
     def attach(self, *, layout: Layout, metric: str, device: str) -> LoopClient:
         return attach(self.folder, layout=layout, metric=metric, device=device)
+
+    @property
+    def manifest(self) -> Manifest:
+        return load_manifest(Path("swarm.toml"))
 
     def failed(self) -> bool:
         return False

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.manifest import render_manifest
+from shoal.protocol.swarm_link import SwarmLink, format_link, join_line
 from shoal.testnet.parent_death import ended_with_parent
 from tests.node.forks import start_copy
 from tests.node.lab import Node, Swarm, environment
@@ -88,12 +89,28 @@ class LoopSwarm(Swarm):
 
     def begin(self, script: str, *arguments: str, **settings: str) -> None:
         """Run the script on all nodes, each told the first one's address; they begin round 1 at once, linked."""
+        self._begin(script, lambda first: (*arguments, *(() if first is None else (first.address,))), settings)
+
+    def begin_by_link(self, script: str, *arguments: str, **settings: str) -> None:
+        """The same, but the first is told its manifest, and the others the line that `shoal link` prints there."""
+
+        def told(first: LoopNode | None) -> Sequence[str]:
+            if first is None:
+                return str(self.manifest_path), *arguments
+            link = SwarmLink(swarm=self.manifest.swarm_id, addresses=(first.address,))
+            return join_line(format_link(link), OWN_LOOP), *arguments
+
+        self._begin(script, told, settings)
+
+    def _begin(
+        self, script: str, told: Callable[[LoopNode | None], Sequence[str]], settings: Mapping[str, str]
+    ) -> None:
         path = self.workplace / "loop.py"
         path.write_text(script)
         first = self.nodes[0]
         for node in self.nodes:
-            peers = [] if node is first else [first.address]
-            node.begin(path, *arguments, *peers, **{"SHOAL_HOLD": "1:train", **settings})
+            arguments = told(None if node is first else first)
+            node.begin(path, *arguments, **{"SHOAL_HOLD": "1:train", **settings})
         for node in self.nodes:
             node.hold("1:train")
             node.wait("linked")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from shoal.node.training.trainer_messages import (
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
-from tests.node.loop_ends import DaemonEnd, Ends, StandIn, flat, joining
+from shoal.protocol.names import short
+from tests.node.loop_ends import PEER, SHARE, DaemonEnd, Ends, StandIn, flat, joining
 
 RATE = np.float32(0.7)
 
@@ -323,6 +326,56 @@ def test_evaluation_sees_the_anchor_and_leaves_no_trace(tmp_path: Path, monkeypa
         assert (model.training, model[1].training) == (True, False)
         learn(model, optimizer, 1)
         swarm.step(tokens=1)
+
+
+def test_loop_says_that_it_joined_and_each_round_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+    said = {"dashboard": "http://127.0.0.1:8420/", "dashboard_link": "http://…/#token=secret", "names": {PEER: "box"}}
+    monkeypatch.setattr(StandIn, "status", lambda self: said)
+    caplog.set_level(logging.INFO, logger="shoal.loop")
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.contribution()
+        await end.send(Evaluate(round=0))
+        await end.expect(Evaluated)
+        await end.train(1, steps=1)  # of the same round again, as after a repair
+        await end.contribution()
+        await end.apply(anchor, 1)
+        await end.train(2, steps=1)
+        await end.contribution()
+        await end.send(Stop())
+
+    with (
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer, evaluate=lambda model: 0.123456) as swarm,
+    ):
+        there, steps = True, 0
+        while there:
+            learn(model, optimizer, steps)
+            there = swarm.step(tokens=1, loss=1.5)
+            steps += 1
+        assert (swarm.round, swarm.members, swarm.held_out) == (1, SHARE.members, 0.123456)
+    lines = [record.getMessage() for record in caplog.records if record.name == "shoal.loop"]
+    assert lines[:3] == [
+        f"this node takes part as box ({short(PEER)}); its page is http://127.0.0.1:8420/",
+        "round 0: 1 member",
+        "round 1: 1 member, training loss 1.5, held-out loss 0.1235 (round 0)",
+    ]
+    assert "secret" not in caplog.text
+
+
+def test_loop_is_heard_where_the_program_has_set_up_no_logging(tmp_path: Path) -> None:
+    script = "import logging; from shoal.node import own_loop; {}own_loop._be_heard(); own_loop.logger.info('said')"
+    heard = {
+        before: subprocess.run([sys.executable, "-c", script.format(before)], capture_output=True, text=True).stderr
+        for before in ("", "logging.basicConfig(); ")
+    }
+    assert heard == {"": "shoal: said\n", "logging.basicConfig(); ": ""}
 
 
 def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

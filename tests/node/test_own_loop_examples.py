@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from shoal.node.own_loop import Swarm
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.protocol.errors import ConfigError
 from tests.node.lab import assert_exact
@@ -63,7 +66,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2, inner_steps=50) as swarm:
-        swarm.begin(example("plain.py"), SHOAL_ROUNDS=str(ROUNDS))
+        swarm.begin_by_link(example("plain.py"), SHOAL_ROUNDS=str(ROUNDS))
         finished(swarm)
         models = [torch.load(node.folder / "model.pt") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -76,7 +79,9 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
+        swarm.begin_by_link(
+            example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
+        )
         finished(swarm)
         ended = [load_file(node.folder / "model" / "model.safetensors") for node in swarm.nodes]
         for node in swarm.nodes:
@@ -91,7 +96,7 @@ def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model:
 def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("peft", reason="the extra shoal[hf] is not installed")
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin(
+        swarm.begin_by_link(
             example("lora.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
         )
         finished(swarm)
@@ -106,6 +111,23 @@ def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, mode
     assert any(np.abs(values.numpy()).max() > 0 for name, values in ended[0].items() if "lora_B" in name)
     for name, values in ended[0].items():
         assert torch.equal(values, ended[1][name]), name
+
+
+def test_what_a_hugging_face_trainer_logs_has_the_round_its_members_and_the_held_out_loss() -> None:
+    pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
+    from shoal.node import own_loop_hf
+
+    callback = own_loop_hf.SwarmCallback("swarm.toml")
+    logs, state = {"loss": 2.5}, SimpleNamespace(log_history=[{"loss": 2.0}, {"loss": 2.5}])
+    callback.on_log(None, state, None, logs=logs)  # before it has joined
+    assert logs == {"loss": 2.5}
+    callback.swarm = cast(Swarm, SimpleNamespace(round=7, members=3, held_out=None))
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == {"loss": 2.5, "swarm_round": 7, "swarm_members": 3}
+    callback.swarm = cast(Swarm, SimpleNamespace(round=8, members=2, held_out=2.25))
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == {"loss": 2.5, "swarm_round": 8, "swarm_members": 2, "swarm_held_out_loss": 2.25}
+    assert state.log_history == [{"loss": 2.0}, logs]
 
 
 def test_without_the_extra_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from shoal.node.peers import UNKNOWN_PHASE, peer_rows
 from shoal.node.status import _member
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.membership import MembershipMachine, State
+from shoal.protocol.names import Names, capability_of, claimed_name, short
 from shoal.protocol.records import NodeRecord, Phase, RecordBook, seal_record
 from shoal.protocol.wire import Sealer, SwarmId
 from shoal.swarm.lanes.socket import Moved
@@ -35,7 +36,7 @@ class Crowd:
     def id(self, name: str) -> PeerId:
         return self.identities[name].peer_id
 
-    def record(self, name: str, *, phase: Phase = "training", round: int = 3) -> None:
+    def record(self, name: str, *, phase: Phase = "training", round: int = 3, called: str = "") -> None:
         """A record of this peer comes by gossip."""
         sealer = Sealer(identity=self.identities[name], swarm_id=SWARM, boot=1)
         record = NodeRecord(
@@ -45,8 +46,14 @@ class Crowd:
             round=round,
             tokens_per_s=7.0,
             control_addresses=("/ip4/192.0.2.1",),
+            capabilities=(capability_of(called),) if called else (),
         )
         self.book.receive(seal_record(sealer, record), 0.0)
+
+    def claim(self, peer: str) -> str:
+        """The name that a peer's record says; this node's is `box`."""
+        record = self.book.get(PeerId(peer))
+        return "box" if peer == self.me else claimed_name(record.capabilities) if record is not None else ""
 
     def hear(self, name: str, *, linked: bool) -> None:
         self.machine.peer_seen(self.id(name), 0, 0.0)
@@ -67,6 +74,7 @@ class Crowd:
             lanes=SimpleNamespace(moved=lambda peer: Moved(received=5, taken=9) if peer in self.linked else Moved()),
             training_client=SimpleNamespace(tokens_per_s=11.0),
             host=SimpleNamespace(addresses=["/ip4/192.0.2.9"]),
+            names=Names(self.claim, limit=8),
         )
         standing = SimpleNamespace(members=self.members, voters=self.members)
         rounds: Any = SimpleNamespace(standing=lambda: standing, position=(None, 4))
@@ -116,6 +124,22 @@ def test_every_peer_has_a_row_that_says_how_it_is_reached() -> None:
     own = of(rows, crowd, "me")
     assert (own.round, own.tokens_per_s, own.software, own.address) == (4, 11.0, SOFTWARE, "/ip4/192.0.2.9")
     assert of(rows, crowd, "lost member").phase == UNKNOWN_PHASE
+
+
+def test_rows_have_names_and_no_two_the_same() -> None:
+    crowd = Crowd("me", "tom", "like me", "old", "liar")
+    crowd.record("tom", called="tom")
+    crowd.record("like me", called="box")
+    crowd.record("old")
+    crowd.record("liar", called=".b.")  # no name, though a record has room for it
+    rows = crowd.rows()
+    assert {name: of(rows, crowd, name).name for name in crowd.identities} == {
+        "me": f"box{short(crowd.me)}",
+        "tom": "tom",
+        "like me": f"box{short(crowd.id('like me'))}",
+        "old": "",
+        "liar": "",
+    }
 
 
 def test_the_members_of_a_status_are_these_rows() -> None:

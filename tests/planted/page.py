@@ -82,4 +82,22 @@ PAGE: tuple[Bug, ...] = (
         "return -troubles[log.peer_id], log.certified, place",
         "return 0, 0, place",
     ),
+    bug(
+        "two peers are shown by the name that both claim",
+        "tests/protocol/test_names.py::test_no_two_peers_are_shown_by_the_same_name",
+        'return f"{claim}{short(peer)}" if claim and self._holders[claim] > 1 else claim',
+        "return claim",
+    ),
+    bug(
+        "a peer is shown by whatever its record says after `name.`",
+        "tests/protocol/test_names.py::test_what_could_trick_a_reader_is_no_name",
+        'return next(filter(_NAME.fullmatch, said), "")',
+        'return next(said, "")',
+    ),
+    bug(
+        "a PeerId that is to be typed is shown by its name",
+        "tests/protocol/test_names.py::test_texts_have_names_where_a_peer_id_stands_alone",
+        'rf"`[^`]*`|',
+        'rf"`\\|',
+    ),
 )

@@ -102,4 +102,21 @@ TRAINING: tuple[Bug, ...] = (
             continue
         """,
     ),
+    bug(
+        "the link of a loop is an argument of its daemon, which others on the machine see",
+        "tests/node/loops/test_loop_daemon.py::test_link_is_told_to_the_daemon_where_no_other_user_sees_it",
+        'given = swarm if link is None else "-"',
+        "given = swarm",
+    ),
+    bug(
+        "a line on standard input allows the code that it names",
+        "tests/cli/test_link.py::test_line_on_standard_input_allows_no_code",
+        """
+        link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+        """,
+        """
+        line = sys.stdin.readline()
+        link, allowed = link_in(line), [*allowed, *line.split()[-1:]]
+        """,
+    ),
 )

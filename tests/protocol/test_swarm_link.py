@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,15 @@ from shoal.protocol.invites import EXPIRY_LIMIT_S, make_invite, reason_not_valid
 from shoal.protocol.messages import Term, domain_hash
 from shoal.protocol.swarm_link import (
     ADDRESSES_LIMIT,
+    LINE_LIMIT_CHARS,
     LINK_LIMIT_CHARS,
     PEERS_LIMIT,
     LinkInvite,
     SwarmLink,
     format_link,
     is_link,
+    join_line,
+    link_in,
     parse_link,
 )
 from shoal.protocol.wire import SwarmId
@@ -204,3 +208,34 @@ def test_noise_whose_check_holds_is_a_link_or_a_config_error(noise: bytes) -> No
         assert format_link(parse_link(text)) == text
     except ConfigError:
         return
+
+
+LINK = format_link(SwarmLink(swarm=SwarmId(bytes(32))))
+
+
+@pytest.mark.parametrize("workload", ["text", "sine:Sine", "zwölf.Übung:Größe", "it's; rm -rf:~ $(x)"])
+def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str) -> None:
+    line = join_line(LINK, workload)
+    allowed = ["--allow-workload", workload] if ":" in workload else []
+    assert shlex.split(line) == ["shoal", "run", LINK, *allowed]
+    assert line.startswith(f"shoal run '{LINK}'")
+    assert link_in(line) == link_in(f"  {line}\n") == LINK
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        (LINK, LINK),
+        (f"{LINK}\n", LINK),
+        ("shoal:damaged", "shoal:damaged"),  # a link was meant
+        (f"shoal run --data-dir two {LINK}", LINK),
+        ("swarm.toml", None),
+        (f"cat {LINK}", None),
+        ("shoal run swarm.toml", None),
+        ("shoal run 'shoal:", None),
+        ("", None),
+        ("shoal run " + "x" * LINE_LIMIT_CHARS + f" {LINK}", None),
+    ],
+)
+def test_link_is_found_in_a_line_and_nowhere_else(text: str, link: str | None) -> None:
+    assert link_in(text) == link

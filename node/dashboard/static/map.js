@@ -1,6 +1,6 @@
 // The swarm as a map: this node in the middle, the others on a ring, or as the seeds of a sunflower where they are many.
 
-import { count, draw, find, make, rate, short } from "./text.js";
+import { called, count, draw, find, make, rate } from "./text.js";
 
 const RING_LIMIT = 14;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
@@ -164,7 +164,7 @@ function tell(peer) {
   if (!parts || !peer) return;
   const line = (text) => make("p", {}, text);
   more.replaceChildren(
-    make("strong", { class: "mono" }, peer.reach === "self" ? "this node" : short(picked)),
+    make("strong", { class: "mono" }, peer.reach === "self" ? "this node" : called(picked)),
     line(`${peer.state} · round ${count(peer.round)} · ${count(peer.speed)} tokens/s`),
     line([peer.member ? "member" : ["left", "gone"].includes(peer.state) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
     line(`↑ ${rate(peer.up)}  ↓ ${rate(peer.down)}`),

@@ -1,6 +1,6 @@
 // The one line above everything: what stands in the way, and what the node's user can do about it.
 
-import { plural, short } from "./text.js";
+import { called, plural } from "./text.js";
 
 const NAMED = 3;
 
@@ -8,7 +8,7 @@ const until = (ban) => (ban.until == null ? "for ever" : `until round ${ban.unti
 
 function names(peers, total) {
   const more = total - Math.min(NAMED, peers.length);
-  return peers.slice(0, NAMED).map(short).join(", ") + (more > 0 ? ` and ${plural(more, "other")}` : "");
+  return peers.slice(0, NAMED).map(called).join(", ") + (more > 0 ? ` and ${plural(more, "other")}` : "");
 }
 
 // What to say of a node that answers, the worst first; null where nothing has to be said. soft: nothing is broken.

@@ -7,7 +7,7 @@ import { drawBans, drawSummary, markPeer, openPeer, renewPeers, startPeers } fro
 import { drawRollouts } from "./rollouts.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
 import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
-import { NONE, at, bytes, count, decimal, duration, find, make, percent, plural, put, rate, short, tell } from "./text.js";
+import { NONE, at, bytes, called, count, decimal, duration, find, make, percent, plural, put, rate, tell } from "./text.js";
 
 const LOST_MS = 1500;
 
@@ -25,11 +25,12 @@ function drawNode() {
   const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : node.certifies ? "no state yet" : "by this node's count";
   put("t-round-more", node.term === "0.0" ? digest : `term ${node.term} · ${digest}`);
   const rollouts = node.rollouts;
-  put("t-loss-name", rollouts ? "Reward" : "Loss");
+  const heldOut = node.loss != null && node.metric !== "training loss";
+  put("t-loss-name", rollouts ? "Reward" : heldOut ? "Held-out loss" : "Training loss");
   find("loss-card").hidden = Boolean(rollouts);
   find("certificates-card").hidden = !node.certifies;
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
-  put("t-loss-more", rollouts ? "mean of own answers" : node.loss == null ? (node.train_loss == null ? "not measured yet" : "this node, training") : node.metric ? `held out, ${node.metric}` : "held out");
+  put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
   const gone = summary.states?.gone;
   put("t-nodes", count(summary.alive ?? 0));
   put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
@@ -39,7 +40,7 @@ function drawNode() {
   put("t-speed-more", rollouts ? "by this node" : `this node ${count(Math.round(node.tokens_per_s))}`);
   put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
   put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
-  put("me", short(node.peer));
+  put("me", called(node.peer));
   find("me").title = node.peer;
   const drawn = Object.keys(state.peers).length;
   put("map-sum", `${plural(summary.known ?? drawn, "node")} known${drawn < summary.known ? `, ${count(drawn)} of them drawn` : ""}`);

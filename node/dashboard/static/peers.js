@@ -2,7 +2,7 @@
 
 import { drawHappenings } from "./rounds.js";
 import { askPeer, askPeers } from "./store.js";
-import { NONE, REACHED, bytes, count, find, make, plural, put, rate, short } from "./text.js";
+import { NONE, REACHED, bytes, called, count, find, make, nameThem, plural, put, rate, short } from "./text.js";
 
 const PART = 30; // of one answer, as the node gives them
 const RENEW_MS = 2000;
@@ -88,7 +88,7 @@ function chip(group, name, nodes = 0) {
 }
 
 const named = (outliers, told) => outliers.map(({ peer, value }) => {
-  const button = make("button", { type: "button", class: "copy", title: peer }, short(peer));
+  const button = make("button", { type: "button", class: "copy", title: peer }, called(peer));
   button.addEventListener("click", () => openPeer(peer));
   return make("span", { class: "outlier" }, button, told(value));
 });
@@ -117,6 +117,7 @@ async function ask(changes) {
 }
 
 function drawPeers({ total, first, peers }) {
+  nameThem(Object.fromEntries(peers.map((peer) => [peer.peer, peer])));
   const body = find("peers").tBodies[0];
   const kept = new Map();
   peers.forEach((peer, index) => {
@@ -138,7 +139,7 @@ function fresh(id) {
   for (let i = 0; i < 8; i++) row.append(make("td", i >= 3 ? { class: "num" } : {}));
   const name = make("button", { type: "button", class: "copy", title: id });
   name.addEventListener("click", () => openPeer(id));
-  row.cells[0].append(name);
+  row.cells[0].append(name, make("small", { class: "mono muted" }));
   row.cells[1].append(make("span", { class: "badge" }));
   return row;
 }
@@ -156,7 +157,8 @@ function fill(row, peer) {
   badge.className = `badge ${peer.state}`;
   put(badge, standing(peer));
   const self = peer.reach === "self";
-  put(row.cells[0].firstChild, self ? `${short(peer.peer)} (this node)` : short(peer.peer));
+  put(row.cells[0].firstChild, self ? `${called(peer.peer)} (this node)` : called(peer.peer));
+  put(row.cells[0].lastChild, called(peer.peer).endsWith(short(peer.peer)) ? "" : short(peer.peer));
   const cells = [
     REACHED[peer.reach] ?? peer.reach, count(peer.round), peer.speed ? count(peer.speed) : NONE,
     self ? NONE : rate(peer.up), self ? NONE : rate(peer.down), self ? NONE : bytes(peer.sent + peer.received),
@@ -173,7 +175,7 @@ export function markPeer(id) {
 // -- one of them ---------------------------------------------------------------------------------------------------
 
 export async function openPeer(id) {
-  put("peer-title", `Peer ${short(id)}`);
+  put("peer-title", called(id));
   put("peer-name", id);
   put("peer-more", "…");
   find("peer-happenings").replaceChildren();
@@ -208,7 +210,7 @@ export async function openPeer(id) {
 export function drawBans(bans, me) {
   find("bans-card").hidden = bans.length === 0;
   const rows = bans.map((ban) => {
-    const name = ban.peer === me ? `${short(ban.peer)} (this node)` : short(ban.peer);
+    const name = ban.peer === me ? `${called(ban.peer)} (this node)` : called(ban.peer);
     return make(
       "tr",
       {},

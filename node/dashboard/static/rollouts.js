@@ -1,6 +1,6 @@
 // Groups of rollouts, to be read. What is shown was written by models of others: it is text and nothing else.
 
-import { count, find, make, plural, put, short } from "./text.js";
+import { called, count, find, make, plural, put } from "./text.js";
 
 let reading = null;
 
@@ -15,7 +15,7 @@ export function drawRollouts(node, groups) {
   put("rollouts-sum", `${plural(known.made, "group")} made · ${count(known.pulled)} pulled · ${count(known.taken)} taken · ${count(refused)} refused`);
   const rows = groups.toReversed().map((group) => {
     const button = make("button", { type: "button", "aria-pressed": String(group.digest === reading) }, make("span", {}, group.family), score(group.reward),
-      make("small", {}, `${group.own ? "own" : short(group.peer)} · round ${group.round} · ${plural(group.completions, "answer")}`));
+      make("small", {}, `${group.own ? "own" : called(group.peer)} · round ${group.round} · ${plural(group.completions, "answer")}`));
     button.addEventListener("click", () => read(group));
     return make("li", {}, button);
   });

@@ -1,6 +1,6 @@
 // Rounds as bars of phases with what disturbed them, their certificates, and what happened.
 
-import { NONE, at, count, duration, find, make, percent, plural, put, short } from "./text.js";
+import { NONE, at, byName, called, count, duration, find, make, percent, plural, put } from "./text.js";
 
 const ROUNDS_SHOWN = 24;
 
@@ -32,8 +32,8 @@ const HAPPENED = {
 };
 
 export function said(happening) {
-  const text = HAPPENED[happening.kind]?.(short(happening.peer)) ?? happening.kind;
-  return happening.detail ? `${text}: ${happening.detail}` : text;
+  const text = HAPPENED[happening.kind]?.(called(happening.peer)) ?? happening.kind;
+  return happening.detail ? `${text}: ${byName(happening.detail)}` : text;
 }
 
 // Phases and their seconds, in order. Without a common state a round has fewer: all of it is work, or an exchange.
@@ -67,7 +67,7 @@ function noteOf(round) {
     bits.push(said({ kind: worst.kind, peer: worst.peer }));
     if (round.faults.length > 1) bits.push(`${round.faults.length - 1} more`);
   }
-  if (round.state === "stepped") bits.push(round.partner ? `with ${short(round.partner)}` : "alone");
+  if (round.state === "stepped") bits.push(round.partner ? `with ${called(round.partner)}` : "alone");
   else if (round.state === "skipped") bits.push("fetched from others");
   else if (round.state === "shared") bits.push(`${count(round.tokens)} tokens`);
   else if (round.contributors != null && round.members) bits.push(`${round.contributors} of ${round.members} contributed`);

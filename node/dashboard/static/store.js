@@ -1,5 +1,7 @@
 // What the page knows, kept like the node's own model: a snapshot, then deltas, each one after the other.
 
+import { nameThem } from "./text.js";
+
 const LIMITS = { rounds: 60, certificates: 60, happenings: 100, bandwidth: 300, groups: 24, points: 2048 };
 const SILENCE_MS = 6000;
 const RETRY_MS = [500, 1000, 2000, 4000];
@@ -17,6 +19,7 @@ const merge = {
   summary: (fields) => Object.assign(state.summary, fields),
   health: (checks) => (state.health = checks),
   peers: (changes) => {
+    nameThem(changes);
     for (const [id, fields] of Object.entries(changes)) {
       if (fields === null) delete state.peers[id];
       else state.peers[id] = { ...state.peers[id], ...fields };
@@ -63,6 +66,7 @@ export function follow(changed, heard) {
     source = new EventSource("/api/feed");
     source.addEventListener("snapshot", (event) => {
       Object.assign(state, JSON.parse(event.data));
+      nameThem(state.peers);
       word();
       changed(new Set(["all"]));
     });

@@ -11,10 +11,23 @@ export const at = (seconds) => clock.format(new Date(seconds * 1000));
 export const percent = (value, digits = 0) => (value == null ? NONE : `${(100 * value).toFixed(digits)}%`);
 export const plural = (number, one, many = `${one}s`) => `${plain.format(number)} ${number === 1 ? one : many}`;
 
+// Names by PeerId, as the node gives them: no two peers have the same. Who is gone for long keeps the one it had.
+const names = new Map();
+
+export function nameThem(peers) {
+  for (const [id, fields] of Object.entries(peers)) if (fields?.name) names.set(id, fields.name);
+}
+
+export const called = (peer) => names.get(peer) ?? short(peer);
+
+// PeerIds that stand alone, by name; those in addresses stay.
+export const byName = (text) => text.replace(/(?<![/\w])12D3Koo\w{45}(?!\w)/g, called);
+
+// The four digits that matter.
 export function decimal(value) {
   if (value == null) return NONE;
   if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(2);
-  return Math.abs(value) >= 100 ? value.toFixed(1) : value.toFixed(4);
+  return Math.abs(value) >= 1000 ? plain.format(value) : value.toPrecision(4);
 }
 
 export function bytes(value) {
@@ -56,7 +69,7 @@ export function make(tag, fields = {}, ...children) {
 
 // A sentence that stands out and more beside it; what is between backquotes is typed.
 export function tell(element, first, rest = "") {
-  const pieces = (text) => text.split("`").map((piece, index) => (index % 2 ? make("code", {}, piece) : piece));
+  const pieces = (text) => text.split("`").map((piece, index) => (index % 2 ? make("code", {}, piece) : byName(piece)));
   const said = `${first}\n${rest}`;
   if (element.dataset.said === said) return;
   element.dataset.said = said;

@@ -1,0 +1,60 @@
+"""The daemon that a training loop starts by a link: which swarm it is for, and what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+import torch
+
+from shoal.node import own_loop
+from shoal.node.loops.loop_daemon import found_or_started
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import render_manifest
+from shoal.protocol.swarm_link import SwarmLink, format_link, join_line
+from tests.node.lab import manifest_of
+
+NOWHERE = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
+
+
+def folder_of(tmp_path: Path, workload: str) -> tuple[Path, str]:
+    """A data folder that has been in a swarm of this workload, and the line that joins it."""
+    manifest = manifest_of([Identity.generate().peer_id], workload)
+    folder = tmp_path / "node"
+    folder.mkdir(mode=0o700)
+    (folder / "swarm").write_text(manifest.swarm_id.hex())
+    (folder / "swarm.toml").write_text(render_manifest(manifest))
+    return folder, join_line(format_link(SwarmLink(swarm=manifest.swarm_id, addresses=(NOWHERE,))), workload)
+
+
+def children() -> list[int]:
+    return [child.pid for child in psutil.Process().children()]
+
+
+def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(tmp_path: Path) -> None:
+    folder, line = folder_of(tmp_path, "regression")
+    before = children()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"names the workload 'regression'; for a loop of your own"):
+        own_loop.join(model, optimizer, line, data_dir=folder).__enter__()
+    assert children() == before
+
+
+def test_link_is_told_to_the_daemon_where_no_other_user_sees_it(tmp_path: Path) -> None:
+    folder, line = folder_of(tmp_path, "own-loop")
+    daemon = found_or_started(line, folder, peers=(), options=("--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0"))
+    try:
+        assert daemon.manifest.workload.name == "own-loop"
+        (commands,) = (child.cmdline() for child in psutil.Process().children() if str(folder) in child.cmdline())
+        assert not [word for word in commands if "shoal:" in word]
+    finally:
+        daemon.give_up()
+
+
+def test_link_that_is_damaged_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a whole swarm link"):
+        found_or_started("shoal:damaged", tmp_path / "node", peers=(), options=())
+    assert not (tmp_path / "node").exists()
