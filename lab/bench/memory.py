@@ -1,8 +1,9 @@
 """`shoal bench memory`: how much memory a node's daemon takes for each parameter, at the peak of a round.
 
 Two swarms of the same make, one of each size: real nodes as a user starts them, with what `shoal init` writes but for
-the workload, whose trainer makes up its updates (`shoal.node.workloads.synthetic`), and one inner step a round. They
-share no memory, as between machines. Each daemon is looked at all the while, without its trainer:
+the workload, whose trainer makes up its updates (`shoal.node.workloads.synthetic`), one inner step a round, and that a
+round waits longer for who is slow. They share no memory, as between machines. Each daemon is looked at all the while,
+without its trainer:
 
     anonymous   what it allocated                                   RssAnon   of /proc/PID/status
     shared      memory files, such as those that its trainer sees   RssShmem
@@ -30,26 +31,21 @@ import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
+from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
+from shoal.lab.bench.train_spec import NOBODY
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
-from shoal.lab.fleet import Swarm, untested_command
 from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within
-from shoal.node.reporting.events import RoundEnded
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
-from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 WARM_UP: Final = 3
 """Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
 SAMPLE_S: Final = 0.01
 """Between two looks at the same daemon; what takes memory takes longer at the sizes that are measured."""
-DEADLINE_S: Final = 600.0
-SLOW_VALUES_PER_S: Final = 250_000
-"""Deadlines grow with the size at this pace; a machine slower than that is not worth measuring."""
-SEED: Final = 1
 SIZES: Final = Numbers((100_000_000, 250_000_000))
 
 PER_PARAMETER: Final = Target(
@@ -79,11 +75,12 @@ class MemoryBench(Spec):
             raise ConfigError(f"--strategy must be one of {', '.join(able)}")
 
     def manifest(self, numel: int, founders: list[PeerId]) -> Manifest:
-        """The manifest of `shoal init` but for workload and H. Raises ConfigError."""
+        """The manifest of `shoal init` but for workload, H and grace. Raises ConfigError."""
         tables = {
             "swarm": {"name": "bench", "founders": founders, "admission": "open"},
             "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": numel}},
             "sync": {"strategy": self.strategy, "inner_steps": 1},
+            "round": {"grace_s": GRACE_S},
         }
         return validate_manifest(tables, source="the benchmark")
 
@@ -145,33 +142,26 @@ def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
 
 
 async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
-    deadline_s = DEADLINE_S + numel * bench.peers / SLOW_VALUES_PER_S
+    manifest = partial(bench.manifest, numel)
+    spec = BenchSpec(
+        peers=bench.peers,
+        numel=numel,
+        codec=manifest([NOBODY]).sync.codec,
+        rounds=WARM_UP + bench.rounds,
+        sockets=True,
+        manifest=manifest,
+    )
     with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name:
-        runtime = Runtime(command=_command)
-        swarm = Swarm(Path(name), bench.peers, partial(bench.manifest, numel), runtime=runtime)
-        async with swarm.owned():
-            await swarm.start(deadline_s=deadline_s)
-            await _until_certified(swarm, WARM_UP, deadline_s)
+        async with running_swarm(spec, Path(name)) as swarm:
+            for round in range(1, WARM_UP + 1):
+                await swarm.play(round)
             with watched([node.lives[-1].pid for node in swarm.nodes]) as seen:
-                for round in range(WARM_UP + 1, WARM_UP + bench.rounds + 1):
-                    await _until_certified(swarm, round, deadline_s)
+                for round in range(WARM_UP + 1, spec.rounds + 1):
+                    await swarm.play(round)
                     tell(f"{numel / 1e6:g} M parameters, round {round}")
     if not seen:
         raise NetworkError("no daemon was seen; see that this user may read /proc/PID/status of its own processes")
     return Peak(numel=numel, most=max(seen, key=lambda one: one.held), most_file=max(one.file for one in seen))
-
-
-async def _until_certified(swarm: Swarm, round: int, deadline_s: float) -> None:
-    """Return once every node has seen the end of that round, or of a later one. Raises NetworkError."""
-
-    def seen(node: NodeProcess) -> bool:
-        return any(event.round >= round for event in swarm.journal.of(RoundEnded, node.index))
-
-    await swarm.until(lambda: all(map(seen, swarm.nodes)), f"round {round} is certified", deadline_s)
-
-
-def _command(launch: Launch) -> list[str]:
-    return [*untested_command(launch), "--no-shared-memory", "--log-level", "warning"]
 
 
 @contextmanager
