@@ -67,7 +67,7 @@ RESUME_BYTES_PER_VALUE: Final = 12
 FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one byte or less with the other codecs."""
 IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
-"""What lies in nameless files in place of memory: the states that are served, the next one, and two contributions."""
+"""In nameless files in place of memory: the states that are served, the next one, and two contributions in fp32."""
 TRAINER_BYTES_PER_VALUE: Final = 32
 """Parameters, gradients, two moments; the anchor, the parameters as they were contributed, a snapshot's moments."""
 DAEMON_BYTES_PER_VALUE: Final = 12

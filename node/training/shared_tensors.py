@@ -44,7 +44,7 @@ def give_back(vector: Vector) -> None:
 
     Where the system cannot, nothing happens. Blocks.
     """
-    memory = vector.base
+    memory: object = vector.base
     if isinstance(memory, memoryview):
         memory = memory.obj
     if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_REMOVE"):
