@@ -12,6 +12,7 @@ give third parties a proof against the sender.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,6 +25,7 @@ from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, chunk_codec, f
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import own_memory
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
@@ -62,8 +64,19 @@ class EncodedContribution:
     squares: tuple[float, ...]
 
     @classmethod
-    def encode(cls, values: F32, grid: Grid, name: str, *, dither: Dither | None = None, threads: int = 1) -> Self:
+    def encode(
+        cls,
+        values: F32,
+        grid: Grid,
+        name: str,
+        *,
+        dither: Dither | None = None,
+        threads: int = 1,
+        allocate: Callable[[int], memoryview] = own_memory,
+    ) -> Self:
         """The contribution of `values`, (numel,) float32, in the codec that a plan calls `name`, `dither` for int4.
+
+        allocate: gives the memory of its buffer.
 
         Raises LocalError if they do not fit the grid, are not all finite, or int4 has no dither; ConfigError for
         an unknown codec.
@@ -72,7 +85,7 @@ class EncodedContribution:
             raise LocalError(f"{values.shape} values on a grid of {grid.numel}")
         sizes = (payload_bytes(grid, chunk_codec(name, grid, chunk), chunk) for chunk in range(grid.chunks))
         offsets = tuple(accumulate(sizes, initial=0))
-        buffer = np.empty(offsets[-1], np.uint8)
+        buffer = np.frombuffer(allocate(offsets[-1]), np.uint8)
 
         def encode_chunk(chunk: int) -> tuple[bytes, float]:
             how = chunk_codec(name, grid, chunk)

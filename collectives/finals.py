@@ -44,7 +44,7 @@ class UnsoundFinal(RemoteError):
 class FinalChunk:
     """One reduced chunk as its owner sent it: `payload` (read-only), and what can be read in it without checking.
 
-    `sound`: it is what its owner signed, and decodes. Nothing else of it changes.
+    `sound`: it is what its owner signed, and decodes. Nothing else of it changes, but where its bytes lie (`move_to`).
     """
 
     payload: U8
@@ -64,6 +64,16 @@ class FinalChunk:
     def hash_now(self) -> None:
         """Work out `result`, which is otherwise done when it is asked for."""
         _ = self.result
+
+    def move_to(self, payload: U8) -> None:
+        """Have the same bytes elsewhere from now on: in `payload`, read-only. Any thread may be reading them."""
+        self.encoded, self.payload = payload[: self.encoded.size], payload
+
+    @property
+    def intact(self) -> bool:
+        """True if the bytes are those that came: not if they lie in a file that the disk has changed since."""
+        trailer = self.payload[self.encoded.size :].tobytes()
+        return chunk_hash(self.encoded.data) == self.result and trailer == self.bitmap + self.signature
 
     @property
     def statement(self) -> ChunkStatement:

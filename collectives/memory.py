@@ -60,10 +60,19 @@ def own_array(numel: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(mapping, dtype, numel)
 
 
-class VectorPool:
-    """Gives out vectors; keeps the memory of at most `spare_limit` that are gone. Safe in any number of threads."""
+def own_memory(size: int) -> memoryview:
+    """`size` bytes of such a mapping, writeable."""
+    return own_array(size, np.uint8).data
 
-    def __init__(self, spare_limit: int) -> None:
+
+class VectorPool:
+    """Gives out vectors; keeps the memory of at most `spare_limit` that are gone. Safe in any number of threads.
+
+    allocate: gives memory of so many bytes, writeable, that begins with a page.
+    """
+
+    def __init__(self, spare_limit: int, allocate: Callable[[int], memoryview] = own_memory) -> None:
+        self._allocate = allocate
         # A vector may cease to exist at any point of any thread, also while this thread takes one: no lock, then, but
         # a deque, whose `append` and `pop` are atomic.
         self._spare: deque[memoryview] = deque(maxlen=spare_limit)
@@ -72,7 +81,7 @@ class VectorPool:
         """(numel,) float32 of unspecified content, writeable."""
         memory = self._spare_of(4 * numel)
         if memory is None:
-            memory = own_array(4 * numel, np.uint8).data
+            memory = self._allocate(4 * numel)
         # Over a memoryview, and not over an array, so that slices name this vector as their base and keep it.
         vector = np.frombuffer(memory, np.float32)
         weakref.finalize(vector, self._spare.append, memory).atexit = False
@@ -81,9 +90,9 @@ class VectorPool:
     def prepare(self, numel: int) -> None:
         """Have memory for as many vectors as are kept, with pages of its own, which `take` is spared to wait for."""
         while len(self._spare) < (self._spare.maxlen or 0):
-            memory = own_array(4 * numel, np.uint8)
-            memory[::PAGE_BYTES] = 0
-            self._spare.append(memory.data)
+            memory = self._allocate(4 * numel)
+            np.frombuffer(memory, np.uint8)[::PAGE_BYTES] = 0
+            self._spare.append(memory)
 
     def _spare_of(self, size: int) -> memoryview | None:
         """Spare memory of that many bytes; what is of another size is let go."""

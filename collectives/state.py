@@ -328,8 +328,11 @@ class StateAssembly:
             return 0
         copied = 0
         for kind, chunk in self.missing():
-            if header.chunk_hash(kind, chunk) == self.header.chunk_hash(kind, chunk):
-                copied += self._write(kind, chunk, state.vector(kind)[slice(*self._grid.span(chunk))])
+            wanted = self.header.chunk_hash(kind, chunk)
+            values = state.vector(kind)[slice(*self._grid.span(chunk))]
+            # Its memory may be a file's, and a disk may have changed that since the header was worked out.
+            if header.chunk_hash(kind, chunk) == wanted and chunk_hash(values.data.cast("B")) == wanted:
+                copied += self._write(kind, chunk, values)
         return copied
 
     def chunk(self, kind: StateKind, chunk: int) -> memoryview | None:

@@ -27,6 +27,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.collectives.codecs import check_denormals
+from shoal.node.audits.auditing import CONTRIBUTIONS_KEPT
 from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
@@ -65,8 +66,12 @@ RESUME_BYTES_PER_VALUE: Final = 12
 """What a node alone knows of a round: two moments of the inner optimizer, and its contribution, in fp32 at most."""
 FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one byte or less with the other codecs."""
-MEMORY_BYTES_PER_VALUE: Final = 56
-"""Parameters, gradients and moments in the trainer; anchor, contribution, state and rounds under way in the daemon."""
+IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
+"""In nameless files in place of memory: the states that are served, the next one, and two contributions in fp32."""
+TRAINER_BYTES_PER_VALUE: Final = 32
+"""Parameters, gradients, two moments; the anchor, the parameters as they were contributed, a snapshot's moments."""
+DAEMON_BYTES_PER_VALUE: Final = 12
+"""Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
 
 _PACKAGES: Final = ("shoal", "torch", "libp2p", "trio", "numpy")
@@ -495,6 +500,7 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
         "states": STATES_ON_DISK * state,
         "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
         "work under way": (FILES_KEPT + 1) * resume,
+        "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final,
         "checkpoints": checkpoints * (state + resume),
         "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
     }
@@ -520,7 +526,7 @@ def memory(report: TrialReport) -> Check:
     available = psutil.virtual_memory().available
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
-    needed = report.numel * MEMORY_BYTES_PER_VALUE + MEMORY_BASE_BYTES
+    needed = report.numel * (TRAINER_BYTES_PER_VALUE + DAEMON_BYTES_PER_VALUE) + MEMORY_BASE_BYTES
     detail = (
         f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
         f"{report.numel / 1e6:.1f} million parameters"

@@ -10,7 +10,7 @@ test mode. While the gate of a round is closed, all nodes stand in its TRAIN pha
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +44,8 @@ class BenchSpec:
 
     holds: by node, where it stops; a node that has any, and every node with `test_mode`, is in test mode.
     environment: settings of the nodes' processes, each NAME=VALUE. sockets: nodes share no memory: all that moves goes
-    through the kernel's sockets.
+    through the kernel's sockets. manifest: makes another than the usual one, for the synthetic workload, of the
+    founders.
     """
 
     peers: int
@@ -55,6 +56,7 @@ class BenchSpec:
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     sockets: bool = False
+    manifest: Callable[[list[PeerId]], Manifest] | None = None
 
     @property
     def chunk_values(self) -> int:
@@ -75,7 +77,8 @@ class BenchSwarm(Swarm):
     def __init__(self, spec: BenchSpec, folder: Path, gates: ExitStack, network: Network | None) -> None:
         self.spec = spec
         runtime = Runtime(command=self._command)
-        super().__init__(folder, spec.peers, partial(_manifest, spec), runtime=runtime, network=network)
+        manifest = spec.manifest or partial(_manifest, spec)
+        super().__init__(folder, spec.peers, manifest, runtime=runtime, network=network)
         self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
 
     def _command(self, launch: Launch) -> list[str]:

@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "wan": "wan:CASE",
     "checkpoint": "checkpoint:CASE",
     "restart": "restart:CASE",
+    "memory": "memory:CASE",
     "scale": "scale:CASE",
     "goodput": "goodput:CASE",
     "train": "train_page:CASE",

@@ -98,7 +98,7 @@ class GossipStart:
         heard_all = self._others <= self.standings.keys()
         if not self._founder or not (heard_all or now >= self._draws_at):
             return None
-        state = await self._training_client.initial_state()
+        state = await self._training_client.initial_state(self._cache.vectors)
         header = await trio.to_thread.run_sync(self._cache.header, state)
         self._cache.put(state, header)
         return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -16,6 +17,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Contributions, Made
+from shoal.node.state.file_memory import file_memory
 from shoal.node.state.resumption import Found
 from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted, TrainerEvent
@@ -57,6 +59,7 @@ class Participation:
             error_feedback=manifest.sync.error_feedback,
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
+            allocate=partial(file_memory, parts.store.folder),
         )
 
     @property
@@ -141,11 +144,14 @@ class Participation:
         """
         if self.made is not None or not self._training_client.is_current(event):
             return None
+        await self._training_client.give_back_anchor()
         try:
             made = await trio.to_thread.run_sync(self._make, event)
         except LocalError as error:
             logger.error("round %d: this node contributes nothing: %s", event.round, error)
             return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
+        finally:
+            await self._training_client.give_back_contribution()
         head = self._state_store.head
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)

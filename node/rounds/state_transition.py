@@ -26,7 +26,7 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.outcome import RoundCertified
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.finals_file import FinalsWriter
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.messages import NO_HASH, Certificate, Plan, Report, Value
 from shoal.protocol.planning import split_codec
 
@@ -141,7 +141,7 @@ class StateTransition:
 
     async def draw(self, certified: bytes) -> None:
         """Draw S(0), and hold it if it has the certified digest, or none is certified."""
-        state = await self._p.training_client.initial_state()
+        state = await self._p.training_client.initial_state(self._cache.vectors)
         if certified in (NO_HASH, await trio.to_thread.run_sync(self._cache.digest, state)):
             await self._hold(state)
 
@@ -223,11 +223,15 @@ class StateTransition:
     async def take(self, candidate: Candidate) -> CertifiedState:
         """The state of the candidate that was certified, made again where another came after it. The round is over.
 
-        Cancellation: it can be taken again.
+        Raises StorageError if it cannot be made again: the finals are read from the disk for that. Cancellation: it can
+        be taken again.
         """
         assert self._next is not None
         self._next.close()
         header = await trio.to_thread.run_sync(self._next.complete, candidate.finals, APPLY_THREADS)
+        if header.digest != candidate.digest:
+            where = self._cache.folder / "finals"
+            raise StorageError(f"{where} has other finals of round {header.round} than were written; check the disk")
         state = self._next.take(header)
         self._next = None
         return state

@@ -33,7 +33,7 @@ comes again, residual' = 0 there; what encoding lost of an included one is carri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -41,13 +41,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from shoal.collectives.codecs import F32, VALUE_LIMIT
+from shoal.collectives.codecs import F32, VALUE_LIMIT, final_chunk_codec
 from shoal.collectives.contribution import EncodedContribution, residual_of_chunk
 from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragment, Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.memory import own_array
+from shoal.collectives.memory import VectorPool, own_memory
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import seal_of
@@ -148,7 +148,8 @@ class Contributions:
     """The contribution of the round under way, and the residuals behind it.
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
-    gradients: what is contributed are gradients, of which nothing comes again that was excluded.
+    gradients: what is contributed are gradients, of which nothing comes again that was excluded. allocate: gives memory
+    for what stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
     """
 
     def __init__(
@@ -161,8 +162,11 @@ class Contributions:
         error_feedback: float = 1.0,
         mixing: float | None = None,
         gradients: bool = False,
+        allocate: Callable[[int], memoryview] = own_memory,
     ) -> None:
         self._gradients = gradients
+        self._allocate = allocate
+        self._vectors = VectorPool(1, allocate)
         self._fragments = fragments
         self._codec = with_buffers(codec, fragments.buffers)
         self._sender = sender
@@ -188,7 +192,7 @@ class Contributions:
         """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
-        those lie. Raises LocalError if it is not finite.
+        those lie; it is read, and not kept. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         left = self._left[fragment.number]
@@ -200,14 +204,20 @@ class Contributions:
             tokens=min(tokens + left.tokens, WEIGHT_LIMIT),
             values=values,
             encoded=self._encode(values, fragment, base),
-            retained=pseudo_gradient * self._mixing if self._mixing else None,
+            retained=self._retained(pseudo_gradient),
         )
+        left.residual = left.settled = None  # it is in the values now
         self.taken = number
         return self.made
 
+    def _retained(self, pseudo_gradient: F32) -> F32 | None:
+        if not self._mixing:
+            return None
+        return np.multiply(pseudo_gradient, self._mixing, out=self._vectors.take(pseudo_gradient.size))
+
     def _input(self, pseudo_gradient: F32, left: _Left, grid: Grid) -> F32:
         """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
-        values = own_array(grid.numel, np.float32)  # begins with a page, as its file wants it
+        values = self._vectors.take(grid.numel)  # begins with a page, as its file wants it
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
             return values
@@ -236,7 +246,7 @@ class Contributions:
 
     def _work_out(self, left: _Left, grid: Grid) -> None:
         """Work out the residual now."""
-        residual = np.empty(grid.numel, np.float32)
+        residual = self._vectors.take(grid.numel)
         for chunk in range(grid.chunks):
             at = slice(*grid.span(chunk))
             self._write_residual(left, chunk, at, residual[at])
@@ -244,7 +254,9 @@ class Contributions:
 
     def _encode(self, values: F32, fragment: Fragment, base: bytes) -> EncodedContribution:
         dither = Dither(base, "contribution", self._sender)
-        return EncodedContribution.encode(values, fragment.grid, self._codec, dither=dither, threads=2)
+        return EncodedContribution.encode(
+            values, fragment.grid, self._codec, dither=dither, threads=2, allocate=self._allocate
+        )
 
     def saved(self, made: Made, term: Term) -> SavedWork:
         """Return what of a contribution a restart needs on disk to make it again and have it counted once."""
@@ -366,7 +378,9 @@ class Contributions:
         elif left.rounds_excluded > self._staleness_rounds:
             self._left[fragment.number] = _Left()
         elif not (all(bits) and _is_exact(made.encoded)):
-            left.settled = made, tuple(bits), finals
+            # Only where a final leaves values out does the residual depend on it.
+            leaves_out = final_chunk_codec(made.encoded.codec, made.encoded.grid, 0).leaves_out
+            left.settled = made, tuple(bits), finals if leaves_out else None
             if self._fragments.count > 1:  # it is on disk with every round of another fragment
                 self._work_out(left, fragment.grid)
 

@@ -99,7 +99,7 @@ class EarlierStates:
 
     def _read(self, round: int, path: Path) -> CertifiedState | None:
         try:
-            state = read_state(path)
+            state = read_state(path, self._cache.vectors)
             if state.round == round and self._cache.header(state).digest == self._expected(round, path):
                 return state
         except (SafetensorError, KeyError, ValueError, IndexError, OSError, ShoalError) as error:

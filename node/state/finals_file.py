@@ -62,7 +62,10 @@ class FinalsWriter:
         return self._finals.plan == plan and all(ours is other for ours, other in zip(mine, finals.chunks, strict=True))
 
     def finish(self) -> None:
-        """Return when the file is there for good. Raises StorageError, and then nothing is there."""
+        """Return when the file is there for good, and the finals lie in it: their memory is free.
+
+        Raises StorageError, and then nothing is there.
+        """
         try:
             self._written.result()
             with disk_errors(self._path.parent):
@@ -70,6 +73,10 @@ class FinalsWriter:
                 sync_folder(self._path.parent)
         finally:
             self.abandon()
+        with contextlib.suppress(OSError):  # then they stay where they are
+            data = _mapped(self._path)
+            for final, place in zip(self._finals.chunks, _layout(data)[1], strict=True):
+                final.move_to(np.frombuffer(data[place], np.uint8))
 
     def abandon(self) -> None:
         """Write no more, and remove what was written of a file that is not finished. Does not wait for the disk."""
@@ -95,7 +102,7 @@ class FinalsWriter:
 
 def read_finals(path: Path) -> Finals:
     """Read finals and check every signature. Raises OSError, ValueError, or a ShoalError if the file holds none."""
-    data = memoryview(path.read_bytes())
+    data = _mapped(path)
     final_format, places = _layout(data)
     return Finals.open(final_format.plan, [data[place] for place in places])
 
@@ -108,8 +115,7 @@ class FinalsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._data = _mapped(path)
         self._final_format, self._places = _layout(self._data)
         self._lock = threading.Lock()
         self._sound: dict[int, bool] = {}
@@ -134,6 +140,12 @@ class FinalsFile:
             with self._lock:
                 self._sound[chunk] = sound
         return data if sound else None
+
+
+def _mapped(path: Path) -> memoryview:
+    """All of a file. Raises OSError, ValueError if it is empty."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:

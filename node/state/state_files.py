@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from shoal.collectives.codecs import F32
+from shoal.collectives.memory import F32, VectorPool
 from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
@@ -61,16 +59,21 @@ def header_in(file: TensorFile) -> StateHeader | None:
         return None
 
 
-def read_state(path: Path) -> CertifiedState:
-    """Read a state. Raises OSError, KeyError, ValueError or LocalError if the file is none."""
+def read_state(path: Path, vectors: VectorPool | None = None) -> CertifiedState:
+    """Read a state into memory of `vectors`. Raises OSError, KeyError, ValueError or LocalError if the file is none.
+
+    Raises StorageError if there is no such memory.
+    """
     try:
         file = TensorFile(path)
-        vectors = [frozen(_read_vector(file, kind)) for kind in kinds_in(file)]
+        kinds = kinds_in(file)
+        shapes = [_numel(file, kind) for kind in kinds]
     except StorageError as error:
         raise ValueError(str(error)) from None
+    pool = vectors or VectorPool(0)
     told = file.metadata
     return CertifiedState.of_vectors(
-        vectors,
+        [frozen(_read_vector(file, kind, pool.take(numel))) for kind, numel in zip(kinds, shapes, strict=True)],
         term=Term(int(told["rebases"]), int(told["rollbacks"])),
         round=int(told["round"]),
         tokens=int(told["tokens"]),
@@ -78,13 +81,19 @@ def read_state(path: Path) -> CertifiedState:
     )
 
 
-def _read_vector(file: TensorFile, name: str) -> F32:
-    """Read, and not mapped: what was checked once must not come from the disk again."""
+def _numel(file: TensorFile, name: str) -> int:
     begin, end = file.span(name)
     numel = (end - begin) // 4
     if file.dtype(name) != "F32" or file.shape(name) != (numel,) or not numel:
         raise ValueError(f"{name} is no vector of float32")
-    vector = np.fromfile(file.path, np.float32, numel, offset=file.data_offset + begin)
-    if vector.size != numel:
-        raise ValueError(f"{name} is cut short")
+    return numel
+
+
+def _read_vector(file: TensorFile, name: str, vector: F32) -> F32:
+    """Read into `vector`, and not mapped: this file has a name, by which others may change it once it was checked."""
+    begin, _ = file.span(name)
+    with file.path.open("rb") as opened:
+        opened.seek(file.data_offset + begin)
+        if opened.readinto(vector.data.cast("B")) != vector.nbytes:
+            raise ValueError(f"{name} is cut short")
     return vector

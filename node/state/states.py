@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -28,6 +29,7 @@ from shoal.collectives.state import (
     chunk_bytes,
     header_of,
 )
+from shoal.node.state.file_memory import file_memory
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.store import disk_errors
@@ -96,7 +98,7 @@ class StateCache:
         self._finals: dict[bytes, Finals] = {}
         self._finals_by_scope: dict[bytes, bytes] = {}
         self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
-        self.vectors = VectorPool(len(kinds))
+        self.vectors = VectorPool(len(kinds), partial(file_memory, folder))
 
     def header(self, state: CertifiedState) -> StateHeader:
         """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
@@ -232,7 +234,8 @@ class StateCache:
         if ref.space is ChunkSpace.FINAL:
             if finals is None:
                 return None if file is None else file.payload(ref.chunk)
-            return finals.chunks[ref.chunk].payload.data if ref.chunk < len(finals.chunks) else None
+            final = finals.chunks[ref.chunk] if ref.chunk < len(finals.chunks) else None
+            return final.payload.data if final is not None and final.intact else None
         grid = None if held is None else Grid(held.state.numel, self._chunk_values)
         kind = STATE_SPACES.get(ref.space)
         if held is None or grid is None or ref.chunk >= grid.chunks or kind not in held.state.kinds:
@@ -283,7 +286,7 @@ class StateCache:
         """The state of a round as it is on disk, not yet believed; None, with a warning, if the file holds none."""
         path = self._state_path(round)
         try:
-            state = read_state(path)
+            state = read_state(path, self.vectors)
             if state.round != round:
                 raise ValueError(f"it is of round {state.round}")
         except (SafetensorError, KeyError, ValueError, OSError, LocalError) as error:

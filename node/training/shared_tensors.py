@@ -6,11 +6,13 @@ known: only the trainer can build the model and count its parameters. The traine
 so that no bug of a workload can touch certified state.
 
 Who writes when is settled by messages alone: the daemon writes the anchor before `Apply` and leaves it until
-`Applied`; the trainer writes the contribution before `Contribution` and leaves it until the next `Train`.
+`Applied`; the trainer writes the contribution before `Contribution` and leaves it until the next `Train`. What was read
+is given back to the system, for most of a round nobody needs either (`give_back`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -35,6 +37,19 @@ class SharedTensors:
 
     anchor: Vector
     contribution: Vector
+
+
+def give_back(vector: Vector) -> None:
+    """Give the memory of one of the two back to the system: it reads as zeros until it is written again.
+
+    Where the system cannot, nothing happens. Blocks.
+    """
+    memory: object = vector.base
+    if isinstance(memory, memoryview):
+        memory = memory.obj
+    if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_REMOVE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_REMOVE)
 
 
 def open_memory() -> int:

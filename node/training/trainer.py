@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import trio
 
 from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, running_child
@@ -170,6 +171,10 @@ class Trainer:
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
+        self._laying = trio.Lock()  # of who writes the anchor, or gives its memory back
+        self._given: Vector | None = None  # the anchor that was laid out last
+        self._laid_out = self._unsent = False  # whether it lies there; whether no `Apply` was sent for it yet
+        self._unread = 0  # orders to apply an anchor that this child has not answered
 
     def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
         """Have every event from now on told to `listener` too, after those that listen already. It must not raise."""
@@ -219,7 +224,8 @@ class Trainer:
         `SEND_DEADLINE_S` is killed.
         """
         if isinstance(command, Apply):
-            self._anchored = command
+            self._anchored, self._unsent = command, False
+            self._unread += 1
             self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
             self._spec, self._retuned = self._in_force, None
         elif isinstance(command, Restore):
@@ -232,6 +238,29 @@ class Trainer:
             self._owes_initial = True
         if self._child is not None:
             await self._child.send(command)
+
+    async def lay_out(self, anchor: Vector) -> None:
+        """Write an anchor for the next `Apply`. It must stay as it is: a trainer that restarts is given it again.
+
+        Cancellation: it is written whole.
+        """
+        with trio.CancelScope(shield=True):
+            async with self._laying:
+                self._given, self._laid_out, self._unsent = anchor, True, True
+                await trio.to_thread.run_sync(np.copyto, self.anchor, anchor)
+
+    async def give_back_anchor(self) -> None:
+        """Give the anchor's memory back to the system, if the trainer has read it. Cancellation: as `lay_out`."""
+        with trio.CancelScope(shield=True):
+            async with self._laying:
+                if self._laid_out and self._child is not None and not (self._unread or self._unsent):
+                    self._laid_out = False
+                    await trio.to_thread.run_sync(shared_tensors.give_back, self.anchor)
+
+    async def give_back_contribution(self) -> None:
+        """Give the contribution's memory back: it was read. Cancellation: as `lay_out`."""
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(shared_tensors.give_back, self.contribution)
 
     @property
     def _in_force(self) -> TrainerSpec:
@@ -290,7 +319,7 @@ class Trainer:
 
     async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
         """Send orders to this child from here on; the first is what the one before it did not do."""
-        self._child, owes_initial = child, self._owes_initial
+        self._child, owes_initial, self._unread = child, self._owes_initial, 0
         if not self._announced:
             self._announced = True
             task_status.started()
@@ -350,6 +379,10 @@ class Trainer:
     async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
         assert self._anchored is not None
+        async with self._laying:
+            if self._given is not None and not self._laid_out:
+                await trio.to_thread.run_sync(np.copyto, self.anchor, self._given)
+                self._laid_out = True
         await child.send(Apply(round=self._anchored.round, fresh=True))
         if not isinstance(await child.receive(), Applied):
             raise LocalError("the trainer did not apply the anchor")
@@ -367,6 +400,8 @@ class Trainer:
             self._newest = None
         elif isinstance(report, Initial):
             self._owes_initial = False
+        elif isinstance(report, Applied):
+            self._unread -= 1
         self._tell(report)
 
     def _fail(self, failed: Failed) -> None:

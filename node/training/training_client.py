@@ -10,6 +10,7 @@ import trio
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
 from shoal.node.outcome import TRAINING_LOSS, HeldOut
 from shoal.node.pipe import Pause, Resume
@@ -138,15 +139,17 @@ class TrainingClient:
             self._evaluated.set()
             self.resting = True
 
-    async def initial_state(self) -> CertifiedState:
-        """S(0): the parameters drawn from the manifest's seed; every other vector is zero.
+    async def initial_state(self, vectors: VectorPool) -> CertifiedState:
+        """S(0), in memory of `vectors`: the parameters drawn from the manifest's seed; every other vector is zero.
 
-        Raises NetworkError if it takes too long.
+        Raises NetworkError if it takes too long, StorageError if there is no such memory.
         """
         await self._trainer.send(WriteInitial())
         with trio.move_on_after(INITIAL_DEADLINE_S):
             await self._initial.wait()
-            return CertifiedState.initial(self._trainer.contribution.copy(), self.layout_hash, self._kinds)
+            anchor = vectors.take(self._trainer.contribution.size)
+            np.copyto(anchor, self._trainer.contribution)
+            return CertifiedState.initial(anchor, self.layout_hash, self._kinds)
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
     async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
@@ -162,8 +165,7 @@ class TrainingClient:
             await self._trainer.send(Hurry())
         with trio.move_on_after(APPLY_DEADLINE_S):
             await self._applied.wait()
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
+        await self._trainer.lay_out(state.anchor)
         self._applied = trio.Event()
         await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
         self._unevaluated = state.round
@@ -240,9 +242,20 @@ class TrainingClient:
         """True if this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
         return event.order == self._orders
 
+    async def give_back_anchor(self) -> None:
+        """Give the memory of the anchor back that the trainer stands on, for the rest of the round."""
+        await self._trainer.give_back_anchor()
+
+    async def give_back_contribution(self) -> None:
+        """Give the memory of what the trainer contributed last back: it was taken."""
+        await self._trainer.give_back_contribution()
+
     def pseudo_gradient(self, numel: int) -> F32:
-        """A copy of what the trainer contributed last, of a fragment of so many values: (numel,) float32."""
-        return self._trainer.contribution[:numel].copy()
+        """What the trainer contributed last, of a fragment of so many values: (numel,) float32.
+
+        It lies in the trainer's memory, and is read before the trainer is ordered to train again.
+        """
+        return self._trainer.contribution[:numel]
 
     async def pause(self) -> None:
         """Stop after the current step."""

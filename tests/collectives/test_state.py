@@ -277,3 +277,21 @@ def test_place_given_back_clean_costs_no_second_vector() -> None:
     found = assembly.finish()
     assert same(found, state)
     assert np.shares_memory(np.frombuffer(place, np.float32), found.momentum)
+
+
+def test_chunk_whose_memory_has_changed_is_not_taken_over() -> None:
+    """A state may lie in a file, and the disk may have changed that since its header was worked out."""
+    state = make_state()
+    vectors = [state.vector(kind).copy() for kind in state.kinds]
+    vectors[1][slice(*GRID.span(PIECE[1]))] += 1
+    changed = CertifiedState.of_vectors(
+        [frozen(vector) for vector in vectors],
+        term=state.term,
+        round=state.round,
+        tokens=state.tokens,
+        layout_hash=state.layout_hash,
+    )
+    header = header_of(state, GRID)
+    assembly = StateAssembly(header, digest=header.digest)
+    assembly.copy_from(changed, header)
+    assert assembly.missing() == [(StateKind.MOMENTUM, PIECE[1])]

@@ -26,6 +26,7 @@ from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
+from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
 from shoal.lab.bench.partition import PartitionResult
 from shoal.lab.bench.restart import Restart, RestartSpeed
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
@@ -151,6 +152,15 @@ def large(needed: int, unequal: int = 0) -> Any:
     return made(LargeRun, bench=bench, points=points, beside=falling, unequal=unequal)
 
 
+def memory(large_bytes: int) -> Any:
+    """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
+    peaks = (
+        Peak(numel=10, most=Resident(anonymous=150, shared=50, file=9), most_file=9),
+        Peak(numel=20, most=Resident(anonymous=large_bytes - 70, shared=70, file=999), most_file=999),
+    )
+    return MemoryResult(bench=MemoryBench(), peaks=peaks)
+
+
 EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(1.0), allreduce(1.01), "the round beyond the reduce"),
     ("allreduce", allreduce(0.5, 4.0), allreduce(0.5, 4.1), "peak memory"),
@@ -202,6 +212,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         "the trainer is blocked for",
     ),
     ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
+    ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),

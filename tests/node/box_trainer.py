@@ -59,6 +59,20 @@ class BoxTrainer:
         """Take an order."""
         await self._orders.send(command)
 
+    async def lay_out(self, anchor: F32) -> None:
+        """Take an anchor."""
+        await trio.to_thread.run_sync(np.copyto, self.anchor, anchor)
+
+    async def give_back_anchor(self) -> None:
+        """Forget the anchor: nobody may read it now."""
+        await trio.lowlevel.checkpoint()
+        self.anchor.fill(np.nan)
+
+    async def give_back_contribution(self) -> None:
+        """Forget the contribution: nobody may read it now."""
+        await trio.lowlevel.checkpoint()
+        self.contribution.fill(np.nan)
+
     async def run(self) -> None:
         """Carry out orders, one after the other, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -137,6 +137,7 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     assert doctor.memory(small).ok
     assert doctor.disk_space(wanted, small.numel).ok
     assert doctor.memory(TrialReport()).ok
+    assert "about 5.4 GB needed for 100.0 million parameters" in doctor.memory(TrialReport(numel=GB // 10)).detail
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
@@ -147,10 +148,10 @@ def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "0.safetensors").write_bytes(bytes(8_000_000))
     (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=287_000_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=322_000_000))
     detail = (
-        "287 MB free, up to 287 MB more needed (32 MB states, 32 MB finals, 36 MB work under way, 60 MB checkpoints, "
-        "135 MB logs; 8 MB are there already)"
+        "322 MB free, up to 322 MB more needed (32 MB states, 32 MB finals, 36 MB work under way, "
+        "35 MB in place of memory, 60 MB checkpoints, 135 MB logs; 8 MB are there already)"
     )
     wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
     check = doctor.disk_space(wanted, 1_000_000)

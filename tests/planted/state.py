@@ -300,4 +300,28 @@ STATE: tuple[Bug, ...] = (
         "self.settle(made.round, self._included(made, finals), finals, rounds=rounds)",
         "self.settle(made.round, self._included(made, finals), None, rounds=rounds)",
     ),
+    bug(
+        "no room on disk is taken for memory that lies in a file",
+        "tests/node/state/test_file_memory.py::test_room_is_taken_before_anything_is_written",
+        "os.posix_fallocate(file.fileno(), 0, size)",
+        "file.truncate(size)",
+    ),
+    bug(
+        "a chunk of the state here is taken over though the disk has changed it",
+        "tests/collectives/test_state.py::test_chunk_whose_memory_has_changed_is_not_taken_over",
+        'if header.chunk_hash(kind, chunk) == wanted and chunk_hash(values.data.cast("B")) == wanted:',
+        "if header.chunk_hash(kind, chunk) == wanted:",
+    ),
+    bug(
+        "finals are served though the disk has changed them",
+        "tests/node/state/test_states.py::test_finals_in_a_file_that_the_disk_has_changed_are_not_served",
+        "return final.payload.data if final is not None and final.intact else None",
+        "return final.payload.data if final is not None else None",
+    ),
+    bug(
+        "finals lie elsewhere than in their file",
+        "tests/node/state/test_finals_file.py::test_finals_lie_in_their_file_once_it_is_there_and_their_memory_is_free",
+        "final.move_to(np.frombuffer(data[place], np.uint8))",
+        "final.move_to(np.zeros_like(final.payload))",
+    ),
 )

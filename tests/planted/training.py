@@ -119,4 +119,18 @@ TRAINING: tuple[Bug, ...] = (
         link, allowed = link_in(line), [*allowed, *line.split()[-1:]]
         """,
     ),
+    bug(
+        "the anchor's memory is given back while the trainer may be reading it",
+        "tests/node/training/test_trainer.py"
+        "::test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer",
+        "if self._laid_out and self._child is not None and not (self._unread or self._unsent):",
+        "if self._laid_out and self._child is not None:",
+    ),
+    bug(
+        "a trainer that restarts stands on memory that was given back",
+        "tests/node/training/test_trainer.py"
+        "::test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer",
+        "if self._given is not None and not self._laid_out:",
+        "if False:",
+    ),
 )

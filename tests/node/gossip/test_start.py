@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.start import ASK_PERIOD_S, GossipStart
 from shoal.node.state.fetching import OnProgress
@@ -53,7 +54,7 @@ class TrainingClientStandIn:
     def __init__(self) -> None:
         self.drawn = 0
 
-    async def initial_state(self) -> CertifiedState:
+    async def initial_state(self, vectors: VectorPool) -> CertifiedState:
         await trio.lowlevel.checkpoint()
         self.drawn += 1
         return state_of(0)

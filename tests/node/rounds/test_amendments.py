@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -343,6 +344,7 @@ class Part:
             state_store=self.state_store,
             training_client=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
+            store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 

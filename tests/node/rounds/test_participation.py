@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,10 +53,13 @@ class Part:
                 stand_on=self._stand_on,
                 is_current=lambda event: True,
                 pseudo_gradient=lambda numel: self.values,
+                give_back_anchor=trio.lowlevel.checkpoint,
+                give_back_contribution=trio.lowlevel.checkpoint,
                 train=self._train,
                 balances=balances,
             ),
             reduce=SimpleNamespace(prepare=lambda: None),
+            store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -179,3 +182,34 @@ def test_full_disk_is_said_and_leaves_nothing(tiny_disk: Path, finals: Finals) -
 def test_folder_that_is_gone_is_said(tmp_path: Path, finals: Finals) -> None:
     with pytest.raises(StorageError):
         FinalsWriter(tmp_path / "none" / "finals", finals).finish()
+
+
+def test_finals_lie_in_their_file_once_it_is_there_and_their_memory_is_free(tmp_path: Path, finals: Finals) -> None:
+    before, signed = payloads(finals), [chunk.statement for chunk in finals.chunks]
+    memory = [weakref.ref(chunk.payload) for chunk in finals.chunks]
+    writer = FinalsWriter(tmp_path / "finals", finals)
+    written(writer)
+    assert all(one() is not None for one in memory)
+    writer.finish()
+    del writer
+    gc.collect()
+    assert [one() for one in memory] == [None] * len(memory)
+    assert payloads(finals) == before
+    assert [chunk.encoded.tobytes() for chunk in finals.chunks] == [
+        data[: chunk.encoded.size] for data, chunk in zip(before, finals.chunks, strict=True)
+    ]
+    assert [chunk.statement for chunk in finals.chunks] == signed
+    assert all(chunk.intact and not chunk.payload.flags.writeable for chunk in finals.chunks)
+
+
+def test_finals_stay_in_memory_where_their_file_cannot_be_mapped(
+    tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(path: Path) -> memoryview:
+        raise OSError(errno.ENODEV, "no such device")
+
+    before = [chunk.payload for chunk in finals.chunks]
+    monkeypatch.setattr(finals_file, "_mapped", unable)
+    writer = FinalsWriter(tmp_path / "finals", finals)
+    writer.finish()
+    assert all(chunk.payload is one for chunk, one in zip(finals.chunks, before, strict=True))

@@ -259,6 +259,29 @@ def test_lookup_finds_every_chunk_of_state_and_finals_and_nothing_else(folder: P
                 assert cache.lookup(ChunkRef(space, where, chunk)) is None
 
 
+def test_finals_in_a_file_that_the_disk_has_changed_are_not_served(folder: Path) -> None:
+    ledger, cache = Ledger(), cache_in(folder)
+    ledger.certify()
+    finals = ledger.finals[1]
+    save_finals(cache, finals)
+    cache.put_finals(finals)
+    scope = finals.plan.hash[:SCOPE_BYTES]
+    (path,) = (folder / "finals").iterdir()
+    at = path.read_bytes().index(finals.chunks[1].payload.tobytes())
+    trailer = at + finals.chunks[1].encoded.size
+    for place in (at + 7, trailer + 3):
+        with path.open("r+b") as file:
+            file.seek(place)
+            was = file.read(1)
+            file.seek(place)
+            file.write(bytes([was[0] ^ 1]))
+        served = [cache.lookup(ChunkRef(ChunkSpace.FINAL, scope, chunk)) is not None for chunk in range(GRID.chunks)]
+        assert served == [chunk != 1 for chunk in range(GRID.chunks)]
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(was)
+
+
 def test_lookup_serves_the_last_states_and_forgets_older_ones(folder: Path) -> None:
     ledger, cache = Ledger(), cache_in(folder)
     ledger.certify(3)

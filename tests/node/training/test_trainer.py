@@ -224,6 +224,32 @@ async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
 
 
 @pytest.mark.usefixtures("copied")
+async def test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer() -> None:
+    _, contribution, _ = expected_contribution(steps=5)
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        anchor = trainer.contribution.copy()
+        await trainer.give_back_contribution()
+        assert not trainer.contribution.any()
+        await trainer.lay_out(anchor)
+        await trainer.give_back_anchor()  # nobody was told of it yet
+        np.testing.assert_array_equal(trainer.anchor, anchor)
+        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.give_back_anchor()  # it may be reading
+        np.testing.assert_array_equal(trainer.anchor, anchor)
+        await expect(trainer, Applied)
+        await trainer.give_back_anchor()
+        assert not trainer.anchor.any()
+        kill(trainer)
+        await expect(trainer, Restarted)
+        np.testing.assert_array_equal(trainer.anchor, anchor)
+        await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+        await expect(trainer, Contribution)
+        np.testing.assert_array_equal(trainer.contribution, contribution)
+
+
+@pytest.mark.usefixtures("copied")
 async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
     """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
     expected = second_contributions(steps=5)

@@ -1,0 +1,225 @@
+"""`shoal bench memory`: how much memory a node's daemon takes for each parameter, at the peak of a round.
+
+Two swarms of the same make, one of each size: real nodes as a user starts them, with what `shoal init` writes but for
+the workload, whose trainer makes up its updates (`shoal.node.workloads.synthetic`), one inner step a round, and that a
+round waits longer for who is slow. They share no memory, as between machines. Each daemon is looked at all the while,
+without its trainer:
+
+    anonymous   what it allocated                                   RssAnon   of /proc/PID/status
+    shared      memory files, such as those that its trainer sees   RssShmem
+    file        pages of files that it has mapped, clean or not     RssFile
+
+These are the parts of RSS that /proc/PID/smaps_rollup has as well; for that one the kernel walks all pages, and while
+it does the daemon waits. A peak is the largest sum of the first two that was seen in the rounds after WARM_UP, of all
+nodes. What grows with the model is the slope between the two sizes; the base is what is left of no model at all. File
+pages are told apart: the kernel may drop them, once it has written those that were changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import trio
+
+from shoal.cli.render import ShowNow
+from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
+from shoal.lab.bench.train_spec import NOBODY
+from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
+from shoal.lab.targets import Row, Target
+from shoal.node.option import Option, Within
+from shoal.node.workloads.synthetic import WORKLOAD_NAME
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
+
+WARM_UP: Final = 3
+"""Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
+SAMPLE_S: Final = 0.01
+"""Between two looks at the same daemon; what takes memory takes longer at the sizes that are measured."""
+SIZES: Final = Numbers((100_000_000, 250_000_000))
+
+PER_PARAMETER: Final = Target(
+    name="daemon's anonymous and shared memory at the peak of a round", unit="bytes a parameter", most=12.0, aim=8.0
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBench(Spec):
+    """Options of `shoal bench memory`."""
+
+    numel: Annotated[
+        Numbers,
+        Option("--numel", help="Two numbers of parameters, the smaller first.", metavar="N,N", parse=parse_numbers),
+    ] = SIZES
+    strategy: Annotated[str, Option("--strategy", help="One whose rounds are certified.")] = DEFAULT_STRATEGY
+    peers: Annotated[int, Option("--peers", help="How many nodes.", check=Within(1, 64))] = 2
+    rounds: Annotated[
+        int, Option("--rounds", help=f"Rounds that are looked at; {WARM_UP} more warm up.", check=Within(1, 1000))
+    ] = 4
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if len(self.numel) != 2 or not 4096 <= self.numel[0] < self.numel[1] <= 1 << 32:
+            raise ConfigError("--numel takes two numbers from 4096 on, the smaller first, like 100000000,250000000")
+        if self.strategy not in (able := [name for name, one in STRATEGIES.items() if one.certifies]):
+            raise ConfigError(f"--strategy must be one of {', '.join(able)}")
+
+    def manifest(self, numel: int, founders: list[PeerId]) -> Manifest:
+        """The manifest of `shoal init` but for workload, H and grace. Raises ConfigError."""
+        tables = {
+            "swarm": {"name": "bench", "founders": founders, "admission": "open"},
+            "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": numel}},
+            "sync": {"strategy": self.strategy, "inner_steps": 1},
+            "round": {"grace_s": GRACE_S},
+        }
+        return validate_manifest(tables, source="the benchmark")
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a process, in bytes."""
+
+    anonymous: int
+    shared: int
+    file: int
+
+    @property
+    def held(self) -> int:
+        """Bytes that the kernel cannot drop."""
+        return self.anonymous + self.shared
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a daemon held with so many parameters, what else it had then, and the most of file pages."""
+
+    numel: int
+    most: Resident
+    most_file: int
+
+
+class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `shoal bench memory`: the peaks of both sizes."""
+
+    bench: MemoryBench
+    peaks: tuple[Peak, Peak]
+
+    def slope(self, sizes: Sequence[int]) -> float:
+        """Bytes a parameter by which these, one of each size, differ."""
+        small, large = self.peaks
+        return (sizes[1] - sizes[0]) / (large.numel - small.numel)
+
+    @property
+    def held_slope(self) -> float:
+        """Bytes a parameter that the kernel cannot drop."""
+        return self.slope([peak.most.held for peak in self.peaks])
+
+    @property
+    def base_bytes(self) -> float:
+        """What the same line has at no parameters."""
+        return self.peaks[0].most.held - self.held_slope * self.peaks[0].numel
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Measured value beside its target, which is that of the default strategy."""
+        return (PER_PARAMETER.row(self.held_slope),) if self.bench.strategy == DEFAULT_STRATEGY else ()
+
+
+def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
+    """Measure the memory of daemons for each parameter, at the peak of a round."""
+    if sys.platform != "linux":
+        raise ConfigError("`shoal bench memory` reads /proc, which only Linux has; run it there")
+    small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.numel)
+    return MemoryResult(bench=bench, peaks=(small, large))
+
+
+async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
+    manifest = partial(bench.manifest, numel)
+    spec = BenchSpec(
+        peers=bench.peers,
+        numel=numel,
+        codec=manifest([NOBODY]).sync.codec,
+        rounds=WARM_UP + bench.rounds,
+        sockets=True,
+        manifest=manifest,
+    )
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name:
+        async with running_swarm(spec, Path(name)) as swarm:
+            for round in range(1, WARM_UP + 1):
+                await swarm.play(round)
+            with watched([node.lives[-1].pid for node in swarm.nodes]) as seen:
+                for round in range(WARM_UP + 1, spec.rounds + 1):
+                    await swarm.play(round)
+                    tell(f"{numel / 1e6:g} M parameters, round {round}")
+    if not seen:
+        raise NetworkError("no daemon was seen; see that this user may read /proc/PID/status of its own processes")
+    return Peak(numel=numel, most=max(seen, key=lambda one: one.held), most_file=max(one.file for one in seen))
+
+
+@contextmanager
+def watched(pids: Sequence[int]) -> Iterator[list[Resident]]:
+    """Look at these processes again and again, in a thread; what was seen when the block ends, of all of them."""
+    seen: list[Resident] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SAMPLE_S):
+            for pid in pids:
+                with suppress(OSError):  # it has just ended
+                    seen.append(resident(pid))
+
+    thread = threading.Thread(target=look, name="memory")
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def resident(pid: int) -> Resident:
+    """Memory of a process now. Raises OSError if there is none such."""
+    kib = dict[str, int]()
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("Rss"):
+            kib[name] = int(value.split()[0])
+    return Resident(
+        anonymous=kib.get("RssAnon", 0) * 1024, shared=kib.get("RssShmem", 0) * 1024, file=kib.get("RssFile", 0) * 1024
+    )
+
+
+def summary(result: MemoryResult) -> list[str]:
+    """Both peaks, and what follows from them, a fact a line."""
+    lines = [
+        f"{peak.numel / 1e6:g} M parameters: {peak.most.anonymous / 1e6:.0f} MB anonymous, "
+        f"{peak.most.shared / 1e6:.0f} MB shared, {peak.most.file / 1e6:.0f} MB of files "
+        f"(at most {peak.most_file / 1e6:.0f} MB)"
+        for peak in result.peaks
+    ]
+    parts = {
+        "anonymous": [peak.most.anonymous for peak in result.peaks],
+        "shared": [peak.most.shared for peak in result.peaks],
+        "files, at most": [peak.most_file for peak in result.peaks],
+    }
+    shown = ", ".join(f"{name} {result.slope(sizes):.2f}" for name, sizes in parts.items())
+    lines.append(f"a parameter, {result.bench.strategy}: {result.held_slope:.2f} bytes ({shown})")
+    lines.append(f"and without any: {result.base_bytes / 1e6:.0f} MB")
+    return lines
+
+
+CASE: Final = Case(
+    spec=MemoryBench,
+    run=run,
+    lines=summary,
+    document=lambda result: msgspec.to_builtins(result, enc_hook=str),
+    options=LongCaseOptions,
+)

@@ -1,0 +1,41 @@
+"""Memory in nameless files of the data folder, for what is as large as the model and idle most of the time.
+
+The kernel writes its changed pages to the file in time, and may drop them then; whoever reads one has it again. So a
+state takes memory as far as there is some to spare. A file goes with its mapping, and has no name: nobody else can open
+it or cut it short, and a start finds nothing of it. So nothing here outlives the process that wrote it, and what is to
+be there after a crash is written as a file of its own, as before.
+
+Room on disk is taken beforehand: the kernel kills a process that changes a page for which there is none.
+
+Source: mmap(2), MAP_SHARED, and open(2), O_TMPFILE, of the Linux manual.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+from shoal.collectives.memory import own_memory
+from shoal.node.state.store import disk_errors
+
+_UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
+"""Of file systems whose files cannot be mapped for writing, or take no room beforehand: memory is had otherwise."""
+
+
+def file_memory(folder: Path, size: int) -> memoryview:
+    """`size` bytes of zeros in a nameless file of `folder`, writeable. Raises StorageError if the disk has no room."""
+    with disk_errors(folder):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.truncate(size)
+                return memoryview(mmap.mmap(file.fileno(), size))
+        except OSError as error:
+            if error.errno not in _UNABLE:
+                raise
+    return own_memory(size)

@@ -1,0 +1,91 @@
+"""Memory a parameter: what is refused, what follows from two peaks, what is seen of a process, and one small run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.cli.init import InitOptions, found
+from shoal.cli.main import execute
+from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident, resident, summary, watched
+from shoal.lab.bench.swarm import GRACE_S
+from shoal.protocol.identity import Identity
+
+PROC = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+
+
+def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> MemoryResult:
+    """Peaks of (parameters, anonymous, shared, most of files)."""
+    small, large = (
+        Peak(numel=numel, most=Resident(anonymous=anonymous, shared=shared, file=1), most_file=file)
+        for numel, anonymous, shared, file in peaks
+    )
+    return MemoryResult(bench=MemoryBench(strategy=strategy), peaks=(small, large))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--numel", "5000", "--numel takes two numbers"),
+        ("--numel", "9000,8000", "the smaller first"),
+        ("--numel", "100,9000", "--numel takes two numbers from 4096 on"),
+        ("--strategy", "gossip", "--strategy must be one of diloco"),
+        ("--rounds", "0", "--rounds: 0 is not in 1..1000"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["bench", "memory", option, value]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_slope_is_of_what_the_kernel_cannot_drop_and_the_base_is_what_is_left() -> None:
+    found = result((10, 250_000_000, 50, 40), (30, 250_000_100, 90, 600))
+    assert found.held_slope == 7.0
+    assert found.base_bytes == 249_999_980
+    (row,) = found.rows
+    assert (row.target, row.aim, row.met, row.aim_met) == (12.0, 8.0, True, True)
+    assert summary(found)[-2:] == [
+        "a parameter, diloco: 7.00 bytes (anonymous 5.00, shared 2.00, files, at most 28.00)",
+        "and without any: 250 MB",
+    ]
+    assert result((10, 1, 1, 1), (20, 1, 1, 1), strategy="sparse").rows == ()
+
+
+def test_manifest_is_that_of_init_but_for_workload_and_steps(tmp_path: Path) -> None:
+    node = Identity.generate()
+    ours, usual = MemoryBench().manifest(5000, [node.peer_id]), found(InitOptions(data_dir=tmp_path), node, node)
+    assert (ours.sync.strategy, ours.sync.codec) == ("diloco", "int8")
+    assert ours.sync == msgspec.structs.replace(usual.sync, inner_steps=1)
+    assert ours.inner == usual.inner
+    assert ours.round == msgspec.structs.replace(usual.round, grace_s=GRACE_S)
+    assert ours.workload.options == {"numel": 5000}
+
+
+@PROC
+def test_memory_of_a_process_is_told_apart() -> None:
+    before = resident(os.getpid())
+    with watched([os.getpid()]) as seen:
+        values = np.ones(8 << 20, np.float32)
+        while not seen or seen[-1].anonymous - before.anonymous < values.nbytes // 2:
+            pass
+    assert max(one.held for one in seen) - before.held >= values.nbytes // 2
+    with pytest.raises(OSError, match="No such file"):
+        resident(1 << 30)
+
+
+@PROC
+@pytest.mark.long
+def test_real_daemons_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """As little as it must be is for the benchmark to say: models of this size have next to none."""
+    assert execute(["bench", "memory", "--numel", "1000000,4000000", "--rounds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [peak["numel"] for peak in found["peaks"]] == [1_000_000, 4_000_000]
+    assert all(peak["most"]["anonymous"] > 0 for peak in found["peaks"])
