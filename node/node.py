@@ -370,7 +370,9 @@ class Node:
             metric = self.trainer.started.metric
             self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
         elif isinstance(event, Restored):
-            self.parts.events.write(events.Resumed(round=event.round, exact=event.exact, refused=event.refused))
+            self.parts.events.write(
+                events.Resumed(round=event.round, exact=event.exact, refused=event.refused, tokens=event.tokens)
+            )
         elif isinstance(event, Detached):
             self.parts.events.write(events.LoopDetached(cause=event.cause))
         elif isinstance(event, Restarted):

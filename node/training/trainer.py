@@ -1,8 +1,8 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
 A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started again from
-the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since, and
-not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
+the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since that,
+and not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
 restart is tried. This module does not import torch.
 """
 
@@ -165,6 +165,7 @@ class Trainer:
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._midway: Restore | None = None  # a newer one, as long as no contribution holds what is in it
         self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
         self._contributions = 0
@@ -220,10 +221,11 @@ class Trainer:
         """
         if isinstance(command, Apply):
             self._anchored = command
-            self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
+            if command.fresh:  # they belong to what is dropped
+                self._newest = self._midway = None
             self._spec, self._retuned = self._in_force, None
         elif isinstance(command, Restore):
-            self._newest = command
+            self._keep(command)
         elif isinstance(command, Retune):
             self._retuned = command
         elif isinstance(command, Pause | Resume):
@@ -330,22 +332,37 @@ class Trainer:
             raise LocalError("the trainer did not attach")
 
     async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
-        """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
+        """Give the child the newest snapshot that it takes.
 
-        One of the round under way was ordered when its contribution had been taken.
+        One amid a round is good for any anchor after it; of another all is, if it is of the anchored round or of the
+        one under way: then it was ordered when its contribution had been taken.
         """
-        if self._newest is None:
+        if self._midway is not None and await self._restore_from(child, self._midway):
             return
-        round = self._newest.round
-        exact = round in (anchored.round, anchored.round + 1)
-        spent = self._contributed_round > round
-        await child.send(Restore(path=self._newest.path, round=round, exact=exact, spent=spent))
+        self._midway = None
+        if self._newest is not None:
+            round = self._newest.round
+            exact = round in (anchored.round, anchored.round + 1)
+            spent = self._contributed_round > round
+            order = Restore(path=self._newest.path, round=round, exact=exact, spent=spent)
+            if not await self._restore_from(child, order):
+                self._newest = None
+
+    async def _restore_from(self, child: Connection[Report], order: Restore) -> bool:
+        """Returns whether the child took this snapshot over."""
+        await child.send(order)
         restored = await child.receive()
         if not isinstance(restored, Restored):
             raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
-        if restored.refused:
-            self._newest = None
         self._tell(restored)
+        return not restored.refused
+
+    def _keep(self, snapshot: Restore) -> None:
+        """Have a restarted trainer given this snapshot, unless what it holds was contributed meanwhile."""
+        if not snapshot.midway:
+            self._newest = snapshot
+        elif self._contributed_round <= snapshot.round:
+            self._midway = snapshot
 
     async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
@@ -361,10 +378,11 @@ class Trainer:
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
         if isinstance(report, Contribution):
             self._contributions, self._contributed_round = report.number, report.round
+            self._midway = None
         elif isinstance(report, Snapshotted) and not report.failure:
-            self._newest = Restore(path=report.path, round=report.round, exact=True)
+            self._keep(Restore(path=report.path, round=report.round, exact=True, midway=report.midway))
         elif isinstance(report, Restored) and report.refused:
-            self._newest = None
+            self._newest = self._midway = None
         elif isinstance(report, Initial):
             self._owes_initial = False
         self._tell(report)
