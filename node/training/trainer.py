@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, running_child
+from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, Spawned, running_child, spawn
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Pause, Resume
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import SharedTensors, Vector
@@ -112,6 +112,25 @@ class TrainerSpec:
         return max(1, self.threads // self.processes)
 
 
+class EarlyTrainer:
+    """The process, and the descriptor of the memory that it will share, until somebody takes them."""
+
+    def __init__(self, spawned: Spawned, memory: int) -> None:
+        self._there: tuple[Spawned, int] | None = (spawned, memory)
+
+    def take(self) -> tuple[Spawned, int] | None:
+        """Both, to be ended and closed by who takes them; None if they are taken."""
+        there, self._there = self._there, None
+        return there
+
+
+async def spawn_trainer(spec: TrainerSpec, memory: int) -> Spawned:
+    """Spawn the process of a trainer, which is told of its work later."""
+    return await spawn(
+        PROGRAM, memory, spec.processes, threads=spec.threads_each, inherited=(memory,), log_path=spec.log_path
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
     """The trainer died (`cause`) and a new one stands on θ(`round`), fresh, or on nothing yet if None.
@@ -157,8 +176,10 @@ class Trainer:
     anchor: Vector
     contribution: Vector
 
-    def __init__(self, spec: TrainerSpec) -> None:
+    def __init__(self, spec: TrainerSpec, *, early: EarlyTrainer | None = None) -> None:
+        """early: has the process that comes first, if it is spawned already."""
         self._spec = spec
+        self._early = early
         self._listeners: list[Callable[[TrainerEvent], None]] = []
         self._child: Connection[Report] | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
@@ -193,10 +214,12 @@ class Trainer:
         """
         deaths = Deaths("the trainer")
         cause: str | None = None
-        memory = shared_tensors.open_memory()
+        early = None if self._early is None else self._early.take()
+        spawned, memory = early or (None, shared_tensors.open_memory())
         try:
             while True:
-                ending = await self._live(memory, cause, task_status)
+                ending = await self._live(memory, cause, task_status, spawned)
+                spawned = None
                 if isinstance(ending, ChildRaised):
                     self._fail(ending.failed)
                     return
@@ -242,9 +265,9 @@ class Trainer:
         return self._spec if last is None else replace(self._spec, inner=last.inner, sync=last.sync)
 
     async def _live(
-        self, memory: int, cause: str | None, task_status: trio.TaskStatus[None]
+        self, memory: int, cause: str | None, task_status: trio.TaskStatus[None], spawned: Spawned | None
     ) -> ChildDied | ChildRaised:
-        """Run one child from spawn to its end, and return that end."""
+        """Run one child from spawn to its end, and return that end. spawned: if it is spawned already."""
         spec = self._spec
         async with running_child(
             PROGRAM,
@@ -256,6 +279,7 @@ class Trainer:
             threads=spec.threads_each,
             inherited=(memory,),
             log_path=spec.log_path,
+            spawned=spawned,
         ) as child:
             try:
                 await self._prepare(child, memory)
