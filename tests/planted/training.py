@@ -133,4 +133,10 @@ TRAINING: tuple[Bug, ...] = (
         self._contributions, self._contributed_round = report.number, report.round
         """,
     ),
+    bug(
+        "a trainer that was started early outlives its node",
+        "tests/node/training/test_early_trainer.py::test_it_ends_with_a_node_that_does_not_come_to_have_a_trainer",
+        "left = early.take()",
+        "left = None",
+    ),
 )
