@@ -176,11 +176,14 @@ def _gaps(steps: Sequence[float]) -> list[float]:
 
 
 def _unfinished(node: NodeTimes, window: Span) -> int:
-    """Number of the steps that died with their node: made since its last contribution, and not taken up again."""
-    held = lost = 0
-    for begin, end in _within(node, window):
+    """Number of the steps that died with their node: made since its last contribution, and not taken up again.
+
+    Those of a node that is down when the window ends are not taken up in it.
+    """
+    held, lost, lives = 0, 0, _within(node, window)
+    for begin, end in lives:
         taken_up = sum(tokens for at, tokens in node.resumed if begin < at <= end)
         lost, held = lost + held - taken_up, taken_up
         since = max((at for at in node.contributed if begin < at <= end), default=None)
         held = (held if since is None else 0) + len(node.steps_in(begin if since is None else since, end))
-    return lost
+    return lost + (held if lives and lives[-1][1] < window[1] else 0)

@@ -183,6 +183,8 @@ def test_steps_that_a_node_finds_on_its_disk_after_a_failure_are_not_lost() -> N
     )
     found = account((node,), (0.0, 100.0), certified=0, step_s=1.0)
     assert found.unfinished_s == (7 - 5) + (5 + 3 - 8) + 10
+    found = account((node,), (0.0, 50.0), certified=0, step_s=1.0)
+    assert found.unfinished_s == (7 - 5) + (5 + 3)
 
 
 def test_a_life_without_a_step_is_all_start_or_once_it_has_a_trainer_joining() -> None:
