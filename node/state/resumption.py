@@ -63,7 +63,7 @@ WAIT_SHARE = 0.1
 SNAPSHOT_DEADLINE_S = 900.0
 COPY_REST = 200
 """Times as long as the trainer stopped for a snapshot amid a round are rested after it, before the next."""
-WRITE_REST = 50
+WRITE_REST = 20
 """Times as long as it took to write are rested likewise: each is as large as the files of a round."""
 MIDWAY = "midway"
 """The file's name, and the beginning of those that it has before it is in its place."""
