@@ -76,12 +76,18 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
     with importing():
         import trio
 
-        from shoal.node.node import run_node
+        from shoal.node.training.early_trainer import early_trainer
+
+    async def live() -> Outcome:
+        async with early_trainer(config) as early:  # it imports as long as this does
+            with importing():
+                from shoal.node.node import run_node
+            gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
+            return await run_node(config, on_progress=on_progress, early=early)
 
     share_arenas()
     allow_files()
-    gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
-    return trio.run(partial(run_node, config, on_progress=on_progress))
+    return trio.run(live)
 
 
 def config_of(options: RunOptions) -> NodeConfig:

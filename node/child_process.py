@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Generic, TypeVar
 
 import trio
@@ -164,29 +165,37 @@ class Child(Connection[Report]):
                 await self.process.wait()
 
 
-@asynccontextmanager
-async def running_child(
+@dataclass(frozen=True, slots=True, eq=False)
+class Spawned:
+    """A process that was spawned, and the daemon's end of its pipe."""
+
+    process: trio.Process
+    stream: trio.SocketStream
+
+    async def end(self) -> None:
+        """Kill and reap it. Cancellation: it is killed."""
+        self.process.kill()
+        await self.process.wait()
+        if self.process.stdout is not None:
+            await self.process.stdout.aclose()
+        await self.stream.aclose()
+
+
+async def spawn(
     program: Sequence[str],
     *arguments: int,
-    unpack: Callable[[bytes], Report],
-    stop_s: float,
-    logger: logging.Logger,
     threads: int = 0,
     inherited: Sequence[int] = (),
     log_path: str | None = None,
-) -> AsyncIterator[Child[Report]]:
-    """Run ``python PROGRAM PIPE ARGUMENT…``, where PIPE is the descriptor of its end; stop and reap it on leaving.
+) -> Spawned:
+    """Spawn ``python PROGRAM PIPE ARGUMENT…``; what is given is as for `running_child`.
 
-    unpack: of its reports, `Failed` among them. stop_s: from the order to stop to its end. threads: for its arithmetic,
-    0 for as many as its libraries like. inherited: descriptors that it gets beside the pipe. Its output goes to the
-    file `log_path`, or else to `logger`, line by line.
-
-    The body must not let `ChildDied` or `ChildRaised` out: around it is a nursery, which would wrap them in a group.
+    Cancellation: there is a process to be ended, or none.
     """
     ours, theirs = socket.socketpair()
-    with ExitStack() as stack:
-        stack.enter_context(theirs)
-        stack.callback(ours.close)
+    with theirs, ExitStack() as stack:
+        undo = stack.enter_context(ExitStack())
+        undo.callback(ours.close)
         output: IO[bytes] | int = subprocess.PIPE
         if log_path is not None:
             output = stack.enter_context(open(log_path, "ab"))  # noqa: ASYNC230  a local file, opened once
@@ -200,17 +209,42 @@ async def running_child(
             process_group=0,  # Ctrl-C goes to the daemon alone
             env={**os.environ, **limits},
         )
-        theirs.close()  # or the end of the child would not be the end of the stream
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        child = Child(process, stream, unpack=unpack, stop_s=stop_s)
-        async with trio.open_nursery() as nursery:
-            if process.stdout is not None:
-                nursery.start_soon(_log_lines, process.stdout, logger)
-            try:
-                yield child
-            finally:
-                await child.stop()
-                nursery.cancel_scope.deadline = trio.current_time() + LOG_DEADLINE_S
+        undo.pop_all()
+        return Spawned(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+
+
+@asynccontextmanager
+async def running_child(
+    program: Sequence[str],
+    *arguments: int,
+    unpack: Callable[[bytes], Report],
+    stop_s: float,
+    logger: logging.Logger,
+    threads: int = 0,
+    inherited: Sequence[int] = (),
+    log_path: str | None = None,
+    spawned: Spawned | None = None,
+) -> AsyncIterator[Child[Report]]:
+    """Run ``python PROGRAM PIPE ARGUMENT…``, where PIPE is the descriptor of its end; stop and reap it on leaving.
+
+    unpack: of its reports, `Failed` among them. stop_s: from the order to stop to its end. threads: for its arithmetic,
+    0 for as many as its libraries like. inherited: descriptors that it gets beside the pipe. Its output goes to the
+    file `log_path`, or else to `logger`, line by line. spawned: one that was spawned so already, to be run.
+
+    The body must not let `ChildDied` or `ChildRaised` out: around it is a nursery, which would wrap them in a group.
+    """
+    if spawned is None:
+        spawned = await spawn(program, *arguments, threads=threads, inherited=inherited, log_path=log_path)
+    process = spawned.process
+    child = Child(process, spawned.stream, unpack=unpack, stop_s=stop_s)
+    async with trio.open_nursery() as nursery:
+        if process.stdout is not None:
+            nursery.start_soon(_log_lines, process.stdout, logger)
+        try:
+            yield child
+        finally:
+            await child.stop()
+            nursery.cancel_scope.deadline = trio.current_time() + LOG_DEADLINE_S
 
 
 async def _log_lines(output: trio.abc.ReceiveStream, logger: logging.Logger) -> None:

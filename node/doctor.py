@@ -64,6 +64,8 @@ STATES_ON_DISK: Final = STATES_KEPT + 2
 """Those that are served, S(0), and the one being written."""
 RESUME_BYTES_PER_VALUE: Final = 12
 """What a node alone knows of a round: two moments of the inner optimizer, and its contribution, in fp32 at most."""
+MIDWAY_FILES: Final = 2
+"""What it learnt amid a round, in place and being written; as large, with the progress in place of the contribution."""
 FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one byte or less with the other codecs."""
 IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
@@ -499,7 +501,7 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
     return {
         "states": STATES_ON_DISK * state,
         "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
-        "work under way": (FILES_KEPT + 1) * resume,
+        "work under way": (FILES_KEPT + 1 + MIDWAY_FILES) * resume,
         "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final,
         "checkpoints": checkpoints * (state + resume),
         "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,

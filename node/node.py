@@ -64,7 +64,7 @@ from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.status import left_in_order, node_record, status
 from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
-from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
+from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.workload import WorkloadError
@@ -105,7 +105,12 @@ class Node:
     """
 
     def __init__(
-        self, config: NodeConfig, store: Store, log: EventLog, on_progress: Callable[[Progress], None]
+        self,
+        config: NodeConfig,
+        store: Store,
+        log: EventLog,
+        on_progress: Callable[[Progress], None],
+        early: EarlyTrainer | None = None,
     ) -> None:
         manifest, folder = config.manifest, store.folder
         self.outcome, self._over = Outcome.DONE, trio.Event()
@@ -129,7 +134,7 @@ class Node:
         self.finding = Finding(folder=folder, config=config, host=host, members=members, on_progress=on_progress)
         self.lane_requests = LaneRequests(host, lanes, linked)
         # -- what trains
-        self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned)
+        self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned, early=early)
         self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
         training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
@@ -381,7 +386,9 @@ class Node:
             metric = self.trainer.started.metric
             self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
         elif isinstance(event, Restored):
-            self.parts.events.write(events.Resumed(round=event.round, exact=event.exact, refused=event.refused))
+            self.parts.events.write(
+                events.Resumed(round=event.round, exact=event.exact, refused=event.refused, tokens=event.tokens)
+            )
         elif isinstance(event, Detached):
             self.parts.events.write(events.LoopDetached(cause=event.cause))
         elif isinstance(event, Restarted):
@@ -534,8 +541,10 @@ def _check_same_swarm(store: Store, manifest: Manifest) -> None:
     write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
 
 
-async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None) -> Outcome:
-    """Run one node until it is done; see `Node.run`."""
+async def run_node(
+    config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None, early: EarlyTrainer | None = None
+) -> Outcome:
+    """Run one node until it is done; see `Node.run`. early: its trainer's process, if that was started already."""
     with Store(config.data_dir) as store:
         store.check_room()
         _check_same_swarm(store, config.manifest)
@@ -543,6 +552,6 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
             store.forget_promises()
         log = EventLog(store.folder / LOG_NAME)
         try:
-            return await Node(config, store, log, on_progress or (lambda _: None)).run()
+            return await Node(config, store, log, on_progress or (lambda _: None), early).run()
         finally:
             log.close()

@@ -309,6 +309,7 @@ class Swarm:
         self._overlapping = self._accounts.goes_on
         if not self._overlapping:
             self._order = None
+        self._snapshots.withdraw()
         client.send(
             Contribution(
                 number=written.number,

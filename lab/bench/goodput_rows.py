@@ -1,7 +1,7 @@
 """Where the time of nodes goes whose steps all take as long: what was certified, what was lost, and why.
 
     time of a node    down | starting ─► joining ─► making steps ─► standing still ─► making steps ─► … ─► killed
-    steps made        in a certified round | of a contribution that was never made, its node being killed | else lost
+    steps made        in a certified round | killed with their node, neither contributed nor on its disk | else lost
 
 A step that was made is worth the time that a step takes. What is beyond that between two steps is time standing still
 if another step had fitted into it, else steps that took longer.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.node.reporting.events import Contributed, Event, RoundEnded, TrainerStarted
+from shoal.node.reporting.events import Contributed, Event, Resumed, RoundEnded, TrainerStarted
 from shoal.testnet.run_record import RunRecord
 
 Span = tuple[float, float]
@@ -30,13 +30,15 @@ class NodeTimes:
     """Times at which a node did something, in wall-clock seconds.
 
     lives: of its processes. steps: when it ended each. contributed, trainers: when it announced a contribution, and
-    when it had a trainer.
+    when it had a trainer. resumed: when it took up work that it had not contributed before it was killed, and how many
+    steps of it.
     """
 
     lives: Sequence[Span]
     steps: Sequence[float]
     contributed: Sequence[float] = ()
     trainers: Sequence[float] = ()
+    resumed: Sequence[tuple[float, int]] = ()
 
     def steps_in(self, begin: float, end: float) -> Sequence[float]:
         """The steps that ended after `begin`, and not after `end`."""
@@ -47,10 +49,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Time of all nodes within a window, in seconds, in parts that sum up to `all_s`.
 
     certified_s: steps in rounds that were certified. unfinished_s: steps that were to be contributed when the node was
-    killed. lost_s: other steps that no certified round has; less than 0 where some have steps from before the window.
-    starting_s: from a restart until the trainer is ready; joining_s: from there until the first step begins. still_s:
-    steps that could have been made between two that were, or after the last. slow_s: what steps took longer than the
-    median one. down_s: without a process.
+    killed, and that it did not find on its disk. lost_s: other steps that no certified round has; less than 0 where
+    some have steps from before the window. starting_s: from a restart until the trainer is ready; joining_s: from there
+    until the first step begins. still_s: steps that could have been made between two that were, or after the last.
+    slow_s: what steps took longer than the median one. down_s: without a process.
     """
 
     all_s: float
@@ -94,6 +96,7 @@ def times_of(events: Iterable[Event], steps: Sequence[float], lives: Sequence[Sp
         steps=sorted(steps),
         contributed=[event.at for event in found if isinstance(event, Contributed)],
         trainers=[event.at for event in found if isinstance(event, TrainerStarted)],
+        resumed=[(event.at, event.tokens) for event in found if isinstance(event, Resumed)],
     )
 
 
@@ -133,6 +136,7 @@ def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s:
     made = unfinished = 0
     up = starting = joining = still = 0.0
     for node in nodes:
+        unfinished += _unfinished(node, window)
         for life in _within(node, window):
             steps = node.steps_in(*life)
             up += life[1] - life[0]
@@ -147,7 +151,6 @@ def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s:
             still += sum(gap - step_s for gap in _gaps(steps) if gap >= 2 * step_s)
             rest = life[1] - steps[-1] if steps else 0.0
             still += rest if rest >= step_s else 0.0
-            unfinished += _unfinished(node, life) if life[1] < end else 0
     all_s = (end - begin) * len(nodes)
     return Account(
         all_s=all_s,
@@ -172,7 +175,15 @@ def _gaps(steps: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(steps)]
 
 
-def _unfinished(node: NodeTimes, life: Span) -> int:
-    """Number of the steps of a life that came after its last contribution."""
-    since = max((at for at in node.contributed if life[0] < at <= life[1]), default=life[0])
-    return len(node.steps_in(since, life[1]))
+def _unfinished(node: NodeTimes, window: Span) -> int:
+    """Number of the steps that died with their node: made since its last contribution, and not taken up again.
+
+    Those of a node that is down when the window ends are not taken up in it.
+    """
+    held, lost, lives = 0, 0, _within(node, window)
+    for begin, end in lives:
+        taken_up = sum(tokens for at, tokens in node.resumed if begin < at <= end)
+        lost, held = lost + held - taken_up, taken_up
+        since = max((at for at in node.contributed if begin < at <= end), default=None)
+        held = (held if since is None else 0) + len(node.steps_in(begin if since is None else since, end))
+    return lost + (held if lives and lives[-1][1] < window[1] else 0)

@@ -34,7 +34,6 @@ from shoal.node.control import listen_privately
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
     LOOP_VERSION,
-    OWN_LOOP,
     Accepted,
     Attaching,
     trainer_socket_path,
@@ -45,8 +44,9 @@ from shoal.node.options import NodeConfig
 from shoal.node.pipe import Message, frame_of
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
+from shoal.node.training.early_trainer import has_trainer_process, spec_of
 from shoal.node.training.layouts import first_difference
-from shoal.node.training.trainer import STOP_DEADLINE_S, Restarted, Trainer, TrainerSpec
+from shoal.node.training.trainer import STOP_DEADLINE_S, EarlyTrainer, Restarted, Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import (
     PARAMETERS_LIMIT,
     Applied,
@@ -308,19 +308,22 @@ def _seal(memory: int) -> None:
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
-def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandoned: Callable[[], None]) -> Trainer:
-    """The trainer that the manifest's workload asks for: a process of the daemon's, or a loop of its user's own."""
-    spec = TrainerSpec.of(
-        config.manifest,
-        data=config.data,
-        device=config.device,
-        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
-        accumulate=config.accumulate,
-        processes=config.processes,
-    )
+def trainer_of(
+    config: NodeConfig,
+    identity: Identity,
+    chain: Chain,
+    *,
+    abandoned: Callable[[], None],
+    early: EarlyTrainer | None = None,
+) -> Trainer:
+    """The trainer that the manifest's workload asks for: a process of the daemon's, or a loop of its user's own.
+
+    early: the process, if it was started already.
+    """
+    spec = spec_of(config)
     averages = config.manifest.rollouts is not None  # an agent's policy: the agent attaches as a loop does
-    if config.manifest.workload.name != OWN_LOOP and not averages:
-        return Trainer(spec)
+    if has_trainer_process(config.manifest):
+        return Trainer(spec, early=early)
     if config.manifest.sync.exchanges_gradients:
         raise ConfigError(
             'a training loop of one\'s own steps by itself, and strategy = "ddp" exchanges gradients; use a workload, '

@@ -6,12 +6,13 @@ the contribution itself; with these two nothing of a node's work is lost or coun
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
 
 from shoal.node.training.accounts import Accounts
-from shoal.node.training.inner_state import InnerState, SavedInner, Snapshotter, take_up
+from shoal.node.training.inner_state import InnerState, SavedInner, Snapshotter, Written, take_up
 from shoal.node.training.trainer_messages import Layout, Report, Restore, Restored, Snapshot
 from shoal.protocol.errors import LocalError, StorageError
 
@@ -29,9 +30,19 @@ class LoopSnapshots:
         self._snapshotter = Snapshotter()
 
     def write(self, order: Snapshot) -> None:
-        """Copy now; write, and report it, in a thread."""
-        state = InnerState.of(self._accounts.saved(order.round), self._layout, self._device)
-        self._snapshotter.save(state, order, self._send)
+        """Copy now; write, and report it, in a thread. One amid a round only while it is amid one."""
+        began = time.perf_counter()
+        if order.midway and not self._accounts.amid_round:
+            self._send(Written(failure="nothing is to be kept now").report(order))
+            return
+        saved = self._accounts.saved(order.round, midway=order.midway)
+        state = InnerState.of(saved, self._layout, self._device)
+        for event in self._snapshotter.save(state, order, self._send, began=began):
+            event.synchronize()
+
+    def withdraw(self) -> None:
+        """A contribution is to be reported: what is in it is in no snapshot amid the round from here on."""
+        self._snapshotter.withdraw()
 
     def restore(self, order: Restore) -> Restored:
         """Take over what an earlier process kept, or say why it cannot be."""

@@ -129,12 +129,13 @@ class Resumed(Event, frozen=True, kw_only=True):
     """The trainer took over its snapshot of `round`.
 
     exact: it goes on exactly where the snapshot was taken; otherwise it took its moments only. refused: why it took
-    nothing, else empty.
+    nothing, else empty. tokens: of the work in it that no contribution holds.
     """
 
     round: int
     exact: bool = False
     refused: str = ""
+    tokens: int = 0
 
 
 class Evaluated(Event, frozen=True, kw_only=True):

@@ -79,13 +79,16 @@ class Participation:
         round under way. Raises StorageError.
         """
         chain, resumption = self._state_store.chain, self._p.resumption
-        found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
+        staleness = self._manifest.round.staleness_rounds
+        found = await trio.to_thread.run_sync(
+            lambda: resumption.find(chain, countable=countable, staleness_rounds=staleness)
+        )
         if found is None:
             return False
         if found.work is not None:
             await self._keep_to(found.work.account.round)  # its codec is that of its own round
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
-        of_this_round = found.files.position == next_position(chain.head)
+        of_this_round = found.position == next_position(chain.head)
         if of_this_round and not again:
             return False  # what the trainer knows is ahead of what is going to be made
         self._found, self._spent = found, not countable and not of_this_round
@@ -111,7 +114,10 @@ class Participation:
         state, chain = self._state_store.state, self._state_store.chain
         assert state is not None
         fresh = self._contributions.stand_on(chain)
+        self._p.resumption.stands_on(None)
         await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
+        if not self._manifest.sync.exchanges_gradients:
+            self._p.resumption.stands_on(chain.standing)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
 
     async def _keep_to(self, round: int) -> None:

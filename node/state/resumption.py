@@ -14,6 +14,13 @@ is there:
 
 A write that takes long is followed by a rest, so that the disk is busy for a tenth of the time at most; rounds in
 between have no files of their own.
+
+    resume/midway    what the trainer knows amid a round, and what it has learnt since its anchor
+
+That is written while the trainer makes its steps, as often as costs it `1 / COPY_REST` of its time, and the disk
+`1 / WRITE_REST`. It is there only as long as no contribution holds what it has learnt: the trainer puts it into its
+place before it contributes or not at all, and it is removed before the contribution is said to anybody. So it counts
+once, and a node that was away for some rounds takes it along to the head, as one does that was late for them.
 """
 
 from __future__ import annotations
@@ -21,20 +28,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.contributions import SavedWork, WorkAccount, read_account, read_work, write_work
-from shoal.node.state.store import disk_errors, make_folder
+from shoal.node.state.store import disk_errors, make_folder, sync_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
+from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
-from shoal.node.training.trainer_messages import Command, Restore, Restored, Snapshot, Snapshotted
+from shoal.node.training.trainer_messages import (
+    SNAPSHOT_BASE,
+    Command,
+    Restore,
+    Restored,
+    Snapshot,
+    Snapshotted,
+)
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import StorageError
-from shoal.protocol.messages import Term
+from shoal.protocol.messages import Term, Value
 
 FILES_KEPT = 2
 """Of the newest rounds: the one at the head may be needed, and one may be under way."""
@@ -46,6 +61,12 @@ WAIT_MIN_S = 1.0
 WAIT_SHARE = 0.1
 """So long, and this share of a round's time, does a certificate wait for the files of its round."""
 SNAPSHOT_DEADLINE_S = 900.0
+COPY_REST = 200
+"""Times as long as the trainer stopped for a snapshot amid a round are rested after it, before the next."""
+WRITE_REST = 20
+"""Times as long as it took to write are rested likewise: each is as large as the files of a round."""
+MIDWAY = "midway"
+"""The file's name, and the beginning of those that it has before it is in its place."""
 
 LOST = "a restart would lose this node's own work since the last round written"
 
@@ -65,11 +86,20 @@ class ResumeFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """Files that a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost."""
+    """Files that a restart can take up. work: the contribution, if it can still be settled; exact: nothing is lost.
 
-    files: ResumeFiles
+    files: those of the newest round, None for none; midway: what is taken in place of the trainer's, being newer.
+    """
+
+    files: ResumeFiles | None
     exact: bool
     work: SavedWork | None
+    midway: Restore | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """The round that the files are of."""
+        return None if self.files is None else self.files.position
 
 
 class Resumption:
@@ -100,6 +130,10 @@ class Resumption:
         self._made_at = float("-inf")
         self._round_s = 0.0
         self._complained = False
+        self._stands_on: Value | None = None
+        self._midway_written = True  # none is under way
+        self._midway_rest_ends = float("-inf")
+        self._midway_wanted = trio.Event()
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -107,11 +141,14 @@ class Resumption:
         """A contribution was made: have it and the trainer's state written, unless the disk is busy or rests.
 
         alone: there is nobody else who would know what comes after it, so there is no rest.
-        Returns when the trainer has the order; nothing that is ordered of it later is in the snapshot.
+        Returns when the trainer has the order; nothing that is ordered of it later is in the snapshot. What was written
+        amid the round is gone then: it is in the contribution. Raises StorageError if it cannot be removed.
         """
         now = trio.current_time()
         self._round_s, self._made_at = (now - self._made_at if self._made_at > 0 else 0.0), now
         position = (work.account.term, work.account.round)
+        if (self._folder / MIDWAY).exists():
+            await trio.to_thread.run_sync(self._forget_midway)
         due = alone or now >= self._rest_ends
         skipped = not due and not self._always(work.account.round)
         if self._pending is not None or skipped:
@@ -141,7 +178,14 @@ class Resumption:
 
     def heard(self, event: TrainerEvent) -> None:
         """Take note of what the trainer said."""
-        if isinstance(event, Snapshotted):
+        if isinstance(event, trainer_messages.Progress):
+            self._have_midway_written()
+        elif isinstance(event, Snapshotted) and event.midway:
+            self._midway_written = True
+            rest_s = max(COPY_REST * event.copy_s, WRITE_REST * event.write_s)
+            self._midway_rest_ends = trio.current_time() + rest_s
+            logger.debug("amid a round: %s", event)
+        elif isinstance(event, Snapshotted):
             if self._pending is not None and event.path == str(self.files(self._pending).trainer):
                 self._trainer_failure = event.failure
                 self._trainer_done.set()
@@ -155,9 +199,42 @@ class Resumption:
         elif isinstance(event, Restarted | TrainerFailed):  # it took the snapshot under way along
             self._trainer_failure = "the trainer died"
             self._trainer_done.set()
+            self._midway_written = True
+
+    def stands_on(self, value: Value | None) -> None:
+        """The trainer was given the anchor that `value` led to; None: it is about to be given another."""
+        self._stands_on = value
+
+    def _have_midway_written(self) -> None:
+        """Order a snapshot amid the round, if it is time for one."""
+        rests = trio.current_time() < self._midway_rest_ends
+        if self._stands_on is not None and self._pending is None and self._midway_written and not rests:
+            self._midway_written = False
+            self._midway_wanted.set()
 
     async def run(self) -> None:
-        """Write what is ordered, until cancelled. A disk that does not take it is told to the user, and tried again."""
+        """Have written what is ordered, until cancelled.
+
+        A disk that does not take it is told to the user, and tried again.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._order_midway)
+            await self._write_rounds()
+
+    async def _order_midway(self) -> None:
+        while True:
+            await self._midway_wanted.wait()
+            self._midway_wanted = trio.Event()
+            with suppress(StorageError):  # whose like the round's own files tell the user
+                await trio.to_thread.run_sync(self.make_folder)
+            value = self._stands_on
+            if value is None:
+                self._midway_written = True
+            else:
+                path = str(self._folder / MIDWAY)
+                await self._send(Snapshot(round=value.state_round, path=path, base=value.hash))
+
+    async def _write_rounds(self) -> None:
         async for work in self._received:
             began = trio.current_time()
             try:
@@ -215,16 +292,52 @@ class Resumption:
         kept = set(sorted(kept)[-FILES_KEPT:])
         with disk_errors(self._folder):
             for path in self._folder.iterdir():
-                if _position_of(path) not in kept:
+                if _position_of(path) not in kept and not path.name.startswith(MIDWAY):
                     path.unlink(missing_ok=True)
+
+    def _forget_midway(self) -> None:
+        """Remove what was written amid a round, so that it is not found again. Blocks. Raises StorageError."""
+        with disk_errors(self._folder):
+            (self._folder / MIDWAY).unlink()
+            sync_folder(self._folder)
 
     # -- resuming --------------------------------------------------------------------------------------------
 
-    def find(self, chain: Chain, *, countable: bool) -> Found | None:
+    def find(self, chain: Chain, *, countable: bool, staleness_rounds: int = 0) -> Found | None:
         """The newest files that fit the head of the chain, or else the newest of all, for their moments. Blocks.
 
         countable: nobody but this node can have counted a contribution that it made after the one on disk.
+        staleness_rounds: so many rounds later work amid a round still counts.
         """
+        found = self._find_round(chain, countable=countable)
+        midway = self._find_midway(chain, staleness_rounds)
+        if midway is None:
+            return found
+        if found is None:
+            return Found(files=None, exact=True, work=None, midway=midway)
+        stood_on = chain.value(midway.round)
+        contributed = found.position is not None and found.position > (stood_on.term, stood_on.state_round)
+        return found if contributed else replace(found, exact=True, midway=midway)
+
+    def _find_midway(self, chain: Chain, staleness_rounds: int) -> Restore | None:
+        """What was written amid the round after a state that the head's descends from, not too long ago."""
+        path = self._folder / MIDWAY
+        try:
+            file = TensorFile(path)
+            file.check_whole()
+        except FileNotFoundError:
+            return None
+        except StorageError as error:
+            logger.warning("what this node learnt amid a round is lost: %s", error)
+            return None
+        newest = chain.standing.state_round
+        for round in range(newest, max(-1, newest - staleness_rounds - 1), -1):
+            if chain.value(round).hash.hex() == file.metadata.get(SNAPSHOT_BASE):
+                return Restore(path=str(path), round=round, exact=True, midway=True)
+        logger.info("what this node learnt amid a round is of another state, or too old")
+        return None
+
+    def _find_round(self, chain: Chain, *, countable: bool) -> Found | None:
         head, standing = chain.head, chain.standing
         older: ResumeFiles | None = None
         for files in self.on_disk():
@@ -243,8 +356,11 @@ class Resumption:
 
     async def restore_trainer(self, found: Found, *, spent: bool = False) -> None:
         """Have the trainer take over its part, before it is given an anchor. spent: see `Restore`."""
-        path, round = str(found.files.trainer), found.files.position[1]
-        await self._send(Restore(path=path, round=round, exact=found.exact, spent=spent))
+        if found.midway is not None:
+            await self._send(found.midway)
+        elif found.files is not None:
+            path, round = str(found.files.trainer), found.files.position[1]
+            await self._send(Restore(path=path, round=round, exact=found.exact, spent=spent))
 
 
 def _fits(account: WorkAccount, term: Term, round: int, base: bytes) -> bool:

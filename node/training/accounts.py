@@ -220,14 +220,14 @@ class Accounts(_Standing):
         return sum(self._tokens) // self._fragments.count
 
     @property
-    def mixes(self) -> bool:
-        """True if anchors are mixed into the replica, so that `saved` holds all of it."""
-        return self._mixing is not None
-
-    @property
     def waiting(self) -> bool:
         """True if a contribution was written and the anchor after it is not here yet."""
         return self._mark is not None
+
+    @property
+    def amid_round(self) -> bool:
+        """True if there is work since the anchor, and no contribution to the round after it yet."""
+        return self._base is not None and self._mark is None and any(self._tokens)
 
     @property
     def overlap_left(self) -> int:
@@ -299,6 +299,9 @@ class Accounts(_Standing):
         if saved is not None and saved.local is not None:
             local = saved.local
         elif saved is not None and saved.kept is not None:
+            if round is not None and round > saved.round:  # rounds went by: the work is kept, the place in them is not
+                saved.kept[self._fragments.buffers_begin :] = 0
+                self.steps = 0
             local = saved.kept.add_(base)
         if self._spent is not None:
             local = local.clone()
@@ -362,14 +365,16 @@ class Accounts(_Standing):
             return None
         raise LocalError(f"contribution {taken} was taken, but a later one or an anchor has replaced it")
 
-    def saved(self, round: int) -> SavedAccounts:
+    def saved(self, round: int, *, midway: bool = False) -> SavedAccounts:
         """Return what is to be kept for a restart, as it stands. round: the last one whose contribution is in it.
 
-        Raises LocalError before an `apply`.
+        midway: it may be taken up on a later anchor; to be asked for `amid_round`. Raises LocalError before an `apply`.
         """
         if self._base is None:
             raise LocalError("a snapshot was ordered before any anchor was applied")
         mark, tokens = self._mark, list(self._tokens)
+        if midway:
+            return SavedAccounts(kept=self._progress(self._base), round=round, steps=self.steps, tokens=tuple(tokens))
         if self._mixing is not None:
             marked = None if mark is None else mark.tokens
             local = self._flat.set_aside()
@@ -385,6 +390,13 @@ class Accounts(_Standing):
             if mark is not None:  # the anchor to come has other buffers
                 kept[self._fragments.buffers_begin :] = 0
         return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
+
+    def _progress(self, base: torch.Tensor) -> torch.Tensor:
+        """The replica less `base`, ``(numel,) float32``, on its device; on the host where that has no room for it."""
+        progress = self._flat.set_aside()
+        for block in _blocks([slice(0, progress.numel())], self._flat.block_values):
+            progress[block[0]].sub_(self._flat.to_device(base, block).to(progress.device))
+        return progress
 
     def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
         """Take over what an earlier process kept, before the first `apply` of the anchor that it stood before.
@@ -466,7 +478,7 @@ class GradientAccounts(_Standing):
     keep of progress, marks and overlap does not exist here; else it is used as that is.
     """
 
-    mixes = False
+    amid_round = False
     overlap_left = 0
     goes_on = False
     """There are no steps but the one that a round waits for."""
@@ -514,7 +526,7 @@ class GradientAccounts(_Standing):
         self._flat.scatter(self._base)
         self.tokens, self.waiting = 0, False
 
-    def saved(self, round: int) -> SavedAccounts:
+    def saved(self, round: int, *, midway: bool = False) -> SavedAccounts:
         """Return what is to be kept for a restart: nothing. Raises LocalError before an `apply`."""
         if self._base is None:
             raise LocalError("a snapshot was ordered before any anchor was applied")

@@ -280,13 +280,13 @@ class Replica:
         ]
         return [*self._optimizer.state(self._trained_names), *buffers]
 
-    def inner_state(self, round: int) -> InnerState:
+    def inner_state(self, round: int, *, midway: bool = False) -> InnerState:
         """Return what is to be kept for a restart, as it stands: live tensors, to be copied before any step.
 
-        round: the last one whose contribution is in it. Raises before an `apply`.
+        round: the last one whose contribution is in it. midway: see `Accounts.saved`. Raises before an `apply`.
         """
         return InnerState.of(
-            self.accounts.saved(round),
+            self.accounts.saved(round, midway=midway),
             self.layout,
             self._device,
             own=self.inner_state_tensors(),
@@ -296,7 +296,7 @@ class Replica:
 
     def copied_at(self, events: Sequence[torch.cuda.Event]) -> None:
         """Leave the optimizer's state as it is until then: a copy of it is under way beside the computation."""
-        self._read = events
+        self._read = (*self._read, *events)
 
     def _await_copies(self) -> None:
         """Have the device wait for copies that are under way; this process does not wait."""
@@ -305,9 +305,9 @@ class Replica:
         self._read = ()
 
     def inner_state_bytes(self) -> int:
-        """Bytes that a copy of the inner state takes, as long as no progress is to be kept where that is rare."""
+        """Bytes that a copy of the inner state takes, with the progress that it holds amid a round."""
         tensors = [tensor for _, tensor in self.inner_state_tensors()]
-        return room_bytes([*tensors, self._flat.new_vector()] if self.accounts.mixes else tensors)
+        return room_bytes(tensors if self._gradients else [*tensors, self._flat.new_vector()])
 
     def restore(self, saved: SavedInner, *, exact: bool, spent: bool = False) -> None:
         """Take over what an earlier process knew, before the first `apply`.

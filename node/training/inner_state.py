@@ -10,6 +10,9 @@
 and as metadata the round whose contribution it includes, the tokens of what is kept, the share of the data it drew
 from last, and how many batches of it were drawn.
 
+A snapshot amid a round holds `kept`, and as metadata the hash of the value that its anchor came of. It is written under
+another name, and takes its place only while no contribution holds what is in it.
+
 The copy is all that training waits for. Its memory is made once and used again: fresh pages cost more than a copy.
 From a CUDA device not even that: a side stream copies while forward and backward leave the optimizer's state alone, and
 the device waits before the step that changes it. Buffers, which a forward changes, are copied at once.
@@ -33,10 +36,19 @@ import torch
 
 from shoal.collectives.codecs import U8
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
+from shoal.node.state.store import disk_errors, sync_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.node.training.accounts import SavedAccounts
 from shoal.node.training.random_state import RandomState
-from shoal.node.training.trainer_messages import Assignment, Layout, Restore, Restored, Snapshot, Snapshotted
+from shoal.node.training.trainer_messages import (
+    SNAPSHOT_BASE,
+    Assignment,
+    Layout,
+    Restore,
+    Restored,
+    Snapshot,
+    Snapshotted,
+)
 from shoal.protocol.errors import LocalError, StorageError
 
 METADATA = "trainer"
@@ -132,6 +144,7 @@ class Written:
             write_s=self.write_s,
             size_bytes=self.size_bytes,
             failure=self.failure[:SUMMARY_LIMIT_CHARS],
+            midway=order.midway,
         )
 
 
@@ -139,10 +152,33 @@ class SnapshotBusy(LocalError):
     """The snapshot before is still being written."""
 
 
+class Placing:
+    """Moving a snapshot amid a round to its place, once it is written; not after it was withdrawn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._withdrawn = False
+
+    def place(self, written: Path, path: Path) -> None:
+        """Have it on disk at `path`. Raises StorageError if it was withdrawn, and the file is gone."""
+        with self._lock, disk_errors(path.parent):
+            if self._withdrawn:
+                written.unlink()
+                raise StorageError("a contribution holds what is in it")
+            written.replace(path)
+            sync_folder(path.parent)
+
+    def withdraw(self) -> None:
+        """Leave it out from here on, unless it is in its place. From any thread."""
+        with self._lock:
+            self._withdrawn = True
+
+
 class Snapshotter:
     """Copies states into memory of its own, from which they are written; one at a time."""
 
     def __init__(self) -> None:
+        self._placing: Placing | None = None  # of the one amid a round that was ordered last
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._making = threading.Lock()
         self._taken = threading.Lock()
@@ -154,11 +190,16 @@ class Snapshotter:
             if self._memory.numel() < size_bytes:
                 self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
-    def take(self, state: InnerState, path: Path) -> Writing:
-        """Copy `state`; what is returned writes it to `path`, then call `done`. Raises SnapshotBusy before that."""
-        if not self._taken.acquire(blocking=False):
+    def take(self, state: InnerState, path: Path, *, base: bytes = b"", began: float | None = None) -> Writing:
+        """Copy `state`; what is returned writes it to `path`, then call `done`. Raises SnapshotBusy before that.
+
+        base: of one amid a round; whoever comes after such a one waits for it. began: when training stopped for it,
+        by the performance counter.
+        """
+        began = time.perf_counter() if began is None else began
+        if not self._taken.acquire(blocking=self._placing is not None and not base):
             raise SnapshotBusy("a snapshot was ordered while the one before it is being written")
-        began = time.perf_counter()
+        self._placing = Placing() if base else None
         self.reserve(room_bytes(tensor for _, tensor in state.tensors))
         copied: list[TensorBytes] = []
         pieces: list[tuple[U8, U8]] = []
@@ -184,18 +225,30 @@ class Snapshotter:
         self._copy(pieces)
         copied += state.random.tensors()
         metadata = {METADATA: msgspec.json.encode(state.counters).decode(), **state.random.metadata()}
+        if base:
+            metadata[SNAPSHOT_BASE] = base.hex()
         events = tuple(side.record_event() for side in sides.values())
-        return Writing(path, copied, metadata, events, copy_s=time.perf_counter() - began)
+        return Writing(path, copied, metadata, events, copy_s=time.perf_counter() - began, placing=self._placing)
+
+    def withdraw(self) -> None:
+        """Leave out a snapshot amid a round that is not in its place yet."""
+        if self._placing is not None:
+            self._placing.withdraw()
 
     def save(
-        self, state: InnerState, order: Snapshot, send: Callable[[Snapshotted], None]
+        self,
+        state: InnerState,
+        order: Snapshot,
+        send: Callable[[Snapshotted], None],
+        *,
+        began: float | None = None,
     ) -> Sequence[torch.cuda.Event]:
         """Copy `state`; write it where `order` says, and report it, in a thread. Refused while one is written.
 
-        Returns when what `state` holds may change again; nothing if it may at once.
+        began: see `take`. Returns when what `state` holds may change again; nothing if it may at once.
         """
         try:
-            writing = self.take(state, Path(order.path))
+            writing = self.take(state, Path(order.path), base=order.base, began=began)
         except SnapshotBusy as error:
             send(Written(failure=str(error)).report(order))
             return ()
@@ -230,13 +283,14 @@ class Snapshotter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Writing:
-    """A state on its way to disk. events: of devices, when all of it is copied."""
+    """A state on its way to disk. events: of devices, when all of it is copied; placing: of one amid a round."""
 
     path: Path
     tensors: Sequence[TensorBytes]
     metadata: dict[str, str]
     events: Sequence[torch.cuda.Event] = ()
     copy_s: float = 0.0
+    placing: Placing | None = None
 
     def write(self) -> Written:
         """Write it durably; a disk that does not take it is told, not raised. Blocks."""
@@ -245,10 +299,18 @@ class Writing:
         try:
             for event in self.events:
                 event.synchronize()
-            size = write_tensors(self.path, self.tensors, self.metadata)
+            size = self._write()
         except Exception as error:  # the thread's boundary: the trainer goes on, and the daemon hears why
             failure = " ".join(str(error).split()) or type(error).__name__
         return Written(copy_s=self.copy_s, write_s=time.perf_counter() - began, size_bytes=size, failure=failure)
+
+    def _write(self) -> int:
+        if self.placing is None:
+            return write_tensors(self.path, self.tensors, self.metadata)
+        beside = self.path.with_name(self.path.name + ".new")
+        size = write_tensors(beside, self.tensors, self.metadata)
+        self.placing.place(beside, self.path)
+        return size
 
 
 def _pieces(source: U8, place: U8) -> list[tuple[U8, U8]]:
@@ -281,6 +343,7 @@ class SavedInner:
             raise DamagedFile(f"{path} is no snapshot of a trainer ({error}); remove it") from None
         if self.counters.format != FORMAT:
             raise DamagedFile(f"{path} is of format {self.counters.format!r}, not {FORMAT!r}; remove it")
+        self.metadata = self._file.metadata
         self.random = RandomState.read(self._file)
 
     def check_layout(self, digest: bytes) -> None:
@@ -320,12 +383,19 @@ class SavedInner:
 
 def take_up(order: Restore, use: Callable[[SavedInner], None]) -> Restored:
     """Give `use` the snapshot that `order` names, or say why not: there is none, or `use` raised StorageError."""
-    refused = ""
+    refused, tokens = "", 0
     try:
         saved = SavedInner(Path(order.path))
+        tokens = sum(saved.counters.kept_tokens) // max(1, len(saved.counters.kept_tokens))
         if saved.counters.round != order.round:
             raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
         use(saved)
     except (StorageError, FileNotFoundError) as error:
         refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
-    return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])
+    return Restored(
+        round=order.round,
+        path=order.path,
+        exact=order.exact,
+        refused=refused[:SUMMARY_LIMIT_CHARS],
+        tokens=0 if refused or order.spent or not order.exact else tokens,
+    )

@@ -182,7 +182,7 @@ class ShardedReplica(Replica):
         """Bytes that a copy of the inner state takes; no other rank is asked."""
         buffers = [value for _, value in self._shard.buffers() if keepable(value)]
         moments = self._shard.moments_bytes()
-        return moments + room_bytes([*buffers, self.new_vector()] if self.accounts.mixes else buffers)
+        return moments + room_bytes(buffers if self._gradients else [*buffers, self.new_vector()])
 
     def rest(self) -> None:
         """Leave the devices to others until `wake`: the parts go to the host, at a step boundary.
@@ -220,7 +220,7 @@ class ShardedReplica(Replica):
         with self._awake():
             return super().evaluate()
 
-    def inner_state(self, round: int) -> InnerState:
+    def inner_state(self, round: int, *, midway: bool = False) -> InnerState:
         """Return the inner state as one process does."""
         with self._awake():
-            return super().inner_state(round)
+            return super().inner_state(round, midway=midway)

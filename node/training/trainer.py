@@ -1,8 +1,8 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
 A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started again from
-the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since, and
-not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
+the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since that,
+and not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
 restart is tried. This module does not import torch.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import trio
 
-from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, running_child
+from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, Spawned, running_child, spawn
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Pause, Resume
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import SharedTensors, Vector
@@ -113,6 +113,25 @@ class TrainerSpec:
         return max(1, self.threads // self.processes)
 
 
+class EarlyTrainer:
+    """The process, and the descriptor of the memory that it will share, until somebody takes them."""
+
+    def __init__(self, spawned: Spawned, memory: int) -> None:
+        self._there: tuple[Spawned, int] | None = (spawned, memory)
+
+    def take(self) -> tuple[Spawned, int] | None:
+        """Both, to be ended and closed by who takes them; None if they are taken."""
+        there, self._there = self._there, None
+        return there
+
+
+async def spawn_trainer(spec: TrainerSpec, memory: int) -> Spawned:
+    """Spawn the process of a trainer, which is told of its work later."""
+    return await spawn(
+        PROGRAM, memory, spec.processes, threads=spec.threads_each, inherited=(memory,), log_path=spec.log_path
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
     """The trainer died (`cause`) and a new one stands on θ(`round`), fresh, or on nothing yet if None.
@@ -158,14 +177,17 @@ class Trainer:
     anchor: Vector
     contribution: Vector
 
-    def __init__(self, spec: TrainerSpec) -> None:
+    def __init__(self, spec: TrainerSpec, *, early: EarlyTrainer | None = None) -> None:
+        """early: has the process that comes first, if it is spawned already."""
         self._spec = spec
+        self._early = early
         self._listeners: list[Callable[[TrainerEvent], None]] = []
         self._child: Connection[Report] | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._midway: Restore | None = None  # a newer one, as long as no contribution holds what is in it
         self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
         self._contributions = 0
@@ -197,10 +219,12 @@ class Trainer:
         """
         deaths = Deaths("the trainer")
         cause: str | None = None
-        memory = shared_tensors.open_memory()
+        early = None if self._early is None else self._early.take()
+        spawned, memory = early or (None, shared_tensors.open_memory())
         try:
             while True:
-                ending = await self._live(memory, cause, task_status)
+                ending = await self._live(memory, cause, task_status, spawned)
+                spawned = None
                 if isinstance(ending, ChildRaised):
                     self._fail(ending.failed)
                     return
@@ -226,10 +250,11 @@ class Trainer:
         if isinstance(command, Apply):
             self._anchored, self._unsent = command, False
             self._unread += 1
-            self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
+            if command.fresh:  # they belong to what is dropped
+                self._newest = self._midway = None
             self._spec, self._retuned = self._in_force, None
         elif isinstance(command, Restore):
-            self._newest = command
+            self._keep(command)
         elif isinstance(command, Retune):
             self._retuned = command
         elif isinstance(command, Pause | Resume):
@@ -269,9 +294,9 @@ class Trainer:
         return self._spec if last is None else replace(self._spec, inner=last.inner, sync=last.sync)
 
     async def _live(
-        self, memory: int, cause: str | None, task_status: trio.TaskStatus[None]
+        self, memory: int, cause: str | None, task_status: trio.TaskStatus[None], spawned: Spawned | None
     ) -> ChildDied | ChildRaised:
-        """Run one child from spawn to its end, and return that end."""
+        """Run one child from spawn to its end, and return that end. spawned: if it is spawned already."""
         spec = self._spec
         async with running_child(
             PROGRAM,
@@ -283,6 +308,7 @@ class Trainer:
             threads=spec.threads_each,
             inherited=(memory,),
             log_path=spec.log_path,
+            spawned=spawned,
         ) as child:
             try:
                 await self._prepare(child, memory)
@@ -359,22 +385,37 @@ class Trainer:
             raise LocalError("the trainer did not attach")
 
     async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
-        """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
+        """Give the child the newest snapshot that it takes.
 
-        One of the round under way was ordered when its contribution had been taken.
+        One amid a round is good for any anchor after it; of another all is, if it is of the anchored round or of the
+        one under way: then it was ordered when its contribution had been taken.
         """
-        if self._newest is None:
+        if self._midway is not None and await self._restore_from(child, self._midway):
             return
-        round = self._newest.round
-        exact = round in (anchored.round, anchored.round + 1)
-        spent = self._contributed_round > round
-        await child.send(Restore(path=self._newest.path, round=round, exact=exact, spent=spent))
+        self._midway = None
+        if self._newest is not None:
+            round = self._newest.round
+            exact = round in (anchored.round, anchored.round + 1)
+            spent = self._contributed_round > round
+            order = Restore(path=self._newest.path, round=round, exact=exact, spent=spent)
+            if not await self._restore_from(child, order):
+                self._newest = None
+
+    async def _restore_from(self, child: Connection[Report], order: Restore) -> bool:
+        """Returns whether the child took this snapshot over."""
+        await child.send(order)
         restored = await child.receive()
         if not isinstance(restored, Restored):
             raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
-        if restored.refused:
-            self._newest = None
         self._tell(restored)
+        return not restored.refused
+
+    def _keep(self, snapshot: Restore) -> None:
+        """Have a restarted trainer given this snapshot, unless what it holds was contributed meanwhile."""
+        if not snapshot.midway:
+            self._newest = snapshot
+        elif self._contributed_round <= snapshot.round:
+            self._midway = snapshot
 
     async def _stand_on_anchor(self, child: Connection[Report]) -> None:
         """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
@@ -394,10 +435,11 @@ class Trainer:
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
         if isinstance(report, Contribution):
             self._contributions, self._contributed_round = report.number, report.round
+            self._midway = None
         elif isinstance(report, Snapshotted) and not report.failure:
-            self._newest = Restore(path=report.path, round=report.round, exact=True)
+            self._keep(Restore(path=report.path, round=report.round, exact=True, midway=report.midway))
         elif isinstance(report, Restored) and report.refused:
-            self._newest = None
+            self._newest = self._midway = None
         elif isinstance(report, Initial):
             self._owes_initial = False
         elif isinstance(report, Applied):

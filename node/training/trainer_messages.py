@@ -26,6 +26,10 @@ anchor, or waiting after them. Whatever is ordered after an `Apply` waits with i
 beside the anchor, and write it to a file while it goes on; it is ordered right after a contribution was taken,
 when the trainer has nothing else to do, and mark and replica are the same. A new process that is told to
 `Restore` it before its first `Apply` goes on with the same moments, random numbers and batches.
+
+**Amid a round** a snapshot is ordered too, now and then, with what no contribution holds yet. It takes its place on
+disk before that is contributed, or not at all: so where it is there, its work is counted nowhere. A process that
+restores it adds this to its first anchor, be it a later one.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.protocol.manifest import InnerSection, Manifest
 
 PARAMETERS_LIMIT = 100_000  # named parameters of a model
+SNAPSHOT_BASE = "base"
+"""Metadata of a snapshot's file amid a round: the hash of the value that led to its anchor, in hex."""
 
 Scalar = bool | int | float | str
 
@@ -213,17 +219,26 @@ class Hurry(Message, frozen=True, kw_only=True):
 class Snapshot(Message, frozen=True, kw_only=True):
     """Copy the inner state at this step boundary, and write it to the file `path` beside what follows.
 
-    round: the last one whose contribution is in it. Answered by `Snapshotted` when it is on disk, or cannot be.
+    round: the last one whose contribution is in it. base: for one amid a round, the hash of the value that led to the
+    anchor; it is not made where a contribution is under way. Answered by `Snapshotted` when it is on disk, or cannot
+    be.
     """
 
     round: int
     path: str
+    base: bytes = b""
+
+    @property
+    def midway(self) -> bool:
+        """True if it is of the midst of a round, and no contribution holds what is in it."""
+        return bool(self.base)
 
 
 class Restore(Message, frozen=True, kw_only=True):
     """Take over the snapshot at `path`, before the first `Apply`; without `exact` its moments only.
 
-    spent: a contribution to the round after was made, and may be counted; what it held is not kept.
+    spent: a contribution to the round after was made, and may be counted; what it held is not kept. midway: it is of
+    the midst of a round, and the anchor to come may be a later one than it stood on.
     Answered by `Restored`. A file that is not what was written is refused, and training begins without.
     """
 
@@ -231,6 +246,7 @@ class Restore(Message, frozen=True, kw_only=True):
     round: int
     exact: bool
     spent: bool = False
+    midway: bool = False
 
 
 class Retune(Message, frozen=True, kw_only=True):
@@ -352,15 +368,20 @@ class Snapshotted(Message, frozen=True, kw_only=True):
     write_s: float
     size_bytes: int
     failure: str = ""
+    midway: bool = False
 
 
 class Restored(Message, frozen=True, kw_only=True):
-    """The snapshot of `round` was taken over, unless `refused` says why not."""
+    """The snapshot of `round` was taken over, unless `refused` says why not.
+
+    tokens: of the work in it that no contribution holds.
+    """
 
     round: int
     path: str
     exact: bool
     refused: str = ""
+    tokens: int = 0
 
 
 class Pong(Message, frozen=True, kw_only=True):

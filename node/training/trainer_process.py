@@ -33,7 +33,7 @@ from shoal.node.pipe import (
 from shoal.node.training import shared_tensors
 from shoal.node.training.devices import pick_device
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import Snapshotter, take_up
+from shoal.node.training.inner_state import Snapshotter, Written, take_up
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -41,6 +41,7 @@ from shoal.node.training.trainer_messages import (
     Attach,
     Attached,
     Command,
+    Contribution,
     Evaluate,
     Evaluated,
     Hurry,
@@ -88,7 +89,9 @@ class TrainerProcess:
                 self._follow(command)
             elif self._replica is not None and self._tensors is not None:
                 report = self._replica.step(self._tensors.contribution)
-                if report is not None:
+                if isinstance(report, Contribution):
+                    self._contributed(report)
+                elif report is not None:
                     self._control.send(report)
 
     def _hand_over(self) -> None:
@@ -96,7 +99,12 @@ class TrainerProcess:
         if self._replica is not None and self._tensors is not None:
             contribution = self._replica.hand_over(self._tensors.contribution)
             if contribution is not None:
-                self._control.send(contribution)
+                self._contributed(contribution)
+
+    def _contributed(self, contribution: Contribution) -> None:
+        """Report a contribution; from here on what is in it is in no snapshot amid the round."""
+        self._snapshotter.withdraw()
+        self._control.send(contribution)
 
     def _next_command(self) -> Command | None:
         """The next order, or None where it is time for a step.
@@ -183,8 +191,7 @@ class TrainerProcess:
             case Evaluate():
                 self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
             case Snapshot():
-                state = replica.inner_state(command.round)
-                replica.copied_at(self._snapshotter.save(state, command, self._control.send))
+                self._save(command, replica)
             case Restore():
                 restore = partial(replica.restore, exact=command.exact, spent=command.spent)
                 self._control.send(take_up(command, restore))
@@ -201,6 +208,15 @@ class TrainerProcess:
             case Resume():
                 self._paused = False
                 replica.wake()
+
+    def _save(self, order: Snapshot, replica: Replica) -> None:
+        """Begin a snapshot; one amid a round only while it is amid one."""
+        began = time.perf_counter()
+        if order.midway and not replica.accounts.amid_round:
+            self._control.send(Written(failure="nothing is to be kept now").report(order))
+            return
+        state = replica.inner_state(order.round, midway=order.midway)
+        replica.copied_at(self._snapshotter.save(state, order, self._control.send, began=began))
 
 
 def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = None) -> int:

@@ -32,8 +32,8 @@ SHELL: tuple[Bug, ...] = (
         "a residual counted again after a restart although it may have been counted",
         "tests/node/test_swarm_in_a_box.py"
         "::test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_again",
-        "resumption.find(chain, countable=countable)",
-        "resumption.find(chain, countable=True)",
+        "resumption.find(chain, countable=countable, staleness_rounds=staleness)",
+        "resumption.find(chain, countable=True, staleness_rounds=staleness)",
     ),
     bug(
         "who waits for a turn that the disk ended goes on with nothing",

@@ -133,4 +133,41 @@ TRAINING: tuple[Bug, ...] = (
         "if self._given is not None and not self._laid_out:",
         "if False:",
     ),
+    bug(
+        "a snapshot amid a round takes its place after its work was contributed",
+        "tests/node/training/test_inner_state.py"
+        "::test_snapshot_amid_a_round_takes_its_place_only_before_its_work_is_contributed",
+        "if self._withdrawn:",
+        "if False:",
+    ),
+    bug(
+        "a snapshot amid a round is made of what was contributed",
+        "tests/node/training/test_inner_state.py::test_only_work_that_no_contribution_holds_is_amid_a_round",
+        "return self._base is not None and self._mark is None and any(self._tokens)",
+        "return self._base is not None and any(self._tokens)",
+    ),
+    bug(
+        "work amid a round is added to a later anchor's buffers",
+        "tests/node/training/test_inner_state.py::test_work_amid_a_round_goes_along_to_a_later_anchor",
+        "saved.kept[self._fragments.buffers_begin :] = 0",
+        "pass",
+    ),
+    bug(
+        "a restarted trainer takes up what it had contributed",
+        "tests/node/training/test_trainer.py"
+        "::test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that_was_contributed",
+        """
+        self._contributions, self._contributed_round = report.number, report.round
+        self._midway = None
+        """,
+        """
+        self._contributions, self._contributed_round = report.number, report.round
+        """,
+    ),
+    bug(
+        "a trainer that was started early outlives its node",
+        "tests/node/training/test_early_trainer.py::test_it_ends_with_a_node_that_does_not_come_to_have_a_trainer",
+        "left = early.take()",
+        "left = None",
+    ),
 )

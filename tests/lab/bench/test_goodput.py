@@ -27,7 +27,7 @@ from shoal.lab.bench.goodput_trace import Failures, draw_failures, stop_and_rest
 from shoal.lab.case import Numbers
 from shoal.lab.shipped import not_default
 from shoal.lab.targets import Spread, missed
-from shoal.node.reporting.events import Certified, Contributed, RoundStarted, TrainerStarted
+from shoal.node.reporting.events import Certified, Contributed, Resumed, RoundStarted, TrainerStarted
 from shoal.protocol.identity import Identity
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import RunRecord
@@ -173,6 +173,20 @@ def test_parts_of_the_time_sum_up_to_all_of_it() -> None:
     assert found.certified_s + sum(lost) == pytest.approx(found.up_s)
 
 
+def test_steps_that_a_node_finds_on_its_disk_after_a_failure_are_not_lost() -> None:
+    """Killed after 7 steps of which it finds 5; then after 3 more, all 8 of which it finds and contributes."""
+    node = NodeTimes(
+        lives=((-5.0, 17.0), (30.0, 43.0), (60.0, 90.0), (95.0, 200.0)),
+        steps=[*steps(0, 17), *steps(40, 3), *steps(70, 20)],
+        contributed=(10.0, 80.0),
+        resumed=((35.0, 5), (65.0, 8)),
+    )
+    found = account((node,), (0.0, 100.0), certified=0, step_s=1.0)
+    assert found.unfinished_s == (7 - 5) + (5 + 3 - 8) + 10
+    found = account((node,), (0.0, 50.0), certified=0, step_s=1.0)
+    assert found.unfinished_s == (7 - 5) + (5 + 3)
+
+
 def test_a_life_without_a_step_is_all_start_or_once_it_has_a_trainer_joining() -> None:
     node = NodeTimes(lives=((-5.0, 10.0), (30.0, 36.0), (56.0, 200.0)), steps=steps(0, 10), trainers=(58.0,))
     found = account((node,), (0.0, 60.0), certified=10, step_s=1.0)
@@ -194,10 +208,15 @@ def test_times_of_a_node_are_of_all_its_lives() -> None:
         TrainerStarted(at=1.0),
         Contributed(at=9.0, round=1),
         TrainerStarted(at=31.0),
+        Resumed(at=32.0, round=1, exact=True, tokens=1),
         Contributed(at=39.0, round=3),
     ]
     assert times_of(events, [3.0, 2.0], ((0.0, 10.0), (30.0, 40.0))) == NodeTimes(
-        lives=((0.0, 10.0), (30.0, 40.0)), steps=[2.0, 3.0], contributed=[9.0, 39.0], trainers=[1.0, 31.0]
+        lives=((0.0, 10.0), (30.0, 40.0)),
+        steps=[2.0, 3.0],
+        contributed=[9.0, 39.0],
+        trainers=[1.0, 31.0],
+        resumed=[(32.0, 1)],
     )
 
 

@@ -13,11 +13,19 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state import resumption as module
-from shoal.node.state.resumption import REST, WAIT_MIN_S, Resumption
+from shoal.node.state.resumption import COPY_REST, MIDWAY, REST, WAIT_MIN_S, WRITE_REST, Found, Resumption
 from shoal.node.state.tensor_files import TensorBytes, write_tensors
+from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted
-from shoal.node.training.trainer_messages import Command, Restore, Restored, Snapshot, Snapshotted
-from shoal.protocol.messages import Term
+from shoal.node.training.trainer_messages import (
+    SNAPSHOT_BASE,
+    Command,
+    Restore,
+    Restored,
+    Snapshot,
+    Snapshotted,
+)
+from shoal.protocol.messages import Term, Value
 from tests.node.checkpoint_lab import CheckpointLedger, new_ledger
 
 
@@ -39,19 +47,37 @@ class Bench:
     @property
     def rounds(self) -> list[int]:
         """Of the snapshots that were ordered."""
-        return [order.round for order in self.ordered if isinstance(order, Snapshot)]
+        return [order.round for order in self.ordered if isinstance(order, Snapshot) and not order.midway]
+
+    @property
+    def midway(self) -> list[Snapshot]:
+        """Snapshots amid a round that were ordered."""
+        return [order for order in self.ordered if isinstance(order, Snapshot) and order.midway]
 
     @property
     def on_disk(self) -> list[int]:
         return [files.position[1] for files in self.resumption.on_disk()]
 
-    def answer(self, *, failure: str = "") -> None:
+    def trains(self) -> None:
+        """The trainer made steps."""
+        self.resumption.heard(trainer_messages.Progress(round=1, step=1, loss=1.0, tokens_per_s=1.0))
+
+    def answer(self, *, failure: str = "", copy_s: float = 0.0, write_s: float = 0.0) -> None:
         order = self.ordered[-1]
         assert isinstance(order, Snapshot)
         if not failure:
-            write_tensors(Path(order.path), [TensorBytes.of("first.w", np.zeros(3, np.float32))], {})
+            metadata = {SNAPSHOT_BASE: order.base.hex()} if order.midway else {}
+            write_tensors(Path(order.path), [TensorBytes.of("first.w", np.zeros(3, np.float32))], metadata)
         self.resumption.heard(
-            Snapshotted(round=order.round, path=order.path, copy_s=0, write_s=0, size_bytes=0, failure=failure)
+            Snapshotted(
+                round=order.round,
+                path=order.path,
+                copy_s=copy_s,
+                write_s=write_s,
+                size_bytes=0,
+                failure=failure,
+                midway=order.midway,
+            )
         )
 
 
@@ -284,3 +310,165 @@ def test_only_the_newest_rounds_stay(tmp_path: Path, ledger: CheckpointLedger) -
         "0.0-3.work",
     ]
     assert module.FILES_KEPT == 2
+
+
+# -- amid a round ----------------------------------------------------------------------------------------------
+
+
+def test_snapshots_amid_a_round_cost_the_trainer_and_the_disk_a_small_share(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    bench, clock = Bench(tmp_path), MockClock()
+    value = ledger.chain_to(2).standing
+
+    async def trains(after_s: float = 0.0, *, ordered: int) -> None:
+        """Let so much time pass, then hear of a step; so many are ordered then, and no more."""
+        clock.jump(after_s)
+        bench.trains()
+        await until(lambda: len(bench.midway) >= ordered)
+        await wait_all_tasks_blocked()
+        assert len(bench.midway) == ordered
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(bench.resumption.run)
+        await trains(ordered=0)  # it stands on nothing yet
+        bench.resumption.stands_on(value)
+        await trains(ordered=1)
+        assert bench.midway[0] == Snapshot(round=2, path=str(tmp_path / "resume" / MIDWAY), base=value.hash)
+        await trains(9.0, ordered=1)  # it is being written
+        bench.answer(copy_s=0.01, write_s=0.02)
+        await trains(COPY_REST * 0.01 - 0.1, ordered=1)
+        await trains(0.2, ordered=2)
+        bench.answer(copy_s=0.01, write_s=0.2)
+        await trains(WRITE_REST * 0.2 - 0.1, ordered=2)
+        await trains(0.2, ordered=3)
+        bench.answer(failure="the disk is full")
+        await trains(ordered=4)
+        bench.resumption.heard(Restarted(cause="killed by SIGKILL", round=2))  # and took the order along
+        await trains(ordered=5)
+        bench.answer()
+        bench.resumption.stands_on(None)
+        await trains(ordered=5)
+        assert bench.told == []
+
+    run(test, clock)
+
+
+def test_nothing_is_ordered_amid_a_round_while_its_own_files_are_written(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    bench = Bench(tmp_path)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(bench.resumption.run)
+        bench.resumption.stands_on(ledger.chain_to(0).standing)
+        await bench.resumption.made(ledger.work(1))
+        bench.trains()
+        await wait_all_tasks_blocked(0.01)
+        assert bench.midway == []
+
+    run(test)
+
+
+def test_what_was_learnt_amid_a_round_is_gone_from_disk_before_the_contribution_is_said(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    bench = Bench(tmp_path)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(bench.resumption.run)
+        bench.resumption.stands_on(ledger.chain_to(0).standing)
+        bench.trains()
+        await until(lambda: bool(bench.midway))
+        bench.answer()
+        assert (tmp_path / "resume" / MIDWAY).exists()
+        await bench.resumption.made(ledger.work(1))
+        assert not (tmp_path / "resume" / MIDWAY).exists()
+        bench.answer()
+
+    run(test)
+
+
+def write_midway(folder: Path, value: Value) -> Path:
+    """What a trainer writes amid the round after the state of `value`."""
+    path = folder / "resume" / MIDWAY
+    path.parent.mkdir(exist_ok=True)
+    write_tensors(path, [TensorBytes.of("kept", np.zeros(3, np.float32))], {SNAPSHOT_BASE: value.hash.hex()})
+    return path
+
+
+def find(bench: Bench, ledger: CheckpointLedger, head: int) -> Found | None:
+    return bench.resumption.find(ledger.chain_to(head), countable=True, staleness_rounds=2)
+
+
+def test_what_was_learnt_amid_a_round_is_taken_up_at_its_state_and_not_long_after(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    bench = Bench(tmp_path)
+    path = write_midway(tmp_path, ledger.chain_to(2).standing)
+    order = Restore(path=str(path), round=2, exact=True, midway=True)
+    for head in (2, 3, 4):
+        found = find(bench, ledger, head)
+        assert found is not None, head
+        assert (found.files, found.exact, found.work, found.midway) == (None, True, None, order)
+    for head in (1, 5):  # of a state that is not there, and of long ago
+        assert find(bench, ledger, head) is None, head
+    files = ledger.resume_files(tmp_path, 2)
+    found = find(bench, ledger, 2)
+    assert found is not None
+    assert (found.files, found.exact, found.midway) == (files, True, order)
+    assert found.work is not None  # the contribution before it is settled all the same
+    found = find(bench, ledger, 4)
+    assert found is not None
+    assert (found.work, found.midway) == (None, order)
+
+    async def test(nursery: trio.Nursery) -> None:
+        await bench.resumption.restore_trainer(found, spent=True)  # nothing of it can be spent
+        assert bench.ordered == [order]
+
+    run(test)
+
+
+def test_what_a_later_contribution_holds_is_not_taken_up_again(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    bench = Bench(tmp_path)
+    write_midway(tmp_path, ledger.chain_to(2).standing)
+    files = ledger.resume_files(tmp_path, 3)
+    for head in (2, 3, 4):
+        found = find(bench, ledger, head)
+        assert found is not None
+        assert (found.files, found.midway) == (files, None)
+
+
+def test_what_was_learnt_on_another_history_is_not_taken_up(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    other = CheckpointLedger(manifest=ledger.manifest, codec="fp32")
+    other.certify(4)
+    write_midway(tmp_path, other.chain_to(2).standing)
+    assert other.chain_to(2).standing.hash != ledger.chain_to(2).standing.hash
+    for head in (2, 3):
+        assert find(Bench(tmp_path), ledger, head) is None
+
+
+@pytest.mark.parametrize("damage", ["torn", "zeros", "another base"])
+def test_torn_snapshot_amid_a_round_is_not_believed(tmp_path: Path, ledger: CheckpointLedger, damage: str) -> None:
+    path = write_midway(tmp_path, ledger.chain_to(2).standing)
+    files = ledger.resume_files(tmp_path, 2)
+    data = path.read_bytes()
+    if damage == "torn":
+        path.write_bytes(data[:-1])
+    elif damage == "zeros":
+        path.write_bytes(data[:-8] + b"\x01" + bytes(7))
+    else:
+        was, then = (ledger.chain_to(head).standing.hash.hex().encode() for head in (2, 1))
+        path.write_bytes(data.replace(was, then))
+    found = find(Bench(tmp_path), ledger, 2)
+    assert found is not None
+    assert (found.files, found.exact, found.midway) == (files, True, None)
+
+
+def test_what_is_written_amid_a_round_stays_when_old_rounds_go(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    path = write_midway(tmp_path, ledger.chain_to(2).standing)
+    beside = path.with_name(f"{MIDWAY}.new.partial")
+    beside.write_bytes(b"half")
+    Bench(tmp_path).resumption.forget_old((Term(), 3))
+    assert path.exists()
+    assert beside.exists()

@@ -28,13 +28,14 @@ def replica_on_device() -> tuple[Replica, np.ndarray]:
     return replica, out
 
 
-def test_a_snapshot_is_of_its_moment_whatever_steps_follow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("midway", [False, True])
+def test_a_snapshot_is_of_its_moment_whatever_steps_follow(tmp_path: Path, midway: bool) -> None:
     replica, out = replica_on_device()
     for _ in range(3):
         replica.step(out)
     wanted = {name: tensor.detach().cpu().clone() for name, tensor in replica.inner_state_tensors()}
     local = replica.accounts.local()
-    state = replica.inner_state(1)
+    state = replica.inner_state(1, midway=midway)
     writing = Snapshotter().take(state, tmp_path / "inner")
     del state
     replica.copied_at(writing.events)
@@ -46,9 +47,11 @@ def test_a_snapshot_is_of_its_moment_whatever_steps_follow(tmp_path: Path) -> No
         found = torch.zeros_like(tensor)
         saved.copy_to(name, found)
         assert torch.equal(found, tensor), name
-    kept = saved.accounts(replica.layout.numel).local
-    assert kept is not None
-    assert torch.equal(kept, local)
+    kept, base = saved.accounts(replica.layout.numel), replica.accounts.base
+    assert base is not None
+    progress, expected = (kept.kept, local - base) if midway else (kept.local, local)
+    assert progress is not None
+    assert torch.equal(progress, expected)
 
 
 def test_an_evaluation_leaves_the_replica_as_it_was() -> None:

@@ -11,13 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.state.tensor_files import DamagedFile
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.shared_tensors import Vector
-from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, SyncSettings, Train, Trained
+from shoal.node.training.trainer_messages import (
+    SNAPSHOT_BASE,
+    Assignment,
+    Contribution,
+    InnerSettings,
+    Snapshot,
+    Snapshotted,
+    SyncSettings,
+    Train,
+    Trained,
+)
 from shoal.node.workloads.regression import Batch, RegressionWorkload
 from shoal.protocol.errors import LocalError
 
@@ -51,6 +62,10 @@ class Seeking(Noisy):
         for _ in range(drawn):
             next(batches)
         return batches
+
+
+BASE = bytes(31) + b"1"
+"""Hash of the value that led to an anchor."""
 
 
 def new_replica(workload: RegressionWorkload | None = None, sync: SyncSettings | None = None) -> Replica:
@@ -103,9 +118,10 @@ class Life:
         self.replica.apply(self.anchor, round=report.round, taken=report.number)
         return out
 
-    def save(self, path: Path, round_: int) -> SavedInner:
+    def save(self, path: Path, round_: int, *, midway: bool = False) -> SavedInner:
         snapshotter = Snapshotter()
-        written = snapshotter.take(self.replica.inner_state(round_), path).write()
+        state = self.replica.inner_state(round_, midway=midway)
+        written = snapshotter.take(state, path, base=BASE if midway else b"").write()
         snapshotter.done()
         assert not written.failure
         assert written.size_bytes == path.stat().st_size
@@ -193,6 +209,110 @@ def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) ->
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     if isinstance(workload, Seeking):
         assert workload.sought == [2]
+
+
+SYNCS = [SyncSettings(), SyncSettings(chunk_values=16, fragments=3, mixing=0.5)]
+
+
+def test_only_work_that_no_contribution_holds_is_amid_a_round() -> None:
+    life = Life.new()
+    life.round(1)
+    accounts = life.replica.accounts
+    assert not accounts.amid_round  # nothing is learnt yet
+    train(life.replica, order(2, steps=1, contribute=False), life.anchor.size)
+    assert accounts.amid_round
+    out, report = train(life.replica, order(2, steps=3), life.anchor.size)
+    assert isinstance(report, Contribution)
+    assert not accounts.amid_round
+    life.certify(out, report)
+    assert not accounts.amid_round
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=["diloco", "streaming"])
+def test_round_is_gone_on_with_from_its_midst(tmp_path: Path, sync: SyncSettings) -> None:
+    life = Life.new(sync)
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    saved, anchor = life.save(tmp_path / "midway", 1, midway=True), life.anchor.copy()
+    assert (saved.counters.steps, saved.counters.drawn) == (life.replica.accounts.steps, 2)
+    expected, report = train(life.replica, order(2, steps=5), anchor.size)
+    assert isinstance(report, Contribution)
+
+    scramble()
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    replica.apply(anchor, round=1, fresh=True)
+    found, again = train(replica, order(2, steps=5), anchor.size)
+    assert isinstance(again, Contribution)
+    assert (again.tokens, again.steps) == (report.tokens, report.steps - 2)
+    # The replica is the anchor plus what was kept: rounded once more than where it never stopped.
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=["diloco", "streaming"])
+def test_work_amid_a_round_goes_along_to_a_later_anchor(tmp_path: Path, sync: SyncSettings) -> None:
+    """It is added to the anchor, but not to its buffers; the steps of the round under way are all made."""
+    life = Life.new(sync)
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    accounts = life.replica.accounts
+    layout, tokens = life.replica.layout, accounts.tokens
+    begin = layout.buffers_begin
+    end = max(place.stop for name, place in layout.places().items() if name not in layout.buffers)
+    work = accounts.local().numpy() - life.anchor
+    saved = life.save(tmp_path / "midway", 1, midway=True)
+
+    scramble()
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    later: F32 = life.anchor + np.linspace(1, 2, life.anchor.size, dtype=np.float32)
+    replica.apply(later, round=3, fresh=True)
+    local = replica.accounts.local().numpy()
+    np.testing.assert_array_equal(local[begin:], later[begin:])
+    np.testing.assert_allclose(local[:end], (later + work)[:end], rtol=1e-5)
+    assert (replica.accounts.tokens, replica.accounts.steps) == (tokens, 0)
+    _, report = train(replica, order(4, steps=5), later.size)
+    assert isinstance(report, Contribution)
+    assert (report.steps, report.tokens) == (5, (2 + 5) * 32 // sync.fragments)  # of the fragment, since round 1
+
+
+def midway(path: Path) -> Snapshot:
+    return Snapshot(round=1, path=str(path), base=BASE)
+
+
+def test_snapshot_amid_a_round_takes_its_place_only_before_its_work_is_contributed(tmp_path: Path) -> None:
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    path = tmp_path / "midway"
+    snapshotter = Snapshotter()
+    writing = snapshotter.take(life.replica.inner_state(1, midway=True), path, base=BASE)
+    snapshotter.withdraw()
+    assert "a contribution holds what is in it" in writing.write().failure
+    assert list(tmp_path.iterdir()) == []
+    snapshotter.done()
+    again = snapshotter.take(life.replica.inner_state(1, midway=True), path, base=BASE)
+    assert not again.write().failure
+    snapshotter.withdraw()  # it is there: the daemon removes it, which hears of the contribution after this
+    assert [file.name for file in tmp_path.iterdir()] == ["midway"]
+    assert SavedInner(path).metadata[SNAPSHOT_BASE] == BASE.hex()
+
+
+def test_snapshot_of_a_contribution_waits_for_one_amid_the_round(tmp_path: Path) -> None:
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    snapshotter, sent = Snapshotter(), list[Snapshotted]()
+    first = snapshotter.take(life.replica.inner_state(1, midway=True), tmp_path / "midway", base=BASE)
+    snapshotter.save(life.replica.inner_state(1, midway=True), midway(tmp_path / "midway"), sent.append)
+    assert [(one.midway, "while the one before" in one.failure) for one in sent] == [(True, True)]
+    second = threading.Thread(target=snapshotter.take, args=(life.replica.inner_state(2), tmp_path / "2.trainer"))
+    second.start()
+    assert not first.write().failure
+    snapshotter.done()
+    second.join()
+    with pytest.raises(LocalError, match="while the one before it is being written"):
+        snapshotter.take(life.replica.inner_state(3), tmp_path / "3.trainer")
 
 
 def test_older_snapshot_gives_moments_only(tmp_path: Path) -> None:

@@ -286,6 +286,43 @@ async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(
             np.testing.assert_array_equal(trainer.contribution, expected[damaged])
 
 
+@pytest.mark.usefixtures("copied")
+async def test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that_was_contributed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "midway"
+    order = Snapshot(round=0, path=str(path), base=b"anchor")
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        trainer.anchor[:] = trainer.contribution
+        await trainer.send(Apply(round=0, fresh=True))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
+        await trainer.events.receive()  # a Progress: it is in the middle of it
+        await trainer.send(order)
+        written = await expect(trainer, Snapshotted)
+        assert (written.midway, written.failure, written.size_bytes) == (True, "", path.stat().st_size)
+        trainer.anchor[:] += 1.0
+        await trainer.send(Apply(round=1))  # its node was late for round 1
+        await expect(trainer, Applied)
+        kill(trainer)
+        restored = await expect(trainer, Restored)
+        assert (restored.round, restored.exact, restored.refused) == (0, True, "")
+        assert restored.tokens > 0
+        await expect(trainer, Restarted)
+        await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+        contribution = await expect(trainer, Contribution)
+        assert (contribution.tokens, contribution.steps) == (restored.tokens + 32, 1)
+        await trainer.send(order)
+        written = await expect(trainer, Snapshotted)
+        assert (written.midway, written.failure) == (True, "nothing is to be kept now")
+        kill(trainer)
+        await expect(trainer, Restarted)  # without anything restored
+        await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).tokens == 32
+
+
 def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Of round 2 as a trainer makes it that never died, and as one makes it whose moments are gone."""
     threads = torch.get_num_threads()
