@@ -60,6 +60,7 @@ async def test_flood_of_connections_costs_its_address_its_allowance_and_members_
 
 async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr(strangers_module, "STRANGERS_REST_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(9) as silent:
         await two.join(one)
@@ -94,16 +95,17 @@ async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monke
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     one, two = Node(1), Node(2)
-    async with running(one, two), stranger(9) as other:
-        await two.join(one)
-        for _ in range(strangers_module.REFUSALS_LIMIT):
-            assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
-        assert one.peer in other.host.connected()
-        with pytest.raises(NetworkError):
-            await other.ask(one, other.hello(wire=99))
-        assert one.host.refusals.counts()[Reason.REFUSED.value] == 1
-        await until(lambda: one.peer not in other.host.connected() and not one.members._strangers._refused)
-        assert isinstance(await other.ask(one, other.hello()), Welcome), "it may come back as one that belongs here"
+    async with running(one, two):
+        async with stranger(9) as other:
+            await two.join(one)
+            for _ in range(strangers_module.REFUSALS_LIMIT):
+                assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
+            assert one.peer in other.host.connected()
+            with pytest.raises(NetworkError):
+                await other.ask(one, other.hello(wire=99))
+            assert one.host.refusals.counts()[Reason.REFUSED.value] == 1
+            await until(lambda: one.peer not in other.host.connected() and not one.members._strangers._refused)
+            assert isinstance(await other.ask(one, other.hello()), Welcome), "it may come back as one that belongs here"
         await assert_linked(one, two)
 
 

@@ -10,7 +10,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.peering import Ping
+from shoal.protocol.peering import Nack
 from shoal.protocol.places import Rank
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 from shoal.swarm import dialling, links
@@ -120,7 +120,7 @@ async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
         for nonce in range(3):
-            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+            tested.send(PEER, Nack(target=OTHER, nonce=nonce))
         with trio.fail_after(2 * network.open_s):
             assert len(await network.theirs.receive_all()) == 3
         assert trio.current_time() >= network.open_s
@@ -158,7 +158,7 @@ async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
         for nonce in range(10):
-            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+            tested.send(PEER, Nack(target=OTHER, nonce=nonce))
         await tested.drain(deadline_s=5)
         assert len(await network.theirs.receive_all()) == 10
         assert len(writes) == 1
