@@ -218,7 +218,6 @@ class Members:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.links.run)
             nursery.start_soon(self._tick)
-            nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._strangers.run)
             nursery.start_soon(self.probe.run)
@@ -541,6 +540,7 @@ class Members:
             now = trio.current_time()
             self._carry_out(self.machine.tick(now))
             self.links.end_long_rests(now)
+            self._dialling.look(now)
             if self._neighbours is None:
                 self._tell_reach(now)
             else:

@@ -144,6 +144,12 @@ SWARM: tuple[Bug, ...] = (
         "await trio.sleep(min(rest_s, TICK_S))",
     ),
     bug(
+        "whom to dial is looked for at every tick",
+        "tests/swarm/test_link_deadlines.py::test_whom_to_dial_is_looked_for_no_more_often_than_every_period",
+        "if now - self._looked_at >= DIAL_PERIOD_S:",
+        "if now >= self._looked_at:",
+    ),
+    bug(
         "whoever reads a connection writes the answers to its pings",
         "tests/swarm/test_muxer.py::test_end_whose_answers_are_not_taken_reads_on",
         "if kind == TYPE_PING and flags & FLAG_ACK:",

@@ -69,7 +69,8 @@ async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monke
         await until(lambda: one.peer in silent.host.connected())
         monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 0.3)
         told = one.host.refusals.counts
-        await until(lambda: one.peer not in silent.host.connected() or told().get(Reason.SILENT.value, 0) > 1)
+        with trio.fail_after(30):
+            await until(lambda: one.peer not in silent.host.connected() or told().get(Reason.SILENT.value, 0) > 1)
         assert told()[Reason.SILENT.value] == 1, "who is kept is counted again"
         await until(lambda: one.peer not in silent.host.connected())
         await assert_linked(one, two)

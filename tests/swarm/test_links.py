@@ -568,6 +568,9 @@ async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
         await two.hears(one, nack(4))
 
 
+PING_DEADLINE_S = 20.0
+
+
 async def test_ping_over_a_link_is_one_of_the_connection_and_nothing_is_signed() -> None:
     async with nodes(1, 2) as (one, two):
         heard: dict[PeerId, list[tuple[PeerId, int | None]]] = {one.peer: [], two.peer: []}
@@ -578,7 +581,8 @@ async def test_ping_over_a_link_is_one_of_the_connection_and_nothing_is_signed()
         await until(lambda: two.peer in one.links.linked() and one.peer in two.links.linked())
         sealed = one.links._sealer.order, two.links._sealer.order
         one.links.send(two.peer, Ping(nonce=2**32 - 1, incarnation=0))
-        await until(lambda: (two.peer, 2**32 - 1) in heard[one.peer])
+        with trio.fail_after(PING_DEADLINE_S):
+            await until(lambda: (two.peer, 2**32 - 1) in heard[one.peer])
         assert (one.peer, None) in heard[two.peer]
         assert (two.peer, 77) not in heard[one.peer]
         assert (one.links._sealer.order, two.links._sealer.order) == sealed
@@ -597,7 +601,8 @@ async def test_ping_of_the_connection_or_its_answer_wakes_a_link_that_rests(who_
             one.links.send(two.peer, Ping(nonce=2, incarnation=0))
         else:
             two.links.send(one.peer, Ping(nonce=2, incarnation=0))
-        await until(lambda: one.links.linked() == {two.peer})
+        with trio.fail_after(PING_DEADLINE_S):
+            await until(lambda: one.links.linked() == {two.peer})
         assert (woke, one.links.resting()) == ([True], frozenset())
         assert not one.links.is_heard(identity(9).peer_id), "whoever has no link gets none by it"
         assert one.links.linked() == {two.peer}

@@ -708,7 +708,8 @@ async def test_answer_over_a_connection_ends_the_wait_of_the_detector_for_it() -
         (say,) = machine._ping(two.peer, machine._peers[two.peer], trio.current_time())
         assert machine._peers[two.peer].probe is not None
         one.members._carry_out([say])
-        await until(lambda: machine._peers[two.peer].probe is None and not machine._peers[two.peer].asked)
+        with trio.fail_after(20):
+            await until(lambda: machine._peers[two.peer].probe is None and not machine._peers[two.peer].asked)
         assert machine.silent(trio.current_time() + 60.0) == frozenset()
 
 
