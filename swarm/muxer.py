@@ -67,6 +67,8 @@ FRAME_BODY_DEADLINE_S = 60.0
 # To which the room of a stream that is read quickly grows; libp2p's 16 MiB on a few streams are more than a peer has.
 WINDOW_LIMIT_BYTES = 2 << 20  # of a stream
 yamux.MAX_WINDOW_SIZE = WINDOW_LIMIT_BYTES  # looked up there by name
+# Between two looks for streams that ended and were not read to their end; each is one wake-up of every connection.
+yamux._STALE_STREAM_SWEEP_INTERVAL = 120.0  # looked up there by name
 # Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
 CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4
 OWED_LIMIT_STREAMS = 256
@@ -350,7 +352,8 @@ class Muxer(Yamux):  # type: ignore[misc]
             await self._write_whole(data)
 
     async def _write_whole(self, data: bytes) -> None:
-        async with self._write_lock:
+        await self._begin_frame()
+        try:
             now = trio.current_time()
             timeout_s = trio.current_effective_deadline() - now
             timeout_s = min(max(timeout_s, FRAME_GRACE_S), FRAME_STALL_DEADLINE_S)
@@ -359,7 +362,17 @@ class Muxer(Yamux):  # type: ignore[misc]
             if scope.cancelled_caught:
                 # Part of an encrypted frame may be out: nothing after it could be read.
                 raise await self._ended(f"took no data for {timeout_s:.1f} s")
+        finally:
+            self._write_lock.release()
         await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _begin_frame(self) -> None:
+        """Acquire the right to write; at once where nobody has it, for others have their turn while it is written."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._write_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
 
     async def _read_data_body(self, length: int) -> bytes:
         """A frame's body, piece by piece: what is announced and does not come takes no room."""

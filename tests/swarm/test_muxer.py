@@ -88,6 +88,36 @@ async def test_cancelled_frame_is_written_whole() -> None:
     assert not connection.closed
 
 
+class Instant(SlowConnection):
+    """One that takes all at once."""
+
+    async def write(self, data: bytes) -> None:
+        self.written += data
+
+
+async def test_frame_that_nobody_else_writes_before_makes_no_step_of_its_own() -> None:
+    """The socket gives others their turn; every step more is a turn of the event loop for each ping."""
+    connection, turns = Instant(delay_s=0), 0
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        await muxer._write_frame(b"0123456789")
+        assert (connection.written, turns) == (b"0123456789", 0)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await muxer._write_frame(b"never")
+        assert scope.cancelled_caught
+        assert connection.written == b"0123456789"
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.virtual_time
 async def test_frame_cancelled_before_its_turn_is_not_begun() -> None:
     connection = SlowConnection(delay_s=0.05)
