@@ -226,6 +226,11 @@ class Stranger:
         stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5)
         await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=5)
 
+    def hang(self) -> None:
+        """Answer no ping from now on, as a process that hangs."""
+        for connection in self.host._network.get_connections():
+            connection.muxed_conn._owe = lambda frame: None
+
     def welcomes(self, others: tuple[bytes, ...] = ()) -> list[PeerId]:
         """From now on answer every hello with a welcome; who said hello is in the list."""
         came: list[PeerId] = []
