@@ -5,10 +5,10 @@ no answer comes, it is pinged again and three others are asked to ping it; if th
 it and all others are told so; if it still says nothing it is dead. A process that hangs (SIGSTOP) keeps its connections
 open and is caught exactly like one that vanished.
 
-Closely, every `PROBE_INTERVAL_S`, a node watches whom it waits for, and the `CLOSE_PEERS` that come after it in the
-order of their PeerIds, around the ring of those that answer: so each peer is watched closely by as many, whatever n,
-and where one of these is silent too, by the one before it. All others are pinged `PROBES_PER_S` times a second in all.
-Whoever is told of a suspicion looks for itself at once.
+Closely a node watches whom it waits for, every `PROBE_INTERVAL_S`, and, at `close_interval_s(n)`, the `CLOSE_PEERS`
+that come after it in the order of their PeerIds, around the ring of those that answer: so each peer is watched closely
+by as many, whatever n, and where one of these is silent too, by the one before it. All others are pinged `PROBES_PER_S`
+times a second in all. Whoever is told of a suspicion looks for itself at once.
 
 What a peer is held for after each thing that can happen to it is `TRANSITIONS`:
 
@@ -40,14 +40,16 @@ Three rules keep it honest:
 Overload is not death. Who answers late is waited for as long as its answers take, and asked no sooner again; an
 accusation of one that was heard within the probe interval, or as long ago as that, is no reason to ask.
 
-How fast.  `tick` is called every `TICK_S`. From the last sign of life of a silent peer that answered quickly before,
+How fast.  `tick` is called every `TICK_S`, or, by who asks each time for how long it may rest (`rest_s`), as soon as a
+deadline is over and every `RESTING_TICK_S`. From the last sign of life of a silent peer that answered quickly before,
 seen by a process that is not late, to `Died` at most
 
     probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
 
-pass, whatever others say, the ticks being how late each of four steps may be noticed: 7.4 s where there are four live
-peers, 10.4 s where there are sixteen, 22.4 s where there are 64. For those that watch it closely it is 7.4 s. The
-others are told after 4.2 s of these and look: 10.6 s, whatever n, if one of those lives and its message comes through.
+pass, whatever others say, the ticks being how late each of four steps may be noticed, or the first of them by who
+rests: 7.4 s where there are four live peers, 10.4 s where there are sixteen, 22.4 s where there are 64. For those that
+wait for it it is 7.4 s, and 8.4 s at most for those that watch it closely. The others are told after 5.2 s of these and
+look: 11.6 s, whatever n, if one of those lives and its message comes through.
 A broken connection leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
@@ -169,8 +171,12 @@ class Refute(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Effect = Say | Suspected | Died | Revived | Refute
 
 
-TICK_S = 0.1  # the detector's clock
-PROBE_INTERVAL_S = 1.0  # of silence before a ping, of a peer that is watched closely
+TICK_S = 0.1  # the detector's clock, where it does not rest
+RESTING_TICK_S = 4 * TICK_S
+"""The same where it rests, but for what is due before: all that it costs is that a ping goes out later."""
+PROBE_INTERVAL_S = 1.0  # of silence before a ping, of a peer that is waited for
+CLOSE_PROBES_PER_S, CLOSE_INTERVAL_LIMIT_S = 8, 2.0
+"""Of one next on the ring it grows with the number of live peers, to this: of many it is enough that one is told of."""
 CLOSE_PEERS = 3
 """Peers that a node watches closely beside those it waits for."""
 PROBES_PER_S = 4
@@ -199,10 +205,22 @@ STRANGERS_RELAY_LIMIT = RELAY_LIMIT // 2
 RELAYS_PER_PEER_LIMIT = 64
 INCARNATION_LIMIT = 2**62
 NONCE_BITS = 62
+NUMBER_BITS = 32
+"""Of a nonce, the lowest: what a ping of the connection has room for, and its answer comes back with."""
 
 _ALIVE, _SUSPECT, _DEAD = State
 _HEARD, _ACCUSED = Event.HEARD, Event.ACCUSED
 """Members that are needed with every message; looking one up in its enumeration takes CPython a hundred nanoseconds."""
+
+
+def number_of(nonce: int) -> int:
+    """The number of a ping of the connection with this nonce."""
+    return nonce % (1 << NUMBER_BITS)
+
+
+def close_interval_s(peers: int) -> float:
+    """Seconds of silence after which one of `peers` live peers is probed that is next on the ring, not waited for."""
+    return min(max(PROBE_INTERVAL_S, peers / CLOSE_PROBES_PER_S), CLOSE_INTERVAL_LIMIT_S)
 
 
 def probe_interval_s(peers: int) -> float:
@@ -218,7 +236,7 @@ def detection_bound_s(peers: int, late_s: float = 0.0, *, pace: float = 1.0, tol
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
     looks_s = max(pace * ACK_DEADLINE_S, waited_s) + max(pace * INDIRECT_DEADLINE_S, waited_s)
-    told_s = pace * PROBE_INTERVAL_S + looks_s + 2 * TICK_S if told else math.inf
+    told_s = pace * close_interval_s(peers) + looks_s + 2 * TICK_S if told else math.inf
     return min(pace * probe_interval_s(peers), told_s) + looks_s + max(pace * SUSPICION_S, waited_s) + 4 * TICK_S
 
 
@@ -301,6 +319,7 @@ class MembershipMachine:
     _relays: dict[int, _Relay] = field(default_factory=dict)
     lag: Lateness = field(default_factory=Lateness)
     _ran_at: float | None = None
+    _rested_s: float = 0.0
     _refuted_at: float = -math.inf
 
     def state_of(self, peer: PeerId) -> State | None:
@@ -321,11 +340,11 @@ class MembershipMachine:
         return frozenset(
             peer
             for peer, watched in self._peers.items()
-            if watched.state is not _DEAD and now - watched.asked_at > self._silence_s(watched, now)
+            if watched.state is not _DEAD and now >= self._silent_at(watched, now)
         )
 
-    def _silence_s(self, watched: _Watched, now: float) -> float:
-        return max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+    def _silent_at(self, watched: _Watched, now: float) -> float:
+        return watched.asked_at + max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
 
     def forget(self, peer: PeerId) -> None:
         """Stop watching a peer that left or whose record expired."""
@@ -397,6 +416,13 @@ class MembershipMachine:
             answer = Ack(nonce=relay.nonce, incarnation=self.incarnation, about=peer)
             effects.append(Say(relay.requester, answer))
         return effects
+
+    def on_answer(self, peer: PeerId, number: int, incarnation: int, now: float) -> list[Effect]:
+        """The connection with `peer` answered a ping, of whose nonce this is what it has room for."""
+        watched = self._peers.get(peer)
+        asked = (*(() if watched is None else watched.asked), *self._relays)
+        nonce = next((one for one in asked if number_of(one) == number), number)
+        return self.on_ack(peer, nonce, incarnation, now)
 
     def _note_round_trip(self, peer: PeerId, nonce: int, now: float) -> None:
         watched = self._peers.get(peer)
@@ -490,9 +516,9 @@ class MembershipMachine:
     # --- time ---
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has come to `now`; to be called every `TICK_S`."""
+        """Time has come to `now`; to be called every `tick_s`, or when `rest_s` has passed."""
         self._notice_stall(now)
-        self._ran_at = now
+        self._ran_at, self._rested_s = now, 0.0
         effects: list[Effect] = []
         overdue, due = self._look(now)
         if overdue:
@@ -504,6 +530,22 @@ class MembershipMachine:
         if self._relays:
             self._relays = {nonce: relay for nonce, relay in self._relays.items() if now < relay.deadline}
         return effects
+
+    def rest_s(self, now: float) -> float:
+        """Seconds until `tick` is to be called next, asked right after it was; who does so then is not late.
+
+        What others say meanwhile leads to no deadline that is sooner.
+        """
+        rest_s = RESTING_TICK_S
+        for watched in self._peers.values():
+            if watched.probe is not None:
+                rest_s = min(rest_s, watched.probe.deadline - now)
+            elif watched.state is _SUSPECT:
+                rest_s = min(rest_s, watched.suspect_until - now)
+            if watched.asked_at < math.inf and (silent_s := self._silent_at(watched, now) - now) > 0:
+                rest_s = min(rest_s, silent_s)
+        self._rested_s = rest_s - self.tick_s
+        return rest_s
 
     def _overdue(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Take the next step against a peer that let a deadline pass."""
@@ -534,8 +576,9 @@ class MembershipMachine:
         """List the peers that may have let a deadline pass, and those to ping now, the longest overdue first."""
         peers = self._peers
         first = self.first() if len(peers) > CROWD_PEERS else ()
-        closely = self._closely(first)
-        interval = probe_interval_s([watched.state for watched in peers.values()].count(_ALIVE))
+        awaited, ring = frozenset(self.awaited()), self._ring(first)
+        alive = [watched.state for watched in peers.values()].count(_ALIVE)
+        interval, close_interval = probe_interval_s(alive), close_interval_s(alive)
         among_first = probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
         overdue: list[tuple[PeerId, _Watched]] = []
         due: list[tuple[float, PeerId, _Watched]] = []
@@ -546,9 +589,10 @@ class MembershipMachine:
             if state is _ALIVE:
                 if probe is not None:
                     continue
-                at = watched.heard_at + self.pace * (
-                    PROBE_INTERVAL_S if peer in closely else among_first if peer in first else interval
-                )
+                silent_s = among_first if peer in first else interval
+                if peer in ring:
+                    silent_s = min(silent_s, close_interval)
+                at = watched.heard_at + self.pace * (PROBE_INTERVAL_S if peer in awaited else silent_s)
             elif state is _SUSPECT:
                 at = watched.pinged_at + max(self.pace * PROBE_INTERVAL_S, self._answer_s(watched, now))
             else:
@@ -559,17 +603,17 @@ class MembershipMachine:
             due.sort()
         return overdue, due[:PROBES_PER_TICK_LIMIT]
 
-    def _closely(self, first: Collection[PeerId]) -> set[PeerId]:
-        """Peers to watch closely: those that are waited for, and the next ones around the ring of all that answer.
+    def _ring(self, first: Collection[PeerId]) -> set[PeerId]:
+        """Peers to watch closely though nobody waits for them: the next ones around the ring of all that answer.
 
         Of those that come `first` there is a ring too, lest strangers stand between them.
         """
         alive = ((peer, watched.probe) for peer, watched in self._peers.items() if watched.state is _ALIVE)
         answering = sorted(peer for peer, probe in alive if probe is None or not probe.indirect)
-        closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}
+        ring = set(next_around(answering, self.me, CLOSE_PEERS))
         if self.me in first:
-            closely.update(next_around([peer for peer in answering if peer in first], self.me, CLOSE_PEERS))
-        return closely
+            ring.update(next_around([peer for peer in answering if peer in first], self.me, CLOSE_PEERS))
+        return ring
 
     def _notice_stall(self, now: float) -> None:
         """If we did not run for a while, nobody else is to blame for the silence: begin all waits anew.
@@ -579,10 +623,11 @@ class MembershipMachine:
         late_s = now - self._ran_at if self._ran_at is not None else 0.0
         if late_s < 0:
             raise LocalError(f"membership: time went back by {-late_s} s")
+        late_s -= self._rested_s
         self.lag.note(late_s - self.tick_s, now)
         if late_s <= LOCAL_STALL_S:
             return
-        self._ran_at = now
+        self._ran_at, self._rested_s = now, 0.0
         for watched in self._peers.values():
             watched.lost_at = -math.inf
             if watched.asked_at > -math.inf:

@@ -41,7 +41,7 @@ RECORD_LIMIT = 4096
 RECORD_LIMIT_BYTES = 16_384
 RECORD_TTL_S = 600.0
 """Time for which a record is kept without a newer one; nodes renew theirs at least every third of it."""
-RENEWAL_S = 60.0
+RENEWAL_S = 120.0
 """Between two publications of a record that says nothing new, where there are up to so many as seconds; beyond, so
 that gossip passes on no more than one record a second, up to a third of RECORD_TTL_S."""
 RATE_LIMIT = 1e15

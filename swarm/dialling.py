@@ -12,6 +12,7 @@ beside the others, and found addresses are kept for it before theirs.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,15 +101,16 @@ class Dialling:
         self._never_heard, self._start, self._shut_out = never_heard, start, shut_out
         self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
         self._dials: dict[PeerId, _Dial] = {}
+        self._looked_at = -math.inf
         self._windows = {first: DialWindow() for first in (True, False)}
         self.strangers: frozenset[PeerId] = frozenset()
         """Those not linked that have a record, and were never heard."""
 
-    async def run(self) -> None:
-        """Dial whoever is due, until cancelled."""
-        while True:
-            self._look(trio.current_time())
-            await trio.sleep(DIAL_PERIOD_S)
+    def look(self, now: float) -> None:
+        """Dial whoever is due, unless DIAL_PERIOD_S have not passed since this was done."""
+        if now - self._looked_at >= DIAL_PERIOD_S:
+            self._looked_at = now
+            self._look(now)
 
     def known(self) -> set[PeerId]:
         """Everybody of whom there is a record, or who was found."""

@@ -117,6 +117,9 @@ class Host:
         self.comes_first: Callable[[PeerId], bool] = lambda peer: False
         """True for a peer that has its place before strangers, admitted or not yet."""
         self._network.gives_way = self._gives_way
+        self._network.pinged = lambda peer, number: self.pinged(peer, number)
+        self.pinged: Callable[[PeerId, int | None], None] = lambda peer, number: None
+        """Called with each ping of a peer's connection, None, and each answer of its to one, by its number."""
         self._door = Door(
             self.refusals,
             is_known=lambda address: self.is_known(address),
@@ -291,6 +294,10 @@ class Host:
             return False
         needs_no_dial = self.is_direct(first) if isinstance(address, CircuitAddress) else first in self.connected()
         return needs_no_dial or self._targets.may_dial(address)
+
+    def ping(self, peer: PeerId, number: int) -> None:
+        """Ask a connected peer for a sign of life, whose number (32 bits) is this one's. Never waits."""
+        self._network.ping(peer, number)
 
     def connected(self) -> frozenset[PeerId]:
         """The peers connected now."""

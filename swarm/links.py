@@ -8,9 +8,10 @@
 
 A link is up when the hello was answered, and lost when either stream or the connection breaks; it is never half up.
 Sending never waits: each link has a bounded queue, and a peer that lets it fill loses the link (round messages are
-sent again anyway). Every message is an envelope signed by its sender. What is said to the whole swarm (`SWARM_KIND`)
-holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.message_relay`); all
-else (`ENVELOPE_KIND`) must come from the peer at the stream's end.
+sent again anyway). A Ping over a link is one of the connection below (`shoal.swarm.muxer`): it and its answer mean
+nothing to anybody else, so they are neither signed nor queued. Every other message is an envelope signed by its sender.
+What is said to the whole swarm (`SWARM_KIND`) holds whoever brings it, and is passed on between two that have no link
+by others (`shoal.swarm.message_relay`); all else (`ENVELOPE_KIND`) must come from the peer at the stream's end.
 
 Whoever is dead of silence has no link any more, but what its link is made of is kept for REST_LIMIT_S: the link rests.
 The first thing that comes over it makes a link of it again, without a dial and without handshakes, so that a peer that
@@ -37,12 +38,14 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.lateness import Lateness
+from shoal.protocol.membership import number_of
 from shoal.protocol.messages import Certificate, Rebase
 from shoal.protocol.peering import (
     Full,
     Hello,
     HelloAnswer,
     LinkMessage,
+    Ping,
     Reach,
     Refusal,
     SignOfLife,
@@ -108,6 +111,9 @@ class Control(Protocol):
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections with a peer."""
+
+    def ping(self, peer: PeerId, number: int) -> None:
+        """Ask a connected peer for a sign of life with this number; never waits."""
 
 
 class Refused(RemoteError):
@@ -293,6 +299,9 @@ class Links:
 
         Nor does one without a link, unless it is a message to the whole swarm: others who have one pass it on.
         """
+        if isinstance(message, Ping) and self.holds(peer):
+            self._host.ping(peer, number_of(message.nonce))
+            return
         if (resting := self._resting.get(peer)) is not None and isinstance(message, SignOfLife):
             self._post_all([resting], message)
             return
@@ -369,6 +378,13 @@ class Links:
         """End what has rested for REST_LIMIT_S."""
         for peer in [link.peer for link in self._resting.values() if now - link.rests_since >= REST_LIMIT_S]:
             self._part(peer)
+
+    def is_heard(self, peer: PeerId) -> bool:
+        """Take note that something came over the connection below a link, which is up then if it rested; False where
+        there is none."""
+        if (resting := self._resting.get(peer)) is not None:
+            self._wake(resting)
+        return peer in self._links
 
     def _wake(self, link: _Link) -> None:
         """Something came over a link that rests: it is up, if there is a place for it still."""

@@ -164,6 +164,7 @@ class Members:
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._strangers = Strangers(host)
+        host.pinged = self._pinged
         host.is_admitted = self.links.holds
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
@@ -217,7 +218,6 @@ class Members:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.links.run)
             nursery.start_soon(self._tick)
-            nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._strangers.run)
             nursery.start_soon(self.probe.run)
@@ -493,6 +493,20 @@ class Members:
     def _take_sign_of_life(self, receive: Callable[..., list[Effect]], peer: PeerId, message: LinkMessage) -> None:
         self._carry_out(receive(self.machine, peer, message, trio.current_time()))
 
+    def _pinged(self, peer: PeerId, number: int | None) -> None:
+        """Take a sign of life that came over the connection with a peer: a ping, or the answer to that of a number.
+
+        Where there is no link it means nothing.
+        """
+        if not self.links.is_heard(peer):
+            return
+        self._note_seen(peer)
+        incarnation, now = self._incarnation(peer), trio.current_time()
+        if number is None:
+            self._carry_out(self.machine.peer_seen(peer, incarnation, now))
+        else:
+            self._carry_out(self.machine.on_answer(peer, number, incarnation, now))
+
     def admits(self, peer: PeerId) -> bool:
         """True if a peer may be heard through others: it is admitted, and said who it is."""
         record = self.book.get(peer)
@@ -526,11 +540,13 @@ class Members:
             now = trio.current_time()
             self._carry_out(self.machine.tick(now))
             self.links.end_long_rests(now)
+            self._dialling.look(now)
             if self._neighbours is None:
                 self._tell_reach(now)
             else:
                 self._watch_neighbours_only(now)
-            await trio.sleep(TICK_S)
+            rest_s = self.machine.rest_s(now)
+            await trio.sleep(min(rest_s, TICK_S) if self._without_link else rest_s)
 
     def _watch_neighbours_only(self, now: float) -> None:
         """Stop watching whose link was lost, once it was time enough to make it again or to find its end."""

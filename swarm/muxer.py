@@ -3,7 +3,8 @@
 * `Wire`     — the socket: notices a dead peer within seconds, can be closed without waiting, and takes little of a peer
   that nobody knows yet.
 * `Muxer`    — yamux: a cancelled task never leaves half a frame on the wire; a heartbeat; a memory bound; credit for
-  what was read is given in few frames rather than after every read.
+  what was read is given in few frames rather than after every read; pings by which a peer can be asked for a sign of
+  life at next to no cost: both ends are known to each other, so nothing is signed, and no stream has to be read.
 * `Secured`  — what is between them: strangers are read when it is their turn.
 """
 
@@ -13,6 +14,7 @@ import socket
 import struct
 import sys
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -31,6 +33,7 @@ with warnings.catch_warnings():
     from libp2p.stream_muxer.yamux import yamux
     from libp2p.stream_muxer.yamux.yamux import (
         DEFAULT_WINDOW_SIZE,
+        FLAG_ACK,
         FLAG_FIN,
         FLAG_RST,
         FLAG_SYN,
@@ -55,6 +58,8 @@ FRAME_GRACE_S = 1.0
 # to cost next to nothing at rest.
 HEARTBEAT_INTERVAL_S = 30.0
 HEARTBEAT_DEADLINE_S = 15.0
+PINGS_WAITING_LIMIT = 16
+"""Pings and answers of one connection that are yet to be written; beyond it the oldest is dropped."""
 CLOSE_DEADLINE_S = 2.0
 # What a socket is read for at once: libp2p's messages are that long at most, and frames are read in such pieces.
 READ_LIMIT_BYTES = 64 << 10
@@ -62,6 +67,8 @@ FRAME_BODY_DEADLINE_S = 60.0
 # To which the room of a stream that is read quickly grows; libp2p's 16 MiB on a few streams are more than a peer has.
 WINDOW_LIMIT_BYTES = 2 << 20  # of a stream
 yamux.MAX_WINDOW_SIZE = WINDOW_LIMIT_BYTES  # looked up there by name
+# Between two looks for streams that ended and were not read to their end; each is one wake-up of every connection.
+yamux._STALE_STREAM_SWEEP_INTERVAL = 120.0  # looked up there by name
 # Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
 CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4
 OWED_LIMIT_STREAMS = 256
@@ -188,20 +195,29 @@ def _tune(stream: trio.SocketStream) -> None:
 
 class Secured:
     """A secured connection of which every read waits for its `turn`, where that is set, and heads of small frames for
-    theirs."""
+    theirs.
+
+    pinged: called with each ping that comes, None, and each answer to one, by its number.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.why_ended = ""
         self.turn: Callable[[], Awaitable[None]] | None = None
         self.small_frame: Callable[[], Awaitable[None]] | None = None
+        self.pinged: Callable[[int | None], None] = lambda number: None
         self.heard_at = trio.current_time()
 
     async def read(self, n: int) -> bytes:
         """The head of a frame, in its turn: until then it stays in the system's buffers, as it came."""
         head = await self.read_body(n)
-        if self.small_frame is not None and _is_small(head):
+        if len(head) < HEADER_SIZE:
+            return head  # of a connection that ends
+        _, kind, flags, _, length = struct.unpack(YAMUX_HEADER_FORMAT, head)
+        if self.small_frame is not None and (kind != TYPE_DATA or length < SMALL_FRAME_BYTES):
             await self.small_frame()
+        if kind == TYPE_PING:
+            self.pinged(length if flags & FLAG_ACK else None)
         return head
 
     async def read_body(self, n: int) -> bytes:
@@ -230,11 +246,6 @@ class Secured:
         return getattr(self._connection, name)
 
 
-def _is_small(head: bytes) -> bool:
-    _, kind, _, _, length = struct.unpack(YAMUX_HEADER_FORMAT, head)
-    return bool(kind != TYPE_DATA or length < SMALL_FRAME_BYTES)
-
-
 class Muxer(Yamux):  # type: ignore[misc]
     """yamux whose frames are whole whatever is cancelled, with a heartbeat and a bound on unread bytes."""
 
@@ -250,6 +261,8 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._answered = False
         self._ping_id = 0
         self._settled = trio.Event()  # the far end answered, or the connection is over
+        self._pings: deque[bytes] = deque(maxlen=PINGS_WAITING_LIMIT)
+        self._pings_wait = trio.Event()
 
     async def confirm(self) -> None:
         """Wait until the far end's muxer answers, which it does only once that side has accepted us."""
@@ -284,11 +297,41 @@ class Muxer(Yamux):  # type: ignore[misc]
         """Wait for this after the head of every frame that carries little from now on."""
         self.secured_conn.small_frame = small_frame
 
-    def _credited(self, frame: bytes) -> bytes:
-        """The frame that is to be sent for this one; none for credit that can wait, and more credit for what waited."""
+    def on_ping(self, pinged: Callable[[int | None], None]) -> None:
+        """Call this with each ping that comes from now on, None, and each answer to one, by its number."""
+        self.secured_conn.pinged = pinged
+
+    def ping(self, number: int) -> None:
+        """Ask whether the far end is there; its answer has the number (32 bits). Never waits."""
+        self._ping_sent_time = trio.current_time()
+        self._owe(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, number))
+
+    def _owe(self, frame: bytes) -> None:
+        self._pings.append(frame)
+        self._pings_wait.set()
+
+    async def _write_pings(self) -> None:
+        """Write pings and answers, until cancelled or the connection breaks.
+
+        Whoever reads does not: where neither end read on before it has written, neither would.
+        """
+        try:
+            while True:
+                await self._pings_wait.wait()
+                self._pings_wait = trio.Event()
+                while self._pings:
+                    await self._write_whole(self._pings.popleft())
+        except FOREIGN_ERRORS:
+            return  # the reading side sees the same break and cleans up
+
+    def _deferred(self, frame: bytes) -> bytes:
+        """The frame that is to be sent for this one now; none for what can wait, and more credit for what waited."""
         if len(frame) != HEADER_SIZE:
             return frame
         version, kind, flags, stream_id, credit = struct.unpack(YAMUX_HEADER_FORMAT, frame)
+        if kind == TYPE_PING and flags & FLAG_ACK:
+            self._owe(frame)
+            return b""
         if kind != TYPE_WINDOW_UPDATE:
             return frame
         if flags:
@@ -304,10 +347,13 @@ class Muxer(Yamux):  # type: ignore[misc]
         return b""
 
     async def _write_frame(self, data: bytes) -> None:
-        data = self._credited(data)
-        if not data:
-            return
-        async with self._write_lock:
+        data = self._deferred(data)
+        if data:
+            await self._write_whole(data)
+
+    async def _write_whole(self, data: bytes) -> None:
+        await self._begin_frame()
+        try:
             now = trio.current_time()
             timeout_s = trio.current_effective_deadline() - now
             timeout_s = min(max(timeout_s, FRAME_GRACE_S), FRAME_STALL_DEADLINE_S)
@@ -316,7 +362,17 @@ class Muxer(Yamux):  # type: ignore[misc]
             if scope.cancelled_caught:
                 # Part of an encrypted frame may be out: nothing after it could be read.
                 raise await self._ended(f"took no data for {timeout_s:.1f} s")
-        await trio.lowlevel.checkpoint()
+        finally:
+            self._write_lock.release()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _begin_frame(self) -> None:
+        """Acquire the right to write; at once where nobody has it, for others have their turn while it is written."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._write_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
 
     async def _read_data_body(self, length: int) -> bytes:
         """A frame's body, piece by piece: what is announced and does not come takes no room."""
@@ -346,6 +402,12 @@ class Muxer(Yamux):  # type: ignore[misc]
         return data
 
     async def _measure_rtt_loop(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_pings)
+            await self._keep_beating()
+            nursery.cancel_scope.cancel()
+
+    async def _keep_beating(self) -> None:
         """Ping at once, and whenever nothing came for long; close the connection to a peer that does not answer."""
         try:
             while not self.event_shutting_down.is_set():

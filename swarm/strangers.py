@@ -17,6 +17,8 @@ from shoal.swarm.host import Host
 from shoal.swarm.limits import STRANGER_DEADLINE_S, STRANGER_LIMIT, STRANGERS_LOOK_S, Reason
 
 REFUSED_STAY_S = 1.0
+STRANGERS_REST_S = 5.0
+"""Between two looks where there was no stranger: one that comes is looked at all the same."""
 REFUSALS_LIMIT = 4
 """More than who was given several addresses of this node says at once."""
 
@@ -46,12 +48,16 @@ class Strangers:
         return known is not None and known.hellos >= REFUSALS_LIMIT
 
     async def run(self) -> None:
-        """Look and part, until cancelled."""
+        """Look and part, until cancelled; seldom where there is nobody to part from."""
+        changes = self._host.watch()
         while True:
+            if not await self._look(trio.current_time()):
+                with trio.move_on_after(STRANGERS_REST_S):
+                    await changes.receive()
             await trio.sleep(STRANGERS_LOOK_S)
-            await self._look(trio.current_time())
 
-    async def _look(self, now: float) -> None:
+    async def _look(self, now: float) -> bool:
+        """Part from whom it is time to part from; True if there is anybody."""
         strangers = self._host.strangers()
         came = {peer: since for since, peer in strangers}
         # Who is gone or was admitted after all is forgotten, and so is what was said on an earlier connection.
@@ -65,6 +71,7 @@ class Strangers:
                     self._host.refusals.note(reason)
                     self._refused.pop(peer, None)
                     nursery.start_soon(self._host.disconnect, peer)
+        return bool(strangers or self._refused)
 
     def _reason_to_part(self, peer: PeerId, here_s: float, now: float, *, crowded: bool) -> Reason | None:
         if crowded:

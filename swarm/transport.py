@@ -206,6 +206,8 @@ class Network(Swarm):  # type: ignore[misc]
         self._turns: dict[ID, trio.Lock] = {}
         self.circuits: Circuits | None = None
         self.peer_limits: PeerLimits | None = None
+        self.pinged: Callable[[PeerId, int | None], None] = lambda peer, number: None
+        """Called with each ping of a peer's connection, None, and each answer of its to one, by its number."""
         self.gives_way: Callable[[PeerId], PeerId | None] = lambda peer: None
         """Picks whose connection ends for a new one of this peer, if there are too many; NetworkError if none may."""
 
@@ -325,6 +327,8 @@ class Network(Swarm):  # type: ignore[misc]
     async def add_conn(self, muxed_conn: Muxer, direction: str = "unknown") -> Any:
         """Register a connection that passed its handshake, as the only one to its peer, or refuse it."""
         peer_id = muxed_conn.peer_id
+        peer = PeerId(str(peer_id))
+        muxed_conn.on_ping(lambda number: self.pinged(peer, number))
         if self.peer_limits is not None:
             muxed_conn.pace(partial(self.peer_limits.small_frame, PeerId(str(peer_id))))
             if not muxed_conn.is_initiator:
@@ -419,6 +423,12 @@ class Network(Swarm):  # type: ignore[misc]
         """The smoothed round trip in seconds, None for a peer that is not connected."""
         conn = self.link(ID.from_base58(peer))
         return None if conn is None else float(conn.muxed_conn.rtt())
+
+    def ping(self, peer: PeerId, number: int) -> None:
+        """Ask a peer over its connection, if there is one, whether it is there. Never waits."""
+        conn = self.link(ID.from_base58(peer))
+        if conn is not None:
+            conn.muxed_conn.ping(number)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of the connection to a peer, None if there is none."""

@@ -1084,14 +1084,14 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "nobody is watched closely",
         "tests/protocol/test_membership.py::test_each_is_watched_closely_by_those_before_it_around_the_ring",
-        "closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}",
-        "closely = set(self.awaited())",
+        "ring = set(next_around(answering, self.me, CLOSE_PEERS))",
+        "ring = set[PeerId]()",
     ),
     bug(
         "whom a node waits for is watched no closer than others",
         "tests/protocol/test_membership.py::test_whom_this_node_waits_for_is_watched_closely",
-        "closely = {*self.awaited(), *next_around(answering, self.me, CLOSE_PEERS)}",
-        "closely = {*next_around(answering, self.me, CLOSE_PEERS)}",
+        "(PROBE_INTERVAL_S if peer in awaited else silent_s)",
+        "silent_s",
     ),
     bug(
         "who does not answer keeps its place on the ring",
@@ -1120,8 +1120,45 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a peer that answers late has others asked to pass messages on",
         "tests/protocol/test_membership.py::test_peer_that_answers_late_is_not_silent_until_it_has_had_its_time",
-        "return max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)",
-        "return SILENCE_S + self.lag.waited_s(now)",
+        "return watched.asked_at + max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)",
+        "return watched.asked_at + SILENCE_S + self.lag.waited_s(now)",
+    ),
+    bug(
+        "those on the ring are pinged no more seldom in a large swarm",
+        "tests/protocol/test_membership.py"
+        "::test_sixteen_at_rest_ask_three_times_a_second_each_and_wake_up_as_often_for_it",
+        "return min(max(PROBE_INTERVAL_S, peers / CLOSE_PROBES_PER_S), CLOSE_INTERVAL_LIMIT_S)",
+        "return PROBE_INTERVAL_S",
+    ),
+    bug(
+        "those on the ring are pinged as seldom as all others in a large swarm",
+        "tests/protocol/test_membership.py::test_stopped_process_is_dead_to_all_within_the_bound",
+        "return min(max(PROBE_INTERVAL_S, peers / CLOSE_PROBES_PER_S), CLOSE_INTERVAL_LIMIT_S)",
+        "return max(PROBE_INTERVAL_S, peers / CLOSE_PROBES_PER_S)",
+    ),
+    bug(
+        "a detector rests for so long that who hangs is found too late",
+        "tests/protocol/test_membership.py::test_detector_that_rests_finds_the_silent_within_its_bound",
+        "rest_s = RESTING_TICK_S\n",
+        "rest_s = 3 * RESTING_TICK_S\n",
+    ),
+    bug(
+        "a detector sleeps through its deadlines",
+        "tests/protocol/test_membership.py::test_detector_that_rests_wakes_up_for_each_deadline_and_for_a_silence",
+        "rest_s = min(rest_s, watched.probe.deadline - now)",
+        "pass",
+    ),
+    bug(
+        "a detector that rests holds itself for late",
+        "tests/protocol/test_membership.py::test_detector_at_rest_is_late_from_when_it_was_to_be_called",
+        "late_s -= self._rested_s",
+        "late_s -= 0.0",
+    ),
+    bug(
+        "the answer of a connection is not known for that to a ping",
+        "tests/protocol/test_membership.py::test_answer_of_a_connection_is_that_of_the_ping_whose_number_it_has",
+        "if number_of(one) == number), number)",
+        "if one == number), number)",
     ),
     bug(
         "a member's silence is counted from its last ping, not from the first that it left unanswered",

@@ -108,6 +108,60 @@ SWARM: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a link that rests is not woken by a ping of its connection or the answer to one",
+        "tests/swarm/test_links.py::test_ping_of_the_connection_or_its_answer_wakes_a_link_that_rests",
+        """
+            self._wake(resting)
+        return peer in self._links
+        """,
+        """
+            pass
+        return peer in self._links
+        """,
+    ),
+    bug(
+        "a ping over a link is signed and sent as a message",
+        "tests/swarm/test_links.py::test_ping_over_a_link_is_one_of_the_connection_and_nothing_is_signed",
+        "if isinstance(message, Ping) and self.holds(peer):",
+        "if False:",
+    ),
+    bug(
+        "whoever is connected is heard, admitted or not",
+        "tests/swarm/test_members.py::test_ping_of_a_connection_is_a_sign_of_life_of_who_is_linked_and_of_nobody_else",
+        "if not self.links.is_heard(peer):",
+        "if not self.links.is_heard(peer) and False:",
+    ),
+    bug(
+        "the answer over a connection is a sign of life and ends no wait",
+        "tests/swarm/test_members.py::test_answer_over_a_connection_ends_the_wait_of_the_detector_for_it",
+        "self._carry_out(self.machine.on_answer(peer, number, incarnation, now))",
+        "self._carry_out(self.machine.peer_seen(peer, incarnation, now))",
+    ),
+    bug(
+        "a node looks who is there ten times a second at rest as well",
+        "tests/swarm/test_members.py::test_node_at_rest_looks_who_is_there_as_seldom_as_its_detector_says",
+        "await trio.sleep(min(rest_s, TICK_S) if self._without_link else rest_s)",
+        "await trio.sleep(min(rest_s, TICK_S))",
+    ),
+    bug(
+        "whom to dial is looked for at every tick",
+        "tests/swarm/test_link_deadlines.py::test_whom_to_dial_is_looked_for_no_more_often_than_every_period",
+        "if now - self._looked_at >= DIAL_PERIOD_S:",
+        "if now >= self._looked_at:",
+    ),
+    bug(
+        "whoever reads a connection writes the answers to its pings",
+        "tests/swarm/test_muxer.py::test_end_whose_answers_are_not_taken_reads_on",
+        "if kind == TYPE_PING and flags & FLAG_ACK:",
+        "if False:",
+    ),
+    bug(
+        "strangers that come are not looked at where there were none",
+        "tests/swarm/test_limits_of_hosts.py::test_stranger_that_says_no_hello_is_parted_from_and_members_stay",
+        "await changes.receive()",
+        "await trio.sleep_forever()",
+    ),
+    bug(
         "a link rests for ever",
         "tests/swarm/test_links.py::test_link_that_rested_long_enough_is_ended_and_can_be_made_again",
         "if now - link.rests_since >= REST_LIMIT_S",

@@ -94,7 +94,7 @@ def test_replay_does_not_prolong_a_record() -> None:
 
 
 def test_record_is_renewed_so_that_gossip_passes_one_a_second_and_long_before_it_is_forgotten() -> None:
-    assert [renewal_s(records) for records in (1, 60, 150)] == [60.0, 60.0, 150.0]
+    assert [renewal_s(records) for records in (1, 120, 150)] == [120.0, 120.0, 150.0]
     assert renewal_s(RECORD_LIMIT) == RECORD_TTL_S / 3
 
 

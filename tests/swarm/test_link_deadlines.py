@@ -10,7 +10,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.peering import Ping
+from shoal.protocol.peering import Nack
 from shoal.protocol.places import Rank
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 from shoal.swarm import dialling, links
@@ -120,7 +120,7 @@ async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
         for nonce in range(3):
-            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+            tested.send(PEER, Nack(target=OTHER, nonce=nonce))
         with trio.fail_after(2 * network.open_s):
             assert len(await network.theirs.receive_all()) == 3
         assert trio.current_time() >= network.open_s
@@ -158,7 +158,7 @@ async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
         for nonce in range(10):
-            tested.send(PEER, Ping(nonce=nonce, incarnation=0))
+            tested.send(PEER, Nack(target=OTHER, nonce=nonce))
         await tested.drain(deadline_s=5)
         assert len(await network.theirs.receive_all()) == 10
         assert len(writes) == 1
@@ -180,14 +180,8 @@ def test_window_grows_by_one_for_as_many_that_were_done_and_halves_for_one_that_
     assert window.places.total_tokens == dialling.DIALS_AT_ONCE_LIMIT
 
 
-async def test_only_who_was_there_and_late_makes_a_node_dial_fewer_at_once() -> None:
-    outcomes: dict[PeerId, Exception | None] = {}
-
-    async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
-        if (error := outcomes[peer]) is not None:
-            raise error
-
-    one = Dialling(
+def dialling_by(meet: Callable[..., Awaitable[None]]) -> Dialling:
+    return Dialling(
         me=ME.peer_id,
         links=SimpleNamespace(pace=1.0, meet=meet),  # type: ignore[arg-type]
         book=SimpleNamespace(get=lambda peer: None),  # type: ignore[arg-type]
@@ -196,6 +190,25 @@ async def test_only_who_was_there_and_late_makes_a_node_dial_fewer_at_once() -> 
         start=lambda job: None,
         shut_out=lambda addresses: None,
     )
+
+
+def test_whom_to_dial_is_looked_for_no_more_often_than_every_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(Dialling, "_look", lambda one, now: looks.append(now))
+    one = dialling_by(trio.sleep)
+    for now in (7.0, 7.1, 7.4, 7.5, 7.9, 8.3):
+        one.look(now)
+    assert looks == [7.0, 7.5, 8.3]
+
+
+async def test_only_who_was_there_and_late_makes_a_node_dial_fewer_at_once() -> None:
+    outcomes: dict[PeerId, Exception | None] = {}
+
+    async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        if (error := outcomes[peer]) is not None:
+            raise error
+
+    one = dialling_by(meet)
     window = one._windows[True]
     for error, size in ((SILENT, 4), (RemoteError("no", peer=PEER), 4), (BUSY, 2), (NetworkError("hello"), 1)):
         outcomes[PEER] = error

@@ -14,7 +14,7 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Certificate, Leave, Term, Value
-from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Ping, Refusal, SwarmMessage, Welcome
+from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Nack, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.places import SILENT_STRANGER_S, Rank
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
 from shoal.swarm import links
@@ -46,8 +46,8 @@ def nested(depth: int) -> bytes:
     return b"\x91" * depth + b"\xc0"
 
 
-def ping(nonce: int = 1) -> Ping:
-    return Ping(nonce=nonce, incarnation=0)
+def nack(nonce: int = 1) -> Nack:
+    return Nack(target=BY_ANOTHER.peer_id, nonce=nonce)
 
 
 HELLO = Hello(wire=WIRE_VERSION, swarm=SWARM, software="test", record=b"record")
@@ -203,8 +203,8 @@ async def assert_still_talking(first: Node, second: Node) -> None:
     assert second.peer not in first.gate.downs
     assert first.peer not in second.gate.downs
     for nonce, (source, target) in enumerate([(first, second), (second, first)], start=1000):
-        source.links.send(target.peer, ping(nonce))
-        await target.hears(source, ping(nonce))
+        source.links.send(target.peer, nack(nonce))
+        await target.hears(source, nack(nonce))
 
 
 # -- hello ---------------------------------------------------------------------------------------------------
@@ -217,11 +217,11 @@ async def test_hello_links_both_ways_and_messages_arrive_in_order() -> None:
         assert near.links.linked() == {far.peer}
         assert (near.gate.ups, far.gate.ups) == ([far.peer], [near.peer])
         for nonce in range(50):
-            near.links.send(far.peer, ping(nonce))
-            far.links.broadcast(ping(100 + nonce))
+            near.links.send(far.peer, nack(nonce))
+            far.links.broadcast(nack(100 + nonce))
         await until(lambda: len(far.gate.heard) == len(near.gate.heard) == 50)
-        assert far.gate.heard == [(near.peer, ping(nonce)) for nonce in range(50)]
-        assert near.gate.heard == [(far.peer, ping(100 + nonce)) for nonce in range(50)]
+        assert far.gate.heard == [(near.peer, nack(nonce)) for nonce in range(50)]
+        assert near.gate.heard == [(far.peer, nack(100 + nonce)) for nonce in range(50)]
         assert near.gate.downs == far.gate.downs == []
 
 
@@ -268,7 +268,7 @@ async def test_answer_that_is_no_welcome_makes_no_link() -> None:
 async def test_hello_that_is_none_is_answered_with_nothing() -> None:
     async with nodes(1) as (node,), stranger(9) as odd:
         await odd.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
-        hellos = [b"", b"\xc1", nested(100_000), canonical(ping()), canonical(WELCOME), bytes(2 << 20)]
+        hellos = [b"", b"\xc1", nested(100_000), canonical(nack()), canonical(WELCOME), bytes(2 << 20)]
         for count, data in enumerate(hellos, start=1):
             with pytest.raises(NetworkError):
                 await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=WAIT_S)
@@ -322,8 +322,8 @@ async def test_who_comes_first_gets_the_place_of_the_stranger_that_was_silent_lo
             await node.join(one)
         talks.links.send(one.peer, leave())
         await one.hears(talks, leave())
-        silent.links.send(one.peer, ping())
-        await one.hears(silent, ping())
+        silent.links.send(one.peer, nack())
+        await one.hears(silent, nack())
         await member.join(one)
         assert one.gate.gone == [silent.peer], "a ping is no more than a sign of life"
         await until(lambda: one.links.linked() == {gave.peer, talks.peer, member.peer})
@@ -387,7 +387,7 @@ async def test_messages_of_who_was_not_admitted_are_not_read(
         await node.join(good)
         await odd.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
         stream = await odd.open_messages(node)
-        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=WAIT_S)
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(nack())), deadline_s=WAIT_S)
         with pytest.raises(NetworkError):
             await stream.receive(deadline_s=WAIT_S)
         assert node.gate.heard == []
@@ -401,9 +401,9 @@ async def test_messages_that_come_before_the_admission_wait_for_it() -> None:
     async with nodes(1) as (node,), stranger(9) as eager:
         await eager.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
         stream = await eager.open_messages(node)
-        await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=WAIT_S)
+        await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(nack(7))), deadline_s=WAIT_S)
         await eager.say_hello(node)
-        await until(lambda: node.gate.heard == [(eager.peer, ping(7))])
+        await until(lambda: node.gate.heard == [(eager.peer, nack(7))])
 
 
 BY_ANOTHER = Sealer(identity(77), SWARM, 1)
@@ -415,11 +415,11 @@ FAULTS: dict[str, Callable[[Sealer], bytes]] = {
     "nested deeply": lambda sealer: nested(100_000),
     "nested deeply inside": lambda sealer: sealer.seal(ENVELOPE_KIND, nested(1000)),
     "claims more than there is": lambda sealer: b"\xdd\xff\xff\xff\xff",
-    "cut short": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(ping()))[:-1],
-    "a bit flipped": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(ping()))[:-1] + b"?",
-    "signed by another": lambda sealer: BY_ANOTHER.seal(ENVELOPE_KIND, canonical(ping())),
-    "of another swarm": lambda sealer: of_another_swarm(sealer).seal(ENVELOPE_KIND, canonical(ping())),
-    "of another kind": lambda sealer: sealer.seal("node-record", canonical(ping())),
+    "cut short": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(nack()))[:-1],
+    "a bit flipped": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(nack()))[:-1] + b"?",
+    "signed by another": lambda sealer: BY_ANOTHER.seal(ENVELOPE_KIND, canonical(nack())),
+    "of another swarm": lambda sealer: of_another_swarm(sealer).seal(ENVELOPE_KIND, canonical(nack())),
+    "of another kind": lambda sealer: sealer.seal("node-record", canonical(nack())),
     "no message of a link": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(HELLO)),
     "out of range": lambda sealer: sealer.seal(
         ENVELOPE_KIND, canonical({"type": "ping", "nonce": -1, "incarnation": 0})
@@ -436,12 +436,12 @@ async def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixt
     async def commit(fault: str, odd: Stranger, node: Node) -> None:
         await odd.say_hello(node)
         stream = await odd.open_messages(node)
-        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
-        await until(lambda: node.gate.heard[-1:] == [(odd.peer, ping(1))])
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(nack(1))), deadline_s=WAIT_S)
+        await until(lambda: node.gate.heard[-1:] == [(odd.peer, nack(1))])
         with contextlib.suppress(NetworkError):  # it may be refused before all of it is sent
             await stream.send(FAULTS[fault](odd.sealer), deadline_s=WAIT_S)
         await until(lambda: node.gate.downs[-1:] == [odd.peer])
-        assert node.gate.heard[-1] == (odd.peer, ping(1)), fault
+        assert node.gate.heard[-1] == (odd.peer, nack(1)), fault
 
     async with nodes(1, 2) as (node, good):
         await node.join(good)
@@ -462,7 +462,7 @@ async def test_message_that_the_gatekeeper_rejects_ends_the_link() -> None:
     async with nodes(1, 2) as (near, far):
         far.gate.__class__ = Strict
         await near.join(far)
-        near.links.send(far.peer, ping())
+        near.links.send(far.peer, nack())
         await until(lambda: far.gate.downs == [near.peer])
         await until(lambda: near.gate.downs == [far.peer])
         assert far.host.remote_errors == 1
@@ -476,12 +476,12 @@ async def test_queue_that_overflows_drops_the_link(
         await node.join(good)
         await deaf.say_hello(node)
         for nonce in range(4):
-            node.links.send(deaf.peer, ping(nonce))
+            node.links.send(deaf.peer, nack(nonce))
         assert node.links.linked() == {good.peer, deaf.peer}
-        node.links.send(deaf.peer, ping(4))
+        node.links.send(deaf.peer, nack(4))
         assert node.links.linked() == {good.peer}
         assert node.gate.downs == [deaf.peer]
-        node.links.send(deaf.peer, ping(5))  # to nobody
+        node.links.send(deaf.peer, nack(5))  # to nobody
         await until(lambda: deaf.peer not in node.host.connected())
         await assert_still_talking(node, good)
     assert f"{identity(9).peer_id} does not take its messages; dropping the link" in caplog.text
@@ -491,7 +491,7 @@ async def test_drain_returns_when_all_that_was_queued_is_sent_and_never_hangs() 
     async with nodes(1, 2) as (node, good):
         await node.join(good)
         for nonce in range(100):
-            node.links.send(good.peer, ping(nonce))
+            node.links.send(good.peer, nack(nonce))
         await node.links.drain(deadline_s=WAIT_S)
         node.links.drop(good.peer)  # what is in the stream still arrives or not; nothing is left in the queue
         await node.links.drain(deadline_s=1e6)
@@ -509,8 +509,8 @@ async def test_dropped_link_is_lost_at_both_ends_and_can_be_made_again() -> None
             await until(lambda: not near.host.connected() and not far.host.connected())
         await near.join(far)
         await until(lambda: near.peer in far.links.linked())
-        near.links.send(far.peer, ping(3))
-        await until(lambda: far.gate.heard == [(near.peer, ping(3))])
+        near.links.send(far.peer, nack(3))
+        await until(lambda: far.gate.heard == [(near.peer, nack(3))])
 
 
 async def test_meeting_waits_for_the_old_connection_to_be_closed() -> None:
@@ -533,11 +533,11 @@ async def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
         for attempt in range(50):
             with contextlib.suppress(NetworkError, RemoteError):
                 await near.join(far)
-            near.links.send(far.peer, ping(attempt))
-            far.links.send(near.peer, ping(attempt))
+            near.links.send(far.peer, nack(attempt))
+            far.links.send(near.peer, nack(attempt))
             with trio.move_on_after(0.5):
-                await far.hears(near, ping(attempt))
-                await near.hears(far, ping(attempt))
+                await far.hears(near, nack(attempt))
+                await near.hears(far, nack(attempt))
                 return
         raise AssertionError("the link did not come back")
 
@@ -550,20 +550,60 @@ async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
         assert one.gate.asleep == [two.peer]
         assert one.links.linked() == frozenset()
         assert one.links.resting() == {two.peer}
-        one.links.broadcast(ping(1))
+        one.links.broadcast(nack(1))
         one.links.send(two.peer, certificate())
-        one.links.send(two.peer, ping(2))  # whether it is there
-        await two.hears(one, ping(2))
-        assert [message for _, message in two.gate.heard] == [ping(2)]
-        two.links.send(one.peer, ping(3))
+        one.links.send(two.peer, nack(2))  # whether it is there
+        await two.hears(one, nack(2))
+        assert [message for _, message in two.gate.heard] == [nack(2)]
+        two.links.send(one.peer, nack(3))
         with trio.fail_after(10):
             await until(lambda: one.links.linked() == {two.peer})
-        await one.hears(two, ping(3))
+        await one.hears(two, nack(3))
         assert one.links.resting() == frozenset()
         assert one.gate.ups == [two.peer, two.peer]
         assert one.gate.downs == []
-        one.links.broadcast(ping(4))
-        await two.hears(one, ping(4))
+        one.links.broadcast(nack(4))
+        await two.hears(one, nack(4))
+
+
+PING_DEADLINE_S = 20.0
+
+
+async def test_ping_over_a_link_is_one_of_the_connection_and_nothing_is_signed() -> None:
+    async with nodes(1, 2) as (one, two):
+        heard: dict[PeerId, list[tuple[PeerId, int | None]]] = {one.peer: [], two.peer: []}
+        for node in (one, two):
+            node.host.pinged = lambda peer, number, me=node.peer: heard[me].append((peer, number))
+        one.links.send(two.peer, Ping(nonce=77, incarnation=0))  # to nobody
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked() and one.peer in two.links.linked())
+        sealed = one.links._sealer.order, two.links._sealer.order
+        one.links.send(two.peer, Ping(nonce=2**32 - 1, incarnation=0))
+        with trio.fail_after(PING_DEADLINE_S):
+            await until(lambda: (two.peer, 2**32 - 1) in heard[one.peer])
+        assert (one.peer, None) in heard[two.peer]
+        assert (two.peer, 77) not in heard[one.peer]
+        assert (one.links._sealer.order, two.links._sealer.order) == sealed
+        assert two.gate.heard == []
+
+
+@pytest.mark.parametrize("who_asks", ["it", "its peer"])
+async def test_ping_of_the_connection_or_its_answer_wakes_a_link_that_rests(who_asks: str) -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked() and one.peer in two.links.linked())
+        woke: list[bool] = []
+        one.host.pinged = lambda peer, number: woke.append(one.links.is_heard(peer))
+        one.links.rest(two.peer)
+        if who_asks == "it":
+            one.links.send(two.peer, Ping(nonce=2, incarnation=0))
+        else:
+            two.links.send(one.peer, Ping(nonce=2, incarnation=0))
+        with trio.fail_after(PING_DEADLINE_S):
+            await until(lambda: one.links.linked() == {two.peer})
+        assert (woke, one.links.resting()) == ([True], frozenset())
+        assert not one.links.is_heard(identity(9).peer_id), "whoever has no link gets none by it"
+        assert one.links.linked() == {two.peer}
 
 
 async def test_link_that_rested_long_enough_is_ended_and_can_be_made_again() -> None:
@@ -599,8 +639,8 @@ async def test_who_introduces_itself_to_one_whose_link_rests_wakes_it() -> None:
         await one.join(two)
         assert one.links.linked() == {two.peer}
         assert one.links.resting() == frozenset()
-        one.links.broadcast(ping(5))
-        await two.hears(one, ping(5))
+        one.links.broadcast(nack(5))
+        await two.hears(one, nack(5))
 
 
 async def test_links_that_rest_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,8 +662,8 @@ async def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
                 await nursery.start(table.run)
                 await table.join(near.host.addresses[0], deadline_s=WAIT_S)
                 await until(lambda: far.peer in near.links.linked())
-                table.send(near.peer, ping(1))
-                await until(lambda: near.gate.heard == [(far.peer, ping(1))])
+                table.send(near.peer, nack(1))
+                await until(lambda: near.gate.heard == [(far.peer, nack(1))])
                 scope.cancel()
         await until(lambda: near.gate.downs == [far.peer])
 
@@ -654,9 +694,9 @@ def certificate() -> Certificate:
 
 async def said_up_to_now(speaker: Node, listener: Node) -> list[LinkMessage]:
     """What one has heard of another when all is there that was said before: a link keeps the order."""
-    speaker.links.send(listener.peer, ping(len(listener.gate.heard)))
-    await listener.hears(speaker, ping(len(listener.gate.heard)))
-    return [message for peer, message in listener.gate.heard if peer == speaker.peer and not isinstance(message, Ping)]
+    speaker.links.send(listener.peer, nack(len(listener.gate.heard)))
+    await listener.hears(speaker, nack(len(listener.gate.heard)))
+    return [message for peer, message in listener.gate.heard if peer == speaker.peer and not isinstance(message, Nack)]
 
 
 async def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do() -> None:
@@ -718,7 +758,7 @@ async def test_broadcast_reaches_one_without_a_link_through_another_as_its_signe
 
 async def test_message_to_one_without_a_link_goes_through_another() -> None:
     async with chain(3) as (one, two, between):
-        one.links.send(two.peer, ping())  # for who hears it, and nobody else
+        one.links.send(two.peer, nack())  # for who hears it, and nobody else
         one.links.send(two.peer, leave(5))
         await until(lambda: two.gate.through_others == [(one.peer, leave(5))])
         assert between.gate.heard == [(one.peer, leave(5))]
@@ -748,8 +788,8 @@ async def test_what_was_passed_on_is_not_passed_on_again() -> None:
             node.links.message_relay.told(far.peer, [one.peer])
         one.links.broadcast(leave(1))
         await until(lambda: two.gate.through_others == [(one.peer, leave(1))])
-        two.links.send(far.peer, ping(3))
-        await far.hears(two, ping(3))
+        two.links.send(far.peer, nack(3))
+        await far.hears(two, nack(3))
         assert far.gate.through_others == []
 
 
@@ -765,8 +805,8 @@ async def test_replayed_message_is_passed_on_once() -> None:
         for data in (sealed, sealed, sealed, later, sealed):
             await stream.send(data, deadline_s=WAIT_S)
         await until(lambda: len(target.gate.through_others) == 2)
-        await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
-        await until(lambda: between.gate.heard[-1:] == [(origin.peer, ping(1))])
+        await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(nack(1))), deadline_s=WAIT_S)
+        await until(lambda: between.gate.heard[-1:] == [(origin.peer, nack(1))])
         await between.links.drain(deadline_s=WAIT_S)
         assert target.gate.through_others == [(origin.peer, leave(1)), (origin.peer, leave(2))]
         assert between.host.traffic.bytes_sent - before == len(sealed) + len(later)
@@ -775,7 +815,7 @@ async def test_replayed_message_is_passed_on_once() -> None:
 PASSED_ON: dict[str, tuple[Callable[[], bytes], bool]] = {
     "of a member": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), True),
     "with a bit flipped": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7)))[:-1] + b"?", False),
-    "that is no message to the swarm": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(ping())), False),
+    "that is no message to the swarm": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(nack())), False),
     "that was meant for a neighbour": (lambda: BY_ANOTHER.seal(ENVELOPE_KIND, canonical(leave(7))), False),
     "of another swarm": (
         lambda: Sealer(identity(77), SwarmId(bytes(32)), 1).seal(SWARM_KIND, canonical(leave(7))),
@@ -806,8 +846,8 @@ async def test_stranger_is_not_heard_through_another() -> None:
         await between.say_hello(node)
         stream = await between.open_messages(node)
         await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=WAIT_S)
-        await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=WAIT_S)
-        await until(lambda: node.gate.heard == [(between.peer, ping(1))])
+        await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(nack(1))), deadline_s=WAIT_S)
+        await until(lambda: node.gate.heard == [(between.peer, nack(1))])
         assert node.gate.through_others == []
 
 

@@ -22,7 +22,7 @@ from shoal.protocol.lateness import WAITED_TIMES
 from shoal.protocol.manifest import Manifest, SwarmSection
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.membership import MembershipMachine, State
+from shoal.protocol.membership import RESTING_TICK_S, TICK_S, Effect, MembershipMachine, State
 from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Announce, Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
@@ -225,6 +225,11 @@ class Stranger:
     async def say(self, node: Node, message: Message) -> None:
         stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=WAIT_S)
         await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=WAIT_S)
+
+    def hang(self) -> None:
+        """Answer no ping from now on, as a process that hangs."""
+        for connection in self.host._network.get_connections():
+            connection.muxed_conn._owe = lambda frame: None
 
     def welcomes(self, others: tuple[bytes, ...] = ()) -> list[PeerId]:
         """From now on answer every hello with a welcome; who said hello is in the list."""
@@ -676,6 +681,44 @@ async def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> No
         assert node.members.machine.state_of(other.peer) is State.ALIVE
 
 
+async def test_ping_of_a_connection_is_a_sign_of_life_of_who_is_linked_and_of_nobody_else() -> None:
+    node = Node(1)
+    async with running(node), stranger(8) as unknown, stranger(9) as other:
+        pings: list[PeerId] = []
+        take = node.host.pinged
+
+        def noted(peer: PeerId, number: int | None) -> None:
+            take(peer, number)
+            pings.append(peer)
+
+        node.host.pinged = noted
+        assert isinstance(await other.ask(node, other.hello()), Welcome)
+        await until(lambda: other.peer in node.linked())
+        await unknown.host.dial(node.host.addresses[0], deadline_s=5)
+        machine = node.members.machine
+        heard_at = machine._peers[other.peer].heard_at
+        for one in (unknown, other):
+            seen = pings.count(one.peer)
+            one.host.ping(node.peer, 5)
+            await until(lambda one=one, seen=seen: pings.count(one.peer) > seen)
+        assert machine._peers[other.peer].heard_at > heard_at
+        assert machine.state_of(unknown.peer) is None
+
+
+async def test_answer_over_a_connection_ends_the_wait_of_the_detector_for_it() -> None:
+    one, two = Node(1), Node(2)
+    async with running(one, two):
+        await two.join(one)
+        await assert_linked(one, two)
+        machine = one.members.machine
+        (say,) = machine._ping(two.peer, machine._peers[two.peer], trio.current_time())
+        assert machine._peers[two.peer].probe is not None
+        one.members._carry_out([say])
+        with trio.fail_after(20):
+            await until(lambda: machine._peers[two.peer].probe is None and not machine._peers[two.peer].asked)
+        assert machine.silent(trio.current_time() + 60.0) == frozenset()
+
+
 async def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 3.0)  # enough to look at all of them once
     node = Node(1)
@@ -904,3 +947,27 @@ def test_only_a_refusal_where_a_peer_was_reached_proves_its_end(
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     records = [record for record in caplog.records if record.name.startswith("shoal.")]
     return [record.getMessage() for record in records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_unlinked", [False, True])
+async def test_node_at_rest_looks_who_is_there_as_seldom_as_its_detector_says(
+    monkeypatch: pytest.MonkeyPatch, is_unlinked: bool
+) -> None:
+    """Beside a peer that has no link others wait to be told of it."""
+    looks: list[float] = []
+    tick = MembershipMachine.tick
+
+    def noted(machine: MembershipMachine, now: float) -> list[Effect]:
+        looks.append(now)
+        return tick(machine, now)
+
+    monkeypatch.setattr(MembershipMachine, "tick", noted)
+    members = Node(1).members
+    if is_unlinked:
+        members.machine.peer_seen(identity(2).peer_id, 0, trio.current_time())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(members._tick)
+        await trio.sleep(4.0)
+        nursery.cancel_scope.cancel()
+    assert len(looks) == pytest.approx(4.0 / (TICK_S if is_unlinked else RESTING_TICK_S), abs=1.5)

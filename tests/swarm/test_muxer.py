@@ -33,6 +33,7 @@ from shoal.swarm.muxer import (
     HEARTBEAT_DEADLINE_S,
     HEARTBEAT_INTERVAL_S,
     OWED_LIMIT_STREAMS,
+    PINGS_WAITING_LIMIT,
     TYPE_DATA,
     TYPE_PING,
     TYPE_WINDOW_UPDATE,
@@ -85,6 +86,36 @@ async def test_cancelled_frame_is_written_whole() -> None:
     await muxer._write_frame(b"next")
     assert connection.written == b"0123456789next"
     assert not connection.closed
+
+
+class Instant(SlowConnection):
+    """One that takes all at once."""
+
+    async def write(self, data: bytes) -> None:
+        self.written += data
+
+
+async def test_frame_that_nobody_else_writes_before_makes_no_step_of_its_own() -> None:
+    """The socket gives others their turn; every step more is a turn of the event loop for each ping."""
+    connection, turns = Instant(delay_s=0), 0
+    muxer = Muxer(connection, PEER_ID, is_initiator=True)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        await muxer._write_frame(b"0123456789")
+        assert (connection.written, turns) == (b"0123456789", 0)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await muxer._write_frame(b"never")
+        assert scope.cancelled_caught
+        assert connection.written == b"0123456789"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.virtual_time
@@ -400,3 +431,51 @@ async def test_peer_that_hangs_is_given_up_within_a_minute(is_initiator: bool) -
     waited_s = trio.current_time() - began
     assert waited_s == pytest.approx((1 if is_initiator else 1.5) * HEARTBEAT_INTERVAL_S + HEARTBEAT_DEADLINE_S)
     assert waited_s <= 60
+
+
+@pytest.mark.virtual_time
+async def test_ping_is_answered_by_its_number_and_each_end_hears_of_it() -> None:
+    ends = [Joined(stream) for stream in trio.testing.memory_stream_pair()]
+    one, other = (Muxer(end, PEER_ID, is_initiator=end is ends[0]) for end in ends)
+    heard: dict[Muxer, list[int | None]] = {one: [], other: []}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(other.start)
+        await trio.testing.wait_all_tasks_blocked()  # each asks once at the start
+        for muxer in heard:
+            muxer.on_ping(heard[muxer].append)
+        for number in (7, 2**32 - 1):
+            one.ping(number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert heard == {one: [7, 2**32 - 1], other: [None, None]}
+        nursery.cancel_scope.cancel()
+
+
+class Unread(Joined):
+    """An end from which nothing is taken any more once it is `full`."""
+
+    full = False
+
+    async def write(self, data: bytes) -> None:
+        if self.full:
+            await trio.sleep_forever()
+        await super().write(data)
+
+
+@pytest.mark.virtual_time
+async def test_end_whose_answers_are_not_taken_reads_on() -> None:
+    """Of two that both have much to write and are asked by each other, one at least has to read first."""
+    near, far = (make(stream) for make, stream in zip((Unread, Joined), trio.testing.memory_stream_pair(), strict=True))
+    muxer, heard = Muxer(near, PEER_ID, is_initiator=False), list[int | None]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(muxer.start)
+        await trio.testing.wait_all_tasks_blocked()
+        muxer.on_ping(heard.append)
+        assert isinstance(near, Unread)
+        near.full = True
+        for number in range(50):
+            await far.write(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert heard == [None] * 50
+        assert len(muxer._pings) == PINGS_WAITING_LIMIT, "what waits to be written is bounded"
+        nursery.cancel_scope.cancel()

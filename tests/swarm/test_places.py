@@ -218,6 +218,8 @@ async def test_suspicion_of_a_stranger_is_told_to_who_comes_first_and_itself_alo
         for mute in (one, other):
             await mute.ask(node, mute.hello())
         await until(lambda: peers([one, other]) <= node.linked())
+        for mute in (one, other):
+            mute.hang()
         await until(lambda: not peers([one, other]) & node.linked())
         await until(lambda: peers([one, other]) <= set(heard))
         assert [suspected_in(mute) for mute in (one, other)] == [{one.peer}, {other.peer}]
