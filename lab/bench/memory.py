@@ -32,11 +32,11 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
+from shoal.lab.bench.synthetic import WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within
-from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest

@@ -91,7 +91,9 @@ class Work:
         """Take up what was made before a restart; whether that is a contribution to the round under way."""
         chain = self._disk.ledger
         found = self._disk.work.find(chain, countable=countable)
-        if found is None or found.work is None or not self._contributions.make_again(found.work):
+        if found is None or found.files is None or found.work is None:
+            return False
+        if not self._contributions.make_again(found.work):
             return False
         self._swarm.met["work found"] += 1
         return found.files.position == next_position(chain.head)
