@@ -122,18 +122,18 @@ def run(bench: GoodputBench, tell: ShowNow) -> Iterator[GoodputResult]:
     restarts would make of the very same failures.
     """
     with TemporaryDirectory(prefix="shoal-bench-goodput-") as name:
-        for failure_s in bench.failure_s:
-            folder = (bench.out or Path(name)) / f"every-{failure_s}-s"
-            yield trio.run(_measure, bench, failure_s, folder, tell)
+        for mtbf_s in bench.mtbf_s:
+            folder = (bench.out or Path(name)) / f"every-{mtbf_s}-s"
+            yield trio.run(_measure, bench, mtbf_s, folder, tell)
 
 
-async def _measure(bench: GoodputBench, failure_s: int, folder: Path, tell: ShowNow) -> GoodputResult:
+async def _measure(bench: GoodputBench, mtbf_s: int, folder: Path, tell: ShowNow) -> GoodputResult:
     load = _load()
     swarm = GoodputSwarm(bench, folder)
     seconds = bench.minutes * 60
-    failures = draw_failures(bench.seed, nodes=bench.nodes, seconds=seconds, failure_s=failure_s, down_s=bench.down_s)
+    failures = draw_failures(bench.seed, nodes=bench.nodes, seconds=seconds, mtbf_s=mtbf_s, down_s=bench.down_s)
     round_limit_s = ROUND_DEADLINE_S + swarm.manifest.sync.round_steps * bench.step_s
-    tell(f"{bench.nodes} nodes start; then each fails every {failure_s} s, {count(failures.count, 'time')} in all")
+    tell(f"{bench.nodes} nodes start; then each fails every {mtbf_s} s, {count(failures.count, 'time')} in all")
     async with swarm.owned():
         await swarm.begin_together(START_DEADLINE_S + START_S_PER_NODE * bench.nodes)
         if not await swarm.wait_round(1, round_limit_s):
@@ -148,7 +148,7 @@ async def _measure(bench: GoodputBench, failure_s: int, folder: Path, tell: Show
             ended_at = time.time()
             nursery.cancel_scope.cancel()
         record = swarm.record(swarm.head)
-    found = partial(result_of, swarm, record, failures, bench=bench, failure_s=failure_s, load=(load, _load()))
+    found = partial(result_of, swarm, record, failures, bench=bench, mtbf_s=mtbf_s, load=(load, _load()))
     return await trio.to_thread.run_sync(partial(found, ended_at=ended_at))
 
 
@@ -172,7 +172,7 @@ def result_of(
     failures: Failures,
     *,
     bench: GoodputBench,
-    failure_s: int,
+    mtbf_s: int,
     load: tuple[float, float],
     ended_at: float,
 ) -> GoodputResult:
@@ -188,7 +188,7 @@ def result_of(
     parallel = stop_and_restart(failures, bench.checkpoint_s)
     return GoodputResult(
         bench=bench,
-        failure_s=failure_s,
+        mtbf_s=mtbf_s,
         not_default=not_default(swarm.manifest),
         load=load,
         seconds=round(window[1] - window[0], 3),
@@ -237,7 +237,7 @@ def _lines(result: GoodputResult) -> list[str]:
     bench, parts = result.bench, result.account
     interval = "no checkpoint" if result.interval_s is None else f"a checkpoint every {result.interval_s:.1f} s of work"
     lines = [
-        f"failures   a node fails every {result.failure_s} s, {result.failures} times in {result.seconds:.0f} s; each "
+        f"failures   a node fails every {result.mtbf_s} s, {result.failures} times in {result.seconds:.0f} s; each "
         f"down for {bench.down_s:g} s",
         f"swarm      {bench.nodes} founders; load {result.load[0]:g} a core before, {result.load[1]:g} at the end",
         f"settings   {', '.join(result.not_default)}; test mode, no page, no mDNS",
@@ -268,8 +268,14 @@ def _seconds(found: Spread | None) -> str:
 
 
 def to_document(result: GoodputResult) -> dict[str, object]:
-    """One result under the names of its fields, and its rows."""
-    return {**msgspec.to_builtins(result, enc_hook=str), "rows": msgspec.to_builtins(result.rows)}
+    """One result under the names of its fields, its rows, and what others read of it by name."""
+    return {
+        "goodput": result.account.of_up,
+        "restart_goodput": result.parallel_of_up,
+        "tokens": result.steps_certified,
+        **msgspec.to_builtins(result, enc_hook=str),
+        "rows": msgspec.to_builtins(result.rows),
+    }
 
 
 CASE: Final = Case(

@@ -32,11 +32,11 @@ class GoodputBench(Spec):
     nodes: Annotated[
         int, Option("--nodes", help="How many nodes, each a process of its own.", check=Within(2, NODE_LIMIT))
     ] = 8
-    failure_s: Annotated[
+    mtbf_s: Annotated[
         Numbers,
         Option(
-            "--failure-s",
-            help="Seconds after which a node fails, on average; a run for each.",
+            "--mtbf-s",
+            help="Mean seconds between failures of a node; a run for each.",
             metavar="N,N…",
             parse=parse_numbers,
         ),
@@ -65,12 +65,12 @@ class GoodputBench(Spec):
 
     def __post_init__(self) -> None:
         check_options(self)
-        for seconds in self.failure_s:
-            FAILURE_S(seconds, "--failure-s")
+        for seconds in self.mtbf_s:
+            FAILURE_S(seconds, "--mtbf-s")
 
 
 class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one run of `shoal bench goodput`: failures of each node every `failure_s` seconds.
+    """Result of one run of `shoal bench goodput`: failures of each node every `mtbf_s` seconds.
 
     not_default: settings that `shoal init` does not write. load: of the machine, in runnable processes a core, before
     the start and at the end. seconds: of the window, from one certificate to another. steps_certified, steps_made: in
@@ -82,7 +82,7 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     bench: GoodputBench
-    failure_s: int
+    mtbf_s: int
     not_default: tuple[str, ...]
     load: tuple[float, float]
     seconds: float
@@ -109,8 +109,8 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
-        every = f"a failure per node each {self.failure_s} s"
-        least, aim = GOODPUT.get(self.failure_s, (None, None))
+        every = f"a failure per node each {self.mtbf_s} s"
+        least, aim = GOODPUT.get(self.mtbf_s, (None, None))
         up, everything = "% of the time up", "% of all time"
         return (
             Target(name=f"goodput, {every}", unit=up, least=least, aim=aim).row(100 * self.account.of_up),

@@ -38,16 +38,16 @@ class Failures:
         return self.seconds * len(self.of_nodes) - sum(down)
 
 
-def draw_failures(seed: int, *, nodes: int, seconds: float, failure_s: float, down_s: float) -> Failures:
-    """Draw failures, one per node each `failure_s` of the time that it is up, as `seed` has them."""
+def draw_failures(seed: int, *, nodes: int, seconds: float, mtbf_s: float, down_s: float) -> Failures:
+    """Draw failures, one per node each `mtbf_s` of the time that it is up, as `seed` has them."""
 
     def of_one(node: int) -> tuple[float, ...]:
         draw = random.Random(f"{seed}:goodput:{node}")
         moments: list[float] = []
-        at = draw.expovariate(1 / failure_s)
+        at = draw.expovariate(1 / mtbf_s)
         while at < seconds:
             moments.append(at)
-            at += down_s + draw.expovariate(1 / failure_s)
+            at += down_s + draw.expovariate(1 / mtbf_s)
         return tuple(moments)
 
     return Failures(seconds=seconds, down_s=down_s, of_nodes=tuple(map(of_one, range(nodes))))

@@ -92,9 +92,9 @@ def crowd(least_heard: float, largest_mb: float) -> Any:
     )  # fmt: skip
 
 
-def goodput(failure_s: int, percent: float, **found: Any) -> Any:
+def goodput(mtbf_s: int, percent: float, **found: Any) -> Any:
     parts = made(Account, all_s=100.0, certified_s=percent)
-    return [made(GoodputResult, bench=GoodputBench(), failure_s=failure_s, account=parts, **found)]
+    return [made(GoodputResult, bench=GoodputBench(), mtbf_s=mtbf_s, account=parts, **found)]
 
 
 def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:

@@ -38,8 +38,8 @@ from shoal.testnet.scenario import Scenario
     ("option", "value", "said"),
     [
         ("--nodes", "1", "--nodes: 1 is not in 2..64"),
-        ("--failure-s", "300,often", "--failure-s: '300,often' is not a list of numbers; write them like 2,4"),
-        ("--failure-s", "300,9", "--failure-s: 9 is not in 10..86400; a node needs some seconds to start"),
+        ("--mtbf-s", "300,often", "--mtbf-s: '300,often' is not a list of numbers; write them like 2,4"),
+        ("--mtbf-s", "300,9", "--mtbf-s: 9 is not in 10..86400; a node needs some seconds to start"),
         ("--minutes", "0", "--minutes: 0.0 is not in 0.1..600"),
         ("--down-s", "0", "--down-s: 0.0 is not in 1..600"),
         ("--step-s", "0", "--step-s: 0.0 is not in 0.01..10"),
@@ -63,7 +63,7 @@ def test_only_the_workload_is_not_as_init_writes_it() -> None:
 
 
 def test_failures_are_poisson_in_the_time_that_a_node_is_up() -> None:
-    found = draw_failures(1, nodes=200, seconds=10_000, failure_s=100, down_s=20)
+    found = draw_failures(1, nodes=200, seconds=10_000, mtbf_s=100, down_s=20)
     first = [moments[0] for moments in found.of_nodes]
     between = [later - at - 20 for moments in found.of_nodes for at, later in pairwise(moments)]
     assert min(between) > 0
@@ -75,10 +75,10 @@ def test_failures_are_poisson_in_the_time_that_a_node_is_up() -> None:
 
 
 def test_failures_are_those_of_the_seed_and_each_node_has_its_own() -> None:
-    of_one = draw_failures(1, nodes=3, seconds=1000, failure_s=60, down_s=20)
-    assert of_one == draw_failures(1, nodes=3, seconds=1000, failure_s=60, down_s=20)
-    assert of_one.of_nodes[:2] == draw_failures(1, nodes=2, seconds=1000, failure_s=60, down_s=20).of_nodes
-    assert len({*of_one.of_nodes, *draw_failures(2, nodes=3, seconds=1000, failure_s=60, down_s=20).of_nodes}) == 6
+    of_one = draw_failures(1, nodes=3, seconds=1000, mtbf_s=60, down_s=20)
+    assert of_one == draw_failures(1, nodes=3, seconds=1000, mtbf_s=60, down_s=20)
+    assert of_one.of_nodes[:2] == draw_failures(1, nodes=2, seconds=1000, mtbf_s=60, down_s=20).of_nodes
+    assert len({*of_one.of_nodes, *draw_failures(2, nodes=3, seconds=1000, mtbf_s=60, down_s=20).of_nodes}) == 6
 
 
 def test_time_down_ends_with_the_trace() -> None:
@@ -113,7 +113,7 @@ def test_work_since_the_last_checkpoint_is_lost_at_every_failure() -> None:
 
 
 def test_no_interval_is_better_than_the_one_that_is_found() -> None:
-    failures = draw_failures(3, nodes=4, seconds=2000, failure_s=150, down_s=20)
+    failures = draw_failures(3, nodes=4, seconds=2000, mtbf_s=150, down_s=20)
     best = stop_and_restart(failures, 2.0)
 
     def kept(interval_s: float) -> float:
@@ -132,7 +132,7 @@ def test_no_interval_is_better_than_the_one_that_is_found() -> None:
 
 
 def test_the_best_interval_is_near_youngs_where_failures_are_many_and_checkpoints_cheap() -> None:
-    failures = draw_failures(1, nodes=2, seconds=100_000, failure_s=1000, down_s=20)
+    failures = draw_failures(1, nodes=2, seconds=100_000, mtbf_s=1000, down_s=20)
     assert stop_and_restart(failures, 1.0).interval_s == pytest.approx(sqrt(2 * 1.0 * 1000 / 2), rel=0.35)
 
 
@@ -246,10 +246,10 @@ def test_the_window_is_from_the_first_certificate_to_the_first_after_its_time() 
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def result(failure_s: int = 300, of_up: float = 0.96) -> GoodputResult:
+def result(mtbf_s: int = 300, of_up: float = 0.96) -> GoodputResult:
     return GoodputResult(
-        bench=GoodputBench(failure_s=Numbers((failure_s,))),
-        failure_s=failure_s,
+        bench=GoodputBench(mtbf_s=Numbers((mtbf_s,))),
+        mtbf_s=mtbf_s,
         not_default=("workload.name = waiting",),
         load=(0.5, 1.25),
         seconds=605.0,
@@ -286,7 +286,7 @@ def result(failure_s: int = 300, of_up: float = 0.96) -> GoodputResult:
 
 
 @pytest.mark.parametrize(
-    ("failure_s", "percent", "met", "aim_met"),
+    ("mtbf_s", "percent", "met", "aim_met"),
     [
         (300, 95.0, True, False),
         (300, 94.9, False, False),
@@ -299,10 +299,10 @@ def result(failure_s: int = 300, of_up: float = 0.96) -> GoodputResult:
     ],
 )
 def test_goodput_is_measured_at_what_its_failures_allow(
-    failure_s: int, percent: float, met: bool | None, aim_met: bool | None
+    mtbf_s: int, percent: float, met: bool | None, aim_met: bool | None
 ) -> None:
-    row = result(failure_s, percent / 100 + 1e-9).rows[0]
-    assert row.name == f"goodput, a failure per node each {failure_s} s"
+    row = result(mtbf_s, percent / 100 + 1e-9).rows[0]
+    assert row.name == f"goodput, a failure per node each {mtbf_s} s"
     assert (row.met, row.aim_met) == (met, aim_met)
 
 
@@ -325,6 +325,8 @@ def test_both_shares_stand_beside_those_of_stop_and_restart() -> None:
     assert [round(row.measured.median, 6) for row in one.rows[:4] if row.measured] == [96.0, 86.4, 61.0, 57.0]
     assert len(rows_of([one, result(60)])) == 2 * len(one.rows)
     document = json.loads(msgspec.json.encode(to_document(one)))
+    assert (document["goodput"], document["restart_goodput"]) == (one.account.of_up, one.parallel_of_up)
+    assert (document["tokens"], document["failures"]) == (one.steps_certified, one.failures)
     assert document["account"]["certified_s"] == 864
     assert document["rows"][0]["target"] == 95.0
     text = "\n".join(to_lines([one]))
@@ -339,7 +341,7 @@ def test_both_shares_stand_beside_those_of_stop_and_restart() -> None:
 @pytest.mark.long
 def test_real_nodes_go_on_while_one_after_the_other_fails(capsys: pytest.CaptureFixture[str]) -> None:
     """How much is certified is for the benchmark to say; here the machine has other things to do."""
-    execute(["bench", "goodput", "--nodes", "4", "--minutes", "1.5", "--failure-s", "60", "--json"])
+    execute(["bench", "goodput", "--nodes", "4", "--minutes", "1.5", "--mtbf-s", "60", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["failures"] >= 2
     assert found["rounds"] >= 2
