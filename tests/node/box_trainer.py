@@ -28,6 +28,7 @@ from shoal.node.training.trainer_messages import (
     Restored,
     Snapshot,
     Snapshotted,
+    Started,
     Train,
     Trained,
     WriteInitial,
@@ -42,6 +43,7 @@ class BoxTrainer:
 
     def __init__(self, numel: int, *, tell: Callable[[TrainerEvent], None], next_place: Callable[[], int]) -> None:
         self.layout = Layout(names=("w",), shapes=((numel,),), numel=numel)
+        self.started = Started(layout=self.layout, metric="distance", device="cpu")
         self.contribution: F32 = np.zeros(numel, np.float32)
         self.anchor: F32 = np.zeros(numel, np.float32)
         self.pace = 1.0

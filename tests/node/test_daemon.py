@@ -217,8 +217,8 @@ PATIENT: dict[str, dict[str, object]] = {"round": {"chunk_values": 4096, "grace_
 
 STATUS_KEYS = """
 peer_id swarm_id addresses reachability proven phase term round digest abstains members peers voters faults
-missing long_missing rollbacks amendments settings bans alerts loss tokens_per_s bytes blocked_fraction refused
-rollouts dashboard dashboard_link
+missing long_missing names rollbacks amendments settings bans alerts loss metric train_loss tokens_per_s bytes
+blocked_fraction refused rollouts dashboard dashboard_link
 """
 
 
@@ -368,6 +368,7 @@ def test_a_full_disk_and_a_workload_that_raises_end_their_nodes_and_no_other(tmp
         fill(disk)
         assert full.wait_exit() == 1
         assert_one_line(full.log, f"the disk under {disk}", "is full; free some space or choose another --data-dir")
+        fill(disk)  # what it had in nameless files is free again
         state = max(path.stat().st_size for path in (disk / "state").iterdir())
         os.truncate(disk / "ballast", (disk / "ballast").stat().st_size - state // 2)
         full.start(join=[steady])  # as a service is: with room for its logs alone

@@ -496,7 +496,7 @@ def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) 
             log = EventLog(tmp_path / "events.jsonl")
             node = Node(config, store, log, lambda _: None)
             log.close()
-            everyday = {"rollback", "rebase", "amend", "amend_by_authority", "revoke"}
+            everyday = {"rollback", "rebase", "amend", "amend_by_authority", "limit", "revoke"}
             assert set(orders(node.parts, node.rounds)) == everyday | ({"hold", "cut"} if test_mode else set())
 
 
