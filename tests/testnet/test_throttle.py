@@ -33,6 +33,8 @@ PAUSE = "import signal\nsignal.pause()\n"
 SHARE = 0.2
 WINDOW_S = 1.5
 TURNS = 15
+LATE = (3, 9)
+"""Turns that are ended late."""
 TICK_S = 0.01
 """In such steps the kernel says what a process has used, and it may take one until it is stopped."""
 CLOCK_S = 1e-4
@@ -86,6 +88,8 @@ async def test_two_busy_processes_stopped_by_turns_have_the_share_each_and_all_a
     def noted(group: int, number: signal.Signals) -> None:
         if number == signal.SIGCONT:
             turns.append(Turn(time.monotonic(), used_s(group)))
+        elif len(turns) in LATE:
+            time.sleep(PERIOD_S / 2)  # the fault itself: this much later it is ended
         send(group, number)
         if number == signal.SIGSTOP:
             turns[-1].ended, turns[-1].used_s = time.monotonic(), used_s(group)

@@ -295,12 +295,10 @@ def test_lane_queue_is_bounded_and_post_never_blocks() -> None:
 
 
 def test_lane_to_a_peer_that_reads_nothing_can_be_aborted() -> None:
-    with raw_lane(LaneLimits(queue_frames=64)) as raw:
+    with raw_lane(LaneLimits(queue_frames=64, stall_s=100 * WAIT_S)) as raw:
         fill(raw)
-        started = time.monotonic()
         raw.lane.abort()
         assert raw.lane.join(WAIT_S)
-        assert time.monotonic() - started < 2
         assert isinstance(raw.end(), NetworkError)
         assert raw.lane.queued_bytes == 0
 
