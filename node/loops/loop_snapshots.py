@@ -37,8 +37,7 @@ class LoopSnapshots:
             return
         saved = self._accounts.saved(order.round, midway=order.midway)
         state = InnerState.of(saved, self._layout, self._device)
-        for event in self._snapshotter.save(state, order, self._send, began=began):
-            event.synchronize()
+        self._snapshotter.save(state, order, self._send, began=began)
 
     def withdraw(self) -> None:
         """A contribution is to be reported: what is in it is in no snapshot amid the round from here on."""
