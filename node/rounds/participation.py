@@ -26,6 +26,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Evaluated, Input, Trained, TrainerRestarted
 from shoal.protocol.messages import Held, Plan, Ready
 from shoal.protocol.planning import OBSERVER, absent_ready
+from shoal.protocol.seats import are_few
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
@@ -57,6 +58,7 @@ class Participation:
             error_feedback=manifest.sync.error_feedback,
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
+            few_seats=are_few(manifest.seats),
         )
 
     @property
