@@ -23,6 +23,7 @@ from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ShoalError
+from shoal.protocol.seats import turn_text
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
@@ -77,14 +78,15 @@ class Picture:
 
     @property
     def headline(self) -> str:
-        """Term, round, phase, loss and speed in one line."""
+        """Term, round, phase, turn, loss and speed in one line."""
         if self.status is None:
             return self.trouble
         known = self.status
         loss = f" · loss {number(known.loss)}" if known.loss is not None else ""
         term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
         speed = f"{number(known.tokens_per_s, 1)} tokens/s"
-        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{loss} · {speed}"
+        turn = "" if known.turn_in_rounds is None else f" · {turn_text(known.turn_in_rounds)}"
+        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{turn}{loss} · {speed}"
 
     @property
     def phase_line(self) -> str:

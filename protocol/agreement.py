@@ -656,7 +656,8 @@ class Agreement:
         left_out = sorted(peer for peer in reported if peer in self.everyone and peer not in excused and not full)
         possible = self._taking_part.get(value.plan, frozenset()) | self.electorate
         strangers = [p for p in newcomers(value, self.previous) if p not in possible or not self._may_join(p)]
-        if left_out or strangers or self._is_doubted(value.plan, view):
+        doubted = self._is_doubted(value.plan, view)
+        if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused
 

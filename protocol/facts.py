@@ -327,7 +327,8 @@ class RoundFacts:
         if len(change.left_out) != len(change.left_out_signatures):
             raise RemoteError("reports without signatures", peer=sender)
         for peer, signature in zip(change.left_out, change.left_out_signatures, strict=True):
-            if peer in self.agreement.everyone and peer not in self.reports.get(change.report.plan, {}):
+            known = peer == self.me or peer in self.reports.get(change.report.plan, {})
+            if peer in self.agreement.everyone and not known:  # of itself it goes by what it computed in this life
                 self.take_report(peer, msgspec.structs.replace(change.report, signature=signature))
 
     def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:

@@ -52,6 +52,11 @@ def rounds_to_turn(line: Sequence[PeerId], peer: PeerId, seats: int) -> int | No
     return line.index(peer) // seats if peer in line else None
 
 
+def turn_text(rounds: int) -> str:
+    """`has a seat in this round`, or `follows, its turn in about 2 rounds`; `rounds` as in `rounds_to_turn`."""
+    return f"follows, its turn in about {rounds} round{'s' * (rounds > 1)}" if rounds else "has a seat in this round"
+
+
 @dataclass(frozen=True)
 class Seating:
     """The seats of one round, and the line of its members."""

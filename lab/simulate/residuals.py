@@ -79,7 +79,7 @@ class Residuals:
         self.carried = 0
         """How many contributions had something of an earlier round."""
         self.lost = 0
-        """How many had nothing, though something was left."""
+        """How many had nothing of it, since it had waited for too long."""
 
     def made(self, peer: SimulatedPeer, learnt: F32, tokens: int, made: Made) -> None:
         """`peer` encoded what it `learnt`, of so many tokens, and what it has of earlier rounds."""
@@ -92,7 +92,7 @@ class Residuals:
                 values = (tokens * learnt + more * residual) / np.float32(tokens + more)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=1e-6):
                 self.carried += residual is not None
-                self.lost += name == "nothing" and last is not None
+                self.lost += name == "nothing of what is too old"
                 break
         else:
             raise Violation(
@@ -159,8 +159,10 @@ class Residuals:
         too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
         # It may have stood on a state after that, which a rollback or a rebase has abandoned since.
         elsewhere = peer.disk.ledger.head.next_term != self._judge.values[given.made.base].next_term
-        if restarted or too_old or elsewhere:
+        if restarted or elsewhere:
             yield "nothing", None, 0
+        elif too_old:
+            yield "nothing of what is too old", None, 0
         unknown = restarted or last.ended_by.plan not in peer.disk.finals
         if unknown and not self._judge.is_rebase(last.ended_by):  # nobody could say, and once is the limit
             yield "what encoding lost", self._left(given, [True] * len(last.included), None), 0

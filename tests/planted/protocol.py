@@ -103,14 +103,14 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that counts too few is refused in all views",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "doubted = value.plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
-        "doubted = value.plan in self._doubted",
+        "return plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
+        "return plan in self._doubted",
     ),
     bug(
         "a lead plans itself alone before the others have announced",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "return 2 * len(counted) < len(done) + len(self.awaited())",
-        "return 2 * len(counted) < len(done)",
+        "trainers = len(self._countable(plan.chunks)) + len(self.awaited())",
+        "trainers = len(self._countable(plan.chunks))",
     ),
     bug(
         "a refusal in a view that is not its own yet is forgotten",
