@@ -64,6 +64,7 @@ class AuditSection(Message, frozen=True, kw_only=True):
 
 
 SEATS_MAX = 256
+"""More than there can be members: for swarms to come."""
 MANIFEST_LIMIT_BYTES = 16_384
 """Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""
 FOUNDER_LIMIT = 64

@@ -32,6 +32,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Term, Value, domain_hash
 
 MORE_ROUNDS = 2
+"""Beyond the members by the seats, as said above."""
 
 
 def longest_wait(members: int, seats: int) -> int:

@@ -89,7 +89,7 @@ class Residuals:
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
             if self._averages and residual is not None and more:
-                values = (tokens * learnt + more * residual) / np.float32(tokens + more)
+                values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=1e-6):
                 self.carried += residual is not None
                 self.lost += name == "nothing of what is too old"
