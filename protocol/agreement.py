@@ -514,7 +514,7 @@ class Agreement:
             raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
         if not may_count(value, self._seats):
             raise RemoteError(
-                "proposed a result without saying whom it counted, or more than there are seats", peer=sender
+                "proposed a result that does not say whom it counted, or more than the seats", peer=sender
             )
 
     def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
