@@ -15,8 +15,10 @@ from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.protocol.manifest import Manifest, RoundSection, render_manifest, validate_manifest
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY, DEFAULT_ROLLOUTS
+from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
 
 DEFAULT_INNER_STEPS = 100
@@ -50,6 +52,10 @@ class InitOptions:
     faults: Annotated[
         Literal["crash", "lying"] | None,
         Option("--faults", help="What voters may do: stop, or, where four or more are named, lie."),
+    ] = None
+    seats: Annotated[
+        int | None,
+        Option("--seats", help="How many contribute to a round at most; the others follow, and take turns."),
     ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
@@ -103,8 +109,12 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if shares:
         tables["rollouts"] = DEFAULT_ROLLOUTS
     voters = options.voters or ("named" if options.admission == "open" and strategy.certifies else None)
-    if voters is not None:
-        tables["membership"] = {"voters": voters}
+    membership = {"voters": voters, "seats": options.seats}
+    if any(value is not None for value in membership.values()):
+        tables["membership"] = {key: value for key, value in membership.items() if value is not None}
+    if options.seats:
+        wait = longest_wait(MEMBER_LIMIT, options.seats)
+        tables["round"] = {"staleness_rounds": max(RoundSection().staleness_rounds, wait)}
     if options.faults is not None:
         tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")

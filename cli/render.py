@@ -35,6 +35,7 @@ from shoal.node.outcome import (
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
+from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import FaultModel, are_enough
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def status_lines(status: Status) -> list[str]:
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
+        *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
         *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),

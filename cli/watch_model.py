@@ -25,6 +25,7 @@ from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.names import by_name, called
+from shoal.protocol.seats import turn_text
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
@@ -80,7 +81,7 @@ class Picture:
 
     @property
     def headline(self) -> str:
-        """Term, round, phase, loss and speed in one line."""
+        """Term, round, phase, turn, loss and speed in one line."""
         if self.status is None:
             return self.trouble
         known = self.status
@@ -88,7 +89,8 @@ class Picture:
         loss = f" · {in_one_line(told)}" if told else ""
         term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
         speed = f"{figure(known.tokens_per_s)} tokens/s"
-        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{loss} · {speed}"
+        turn = "" if known.turn_in_rounds is None else f" · {turn_text(known.turn_in_rounds)}"
+        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{turn}{loss} · {speed}"
 
     @property
     def phase_line(self) -> str:

@@ -287,9 +287,10 @@ class Finals:
         return tuple(bool(bits[place // 8] >> place % 8 & 1) for bits in self.bitmaps)
 
     @property
-    def contributors(self) -> int:
-        """Number of participants that are in at least one chunk."""
-        return self._anywhere.bit_count()
+    def counted(self) -> tuple[PeerId, ...]:
+        """Participants that are in at least one chunk."""
+        counted = self._anywhere
+        return tuple(p.peer for place, p in enumerate(self.plan.participants) if counted >> place & 1)
 
     @property
     def tokens(self) -> int:

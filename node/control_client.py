@@ -117,6 +117,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
+    turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
     loss: the newest evaluation, of which metric says in words what it is; train_loss: this node's own.
@@ -135,6 +136,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     digest: str | None
     abstains: str | None = None
+    turn_in_rounds: int | None = None
     members: list[MemberStatus]
     peers: PeerSummary | None = None
     voters: list[str] = []

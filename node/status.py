@@ -69,6 +69,7 @@ def status(
         round=standing.round,
         digest=standing.digest,
         abstains=standing.abstains,
+        turn_in_rounds=standing.turn_in_rounds,
         members=[_member(rows[peer]) for peer in standing.members],
         peers=summary_of(peers),
         voters=[str(peer) for peer in standing.voters],

@@ -79,6 +79,7 @@ from shoal.protocol.messages import (
     report_preimage,
     step_preimage,
 )
+from shoal.protocol.seats import are_few, check_counted, may_count
 from shoal.protocol.terms import is_consented
 from shoal.protocol.view_change import check_change, check_proposed, highest_of, make_moves, sign_move
 from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum, lead_order
@@ -155,7 +156,8 @@ class Agreement:
     voting: who has a vote, and how many votes decide. in_force: the settings of the round; without them no value may
     amend any. banned: who can be no member after it. leads_back: whether a rollback goes back to what was certified;
     left out, of none it is known that it does not. may_join: whether a peer is one whom the swarm lets in; left
-    out, everybody is. `reports` has by plan, for every peer, the Report of it that was heard and is signed.
+    out, everybody is. seats: how many contributions may count. `reports` has by plan, for every peer, the Report of it
+    that was heard and is signed.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class Agreement:
         leads_back: Callable[[Value], bool] | None = None,
         may_join: Callable[[PeerId], bool] | None = None,
         voting: Voting = CONTRIBUTORS,
+        seats: int = MEMBER_LIMIT,
     ) -> None:
         self._identity = identity
         self._me = identity.peer_id
@@ -179,6 +182,7 @@ class Agreement:
         self._banned = frozenset(banned)
         self._leads_back = leads_back or _nothing_known
         self._may_join = may_join or _nothing_known
+        self._seats = seats
         self._proven: dict[bytes, PeerId] = {}
         self.round = previous.next_round
         self.votes = self._me in self.electorate
@@ -190,6 +194,7 @@ class Agreement:
         self.certificate: Certificate | None = None
         self.reports: dict[bytes, dict[PeerId, Report]] = {}
         self._taking_part: dict[bytes, frozenset[PeerId]] = {}
+        self._counted: dict[bytes, tuple[PeerId, ...]] = {}
         self._doubted: set[bytes] = set()
         self._highest: PreparedValue | None = None
         self._signed = False
@@ -347,19 +352,34 @@ class Agreement:
         preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
         return msgspec.structs.replace(report, signature=self._identity.sign(REPORT_DOMAIN, preimage))
 
-    def computed(self, report: Report, participants: Iterable[PeerId] = ()) -> list[AgreementEffect]:
+    def computed(
+        self, report: Report, participants: Iterable[PeerId] = (), counted: Iterable[PeerId] = ()
+    ) -> list[AgreementEffect]:
         """This node holds the finals of a plan and computed the digest they lead to; it may now sign for it.
 
-        participants: of the plan; of others than these, members and voters, none can become a member by it.
+        participants: of the plan; of others than these, members and voters, none can become a member by it. counted:
+        those whose contribution is in at least one chunk.
         """
         self._computed[report.plan] = report
+        self._counted[report.plan] = tuple(sorted(counted))
         self._taking_part[report.plan] = frozenset(participants)
         self.reports.setdefault(report.plan, {})[self._me] = self.sign_report(report)
         return self._try_prepare()
 
+    def counted_by(self, plan: bytes) -> tuple[PeerId, ...] | msgspec.UnsetType:
+        """Those that a value says this plan counted, by what was computed here; UNSET where seats are for all."""
+        return self._counted[plan] if are_few(self._seats) else msgspec.UNSET
+
     def doubt(self, plan: bytes) -> None:
-        """Refuse free proposals of what came of a plan that counts less than it could, in the first views."""
+        """Refuse free proposals of what came of a plan that counts others than it should, in the first views."""
         self._doubted.add(plan)
+
+    def doubts(self, plan: bytes) -> bool:
+        """True if what came of that plan is refused in this view."""
+        return self._is_doubted(plan, self.view)
+
+    def _is_doubted(self, plan: bytes, view: int) -> bool:
+        return plan in self._doubted and view <= (len(self.electorate) - 1) // 2
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
         """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
@@ -496,6 +516,10 @@ class Agreement:
             raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
         if not may_ban(value, self._banned):
             raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
+        if not may_count(value, self._seats):
+            raise RemoteError(
+                "proposed a result that does not say whom it counted, or more than the seats", peer=sender
+            )
 
     def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
         if self._take_step(PREPARE_DOMAIN, self._prepares, sender, message):
@@ -558,6 +582,7 @@ class Agreement:
             raise RemoteError("a certificate of a rollback to nowhere, or without the consent of a quorum")
         check_amended(certificate.value, self.previous, self._in_force, voting=self.voting)
         check_bans(certificate.value, self._banned)
+        check_counted(certificate.value, self._seats)
         return self._decide(certificate)
 
     def _may_go_back(self, value: Value) -> bool:
@@ -615,7 +640,7 @@ class Agreement:
             report = self._computed.get(value.plan)
             if report is None:
                 return [NeedFinals(value)]
-            same = _matches(report, value)
+            same = _matches(report, value) and value.counted == self.counted_by(value.plan)
         if same:
             return None
         # Not an exception: one would take along the promise or proposal that led here, unwritten.
@@ -635,7 +660,7 @@ class Agreement:
         left_out = sorted(peer for peer in reported if peer in self.everyone and peer not in excused and not full)
         possible = self._taking_part.get(value.plan, frozenset()) | self.electorate
         strangers = [p for p in newcomers(value, self.previous) if p not in possible or not self._may_join(p)]
-        doubted = value.plan in self._doubted and view <= (len(self.electorate) - 1) // 2
+        doubted = self._is_doubted(value.plan, view)
         if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused

@@ -23,7 +23,8 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Target, Term, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Certificate, Entry, Rebase, Target, Term, Value
+from shoal.protocol.seats import Line, check_counted
 from shoal.protocol.terms import check_rebase, is_consented, is_signed
 from shoal.protocol.voting import CONTRIBUTORS, Voting
 
@@ -63,6 +64,7 @@ class Chain:
         self._members_ever = set(self._genesis.members)
         self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
         self._votings = [CONTRIBUTORS if self._manifest is None else self._manifest.voting]  # by the entries up to then
+        self._line = Line(self._genesis.members)
         self.bans = Register(FOR_EVER if self._manifest is None else self._manifest.audits.ban_rounds)
 
     @property
@@ -108,6 +110,7 @@ class Chain:
             raise RemoteError(f"the rollback of round {entry.value.round} has no consents of a quorum")
         check_amended(entry.value, self.head, self.in_force, voting=self.voting)
         check_bans(entry.value, self.banned)
+        check_counted(entry.value, self.seats)
         self._append(entry)
         return True
 
@@ -192,6 +195,19 @@ class Chain:
             ends_term = isinstance(entry, Rebase) or bool(value.rollback)
             self._settings.follow(value, ends_term=ends_term, voting=self.voting)
         self.bans.follow(value, pardons=isinstance(entry, Rebase))
+        self._line.follow(value, self.height)
+
+    # -- seats -------------------------------------------------------------------------------------------------
+
+    @property
+    def seats(self) -> int:
+        """Number of contributions that a round may count."""
+        return MEMBER_LIMIT if self._manifest is None else self._manifest.seats
+
+    @property
+    def line(self) -> tuple[PeerId, ...]:
+        """The members in the order in which they come to the seats of the round after the head."""
+        return self._line.after(self.head)
 
     # -- settings --------------------------------------------------------------------------------------------
 
@@ -235,7 +251,7 @@ class Chain:
         same._entries, same._branch, same._votings = list(self._entries), list(self._branch), list(self._votings)
         same._heights, same._decisions, same._rebases = dict(self._heights), dict(self._decisions), dict(self._rebases)
         same._settings = None if self._settings is None else self._settings.snapshot()
-        same.bans = self.bans.snapshot()
+        same.bans, same._line = self.bans.snapshot(), copy.copy(self._line)
         return same
 
     def _at(self, height: int) -> Value:

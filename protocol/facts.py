@@ -31,6 +31,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING, RoundSettings
 from shoal.protocol.probation import Probation
+from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import verify_consent
 
 READIES_LIMIT = 4 * MEMBER_LIMIT
@@ -43,7 +44,8 @@ class Gathering:
     members: whose weight counts, and who is waited for. returners: they, and those who were members lately, whose
     weight counts as theirs does. voters: listened to, members or not.
     state: the digest of S(e-1) held here; who holds another must heal before it takes part. banned: not listened to.
-    shunned: proven here to have lied, and planned only where there is no quorum without.
+    shunned: proven here to have lied, and planned only where there is no quorum without. seating: who of those that
+    train is waited for.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Gathering:
         returners: Iterable[PeerId],
         state: bytes,
         banned: Iterable[PeerId] = (),
+        seating: Seating | None = None,
     ) -> None:
+        self.seating = seating or Seating()
         self._members = frozenset(members)
         self._voters = frozenset(voters)
         self._banned = frozenset(banned)
@@ -128,7 +132,11 @@ class Gathering:
         }
 
     def awaited(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> set[PeerId]:
-        """Living trainers that have not announced a contribution yet."""
+        """Living trainers that have not announced a contribution yet, and would have a seat."""
+        found = self._training(alive, leaves)
+        return found & self.seating.first(found | self._ready()) if found else found
+
+    def _training(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> set[PeerId]:
         settled = {p for p, r in self._readies.items() if r.role != TRAINING}
         members = {p for p in self._members if p in alive} - set(leaves)
         training = {p for p, r in self._readies.items() if r.role == TRAINING and p in alive}
@@ -144,21 +152,25 @@ class Gathering:
         return not any(p in self.returners for p in busy)
 
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
-        """Remember when at least half of those who train were done."""
+        """Remember when at least half of those who train, and would have a seat, were done."""
         if self.half_ready_at is None:
             done, trainers = self._done(alive, leaves)
             if done and 2 * done >= trainers:
                 self.half_ready_at = now
 
     def most_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
-        """True if more than half of those who train are done: then the median weight is of one of them."""
+        """True if more than half of those who train for a seat are done: then the median weight is of one of them."""
         done, trainers = self._done(alive, leaves)
         return 2 * done > trainers
 
     def _done(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> tuple[int, int]:
-        """How many are done, of how many who train."""
-        done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
-        return len(done), len(self.awaited(alive, leaves) | done)
+        """How many are done, of how many who train and would have a seat."""
+        done = self._ready()
+        due = self.seating.first(self._training(alive, leaves) | done)
+        return len(done & due), len(due)
+
+    def _ready(self) -> set[PeerId]:
+        return {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,6 +180,7 @@ class RoundFacts:
     `closed_to` are, by lineage, those from whom this node takes nothing more.
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
     certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
+    `unfair` has the lineages that pass over who was passed over in the round before.
     `gave_up` is a view that this node led, and in which it was the one to go.
     """
 
@@ -191,7 +204,14 @@ class RoundFacts:
     proven: dict[bytes, PeerId] = field(default_factory=dict)
     newcomers: Newcomers = field(default_factory=Newcomers)
     probation: Probation = field(default_factory=Probation)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    unfair: set[bytes] = field(default_factory=set)
     gave_up: int | None = None
+
+    @property
+    def seating(self) -> Seating:
+        """The seats of the round, and the line for them."""
+        return self.gathering.seating
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -307,7 +327,8 @@ class RoundFacts:
         if len(change.left_out) != len(change.left_out_signatures):
             raise RemoteError("reports without signatures", peer=sender)
         for peer, signature in zip(change.left_out, change.left_out_signatures, strict=True):
-            if peer in self.agreement.everyone and peer not in self.reports.get(change.report.plan, {}):
+            known = peer == self.me or peer in self.reports.get(change.report.plan, {})
+            if peer in self.agreement.everyone and not known:  # of itself it goes by what it computed in this life
                 self.take_report(peer, msgspec.structs.replace(change.report, signature=signature))
 
     def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:
@@ -347,13 +368,35 @@ class RoundFacts:
 
         A lead waits until half of them are ready: it misses no more, unless it hears of others than this node.
         """
-        found = self.candidates()
-        done = [found[peer] for peer in found.keys() & self.gathering.returners]
-        done = [r for r in done if r.role == CONTRIBUTOR and r.tokens]
-        if self.settings.norm_clip:
-            done = [r for r in done if len(r.squares) == plan.chunks]
         counted = [p for p in plan.participants if p.weight and p.peer not in plan.evicted]
-        return 2 * len(counted) < len(done) + len(self.awaited())
+        trainers = len(self._countable(plan.chunks)) + len(self.awaited())
+        return 2 * len(counted) < min(trainers, self.settings.seats)
+
+    def _countable(self, chunks: int) -> list[PeerId]:
+        """Those whose contribution a plan of this view may count, as far as is known here."""
+        found = self.candidates()
+        done = [(peer, found[peer]) for peer in found.keys() & self.gathering.returners]
+        return [
+            peer
+            for peer, ready in done
+            if ready.role == CONTRIBUTOR
+            and ready.tokens
+            and (len(ready.squares) == chunks or not self.settings.norm_clip)
+        ]
+
+    def is_unfair(self, plan: Plan, now: float) -> bool:
+        """Tell another's plan, heard just now, that passes over a member which was passed over in the round before.
+
+        So does one that comes long before the grace is over, and waits for no member that would have a seat.
+        """
+        if plan.origin == NO_HASH and plan.planner != self.me:
+            since, early_s = self.gathering.half_ready_at, self.settings.grace_s / 2
+            hasty = since is None or now - since < early_s
+            due = {*self._countable(plan.chunks), *(self.awaited() if hasty else ())}
+            passed_over = self.seating.passed_over(plan, due)
+            if self.passed_over.note(self.previous, passed_over):
+                self.unfair.add(plan.lineage)
+        return plan.lineage in self.unfair
 
     def awaited(self) -> set[PeerId]:
         """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""

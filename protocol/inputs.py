@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +30,11 @@ class OfPlan(Protocol):
     @property
     def plan(self) -> Plan:
         """Plan that they are of."""
+        ...
+
+    @property
+    def counted(self) -> Collection[PeerId]:
+        """Participants whose contribution is in at least one chunk; asked for where seats are few."""
         ...
 
 

@@ -1,8 +1,9 @@
 """The lead's part in a round: close the set, plan, repair the reduction when somebody is lost, propose.
 
     a quorum would go back, and the state is here                     ─► Value (a rollback)
-    no plan yet        everyone ready and no newcomer on its way,
+    no plan yet        all who have seats ready, no newcomer coming,
                        or half ready and the grace is over            ─► Plan
+    another's plan     which nobody signs for in this view            ─► the same
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        one accuses another, alone                     ─► the Plan with a relay (below)
                        too few of the participants left, or some that
@@ -170,7 +171,7 @@ class Lead:
         plan, rollback = facts.plan, self._rollback()
         if rollback is not None:
             return rollback
-        if plan is None:
+        if plan is None or facts.agreement.doubts(plan.hash):
             return self._close_set(now)
         reported, lost = facts.reported(plan), facts.lost(plan)
         self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
@@ -215,6 +216,7 @@ class Lead:
             weightless=candidates.keys() - returners,
             settings=facts.settings,
             deal=self._deal,
+            line=facts.seating.line,
         )
         relays, _ = self._disputes.relay_choice.around(plan, separated(candidates), facts.alive)
         return msgspec.structs.replace(plan, relays=relays)
@@ -333,6 +335,7 @@ class Lead:
             bitmaps=report.bitmaps,
             tokens=report.tokens,
             digest=report.digest,
+            counted=facts.agreement.counted_by(plan.hash),
         )
         returners = sorted(facts.gathering.returners)
         lately = (*sorted(voters), *previous.members, *returners, *(p.peer for p in plan.participants))

@@ -28,6 +28,8 @@ from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_text import AMENDABLE, explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.seats import are_few, longest_wait
 from shoal.protocol.strategies.strategy import Strategy
 from shoal.protocol.strategies.table import strategy_named, with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
@@ -61,6 +63,8 @@ class AuditSection(Message, frozen=True, kw_only=True):
     ] = 0.0
 
 
+SEATS_MAX = 256
+"""More than there can be members: for swarms to come."""
 MANIFEST_LIMIT_BYTES = 16_384
 """Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""
 FOUNDER_LIMIT = 64
@@ -272,6 +276,15 @@ class MembershipSection(Message, frozen=True, kw_only=True):
             "up; `shoal amend --add-voter` and `--remove-voter` change them)."
         ),
     ] = "contributors"
+    seats: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=SEATS_MAX,
+            description="How many members contribute to a round at most. The others follow, and take turns; more than "
+            f"the {MEMBER_LIMIT} members that there can be leave nobody out.",
+        ),
+    ] = MEMBER_LIMIT
 
 
 class AgreementSection(Message, frozen=True, kw_only=True):
@@ -312,6 +325,7 @@ class Manifest(Message, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
         self._check_voting()
+        self._check_seats()
         if self.sync.exchanges_gradients and self.inner.optimizer != "adamw":
             raise ValueError(
                 f'[inner] optimizer = "{self.inner.optimizer}" goes with a strategy of inner steps; with strategy = '
@@ -334,6 +348,35 @@ class Manifest(Message, frozen=True, kw_only=True):
         named = self.membership is not None and self.membership.voters == "named"
         faults = FaultModel.CRASH if self.agreement is None else FaultModel(self.agreement.faults)
         return Voting(faults, tuple(sorted(self.swarm.founders)) if named else ())
+
+    @property
+    def seats(self) -> int:
+        """Number of contributions that a round may count."""
+        return MEMBER_LIMIT if self.membership is None else min(self.membership.seats, MEMBER_LIMIT)
+
+    @property
+    def longest_wait_rounds(self) -> int:
+        """Number of rounds that a member may have to wait for a seat, with as many members as there can be; else 0."""
+        known = {*self.swarm.founders, *self.swarm.allow}
+        members = min(len(known), MEMBER_LIMIT) if self.swarm.admission == "allowlist" else MEMBER_LIMIT
+        return longest_wait(members, self.seats) if members > self.seats else 0
+
+    def _check_seats(self) -> None:
+        if not are_few(self.seats):
+            return
+        sync = self.sync
+        if sync.exchanges_gradients or sync.applied_mixing is not None or sync.codec == "topk":
+            raise ValueError(
+                f'[membership] seats = {self.seats} goes with strategy = "diloco": under {sync.strategy} what a '
+                "follower learns does not add up to one contribution; leave seats out, or take diloco"
+            )
+        wait = self.longest_wait_rounds
+        if self.round.staleness_rounds < wait:
+            raise ValueError(
+                f"[round] staleness_rounds = {self.round.staleness_rounds} would lose work: with [membership] seats = "
+                f"{self.seats} a member may wait {wait} rounds for its turn; write staleness_rounds = {wait} or more, "
+                "or more seats"
+            )
 
     def _check_voting(self) -> None:
         given = self.membership or self.agreement
@@ -359,8 +402,14 @@ class Manifest(Message, frozen=True, kw_only=True):
         """The agreed fields in their one encoding: what is hashed, and what is sent to a newcomer."""
         # Code may have put an int where a float belongs, and the two encode differently.
         same = msgspec.convert(msgspec.to_builtins(self), Manifest)
-        sections = {name: getattr(same, name) for name in _AGREED_SECTIONS}
-        return canonical({name: section for name, section in sections.items() if section is not None})
+        tables: dict[str, Any] = {
+            name: msgspec.to_builtins(section)
+            for name in _AGREED_SECTIONS
+            if (section := getattr(same, name)) is not None
+        }
+        if same.membership is not None and same.membership.seats == MEMBER_LIMIT:
+            del tables["membership"]["seats"]  # earlier releases have no such key, and need none then
+        return canonical(tables)
 
     @staticmethod
     def from_canonical(data: bytes, expected: SwarmId, *, peer: PeerId | None = None) -> Manifest:

@@ -130,6 +130,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.seats import PassedOver, are_few
 from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 
 ANSWER_PERIOD_S = 1.0
@@ -181,6 +182,7 @@ class Member:
         self._departure = Departure(rounds=rounds, tell=self._said.append)
         self._no_quorum = NoQuorum()
         self._probation = Probation()
+        self._passed_over = PassedOver()
         self._reports: dict[bytes, Report] = {}
         self._settings: RoundSettings
         self._resumed = False
@@ -482,7 +484,8 @@ class Member:
         report: Report = yield WorkOut(event.finals, event.seconds)
         self._reports[plan.hash] = report
         participants = [participant.peer for participant in plan.participants]
-        yield from self._carry_out(machine.reduced(report, self._now, participants=participants))
+        counted = event.finals.counted if are_few(self._settings.seats) else ()
+        yield from self._carry_out(machine.reduced(report, self._now, participants=participants, counted=counted))
 
     def _set_paused(self, event: SetPaused) -> Steps:
         """Pausing before the contribution is made makes this node an observer of the round; after it, of the next."""
@@ -705,8 +708,9 @@ class Member:
             leads_back=chain.leads_back,
             may_join=self._here.may_join,
             voting=chain.voting,
+            line=chain.line,
         )
-        machine.remember(self.newcomers, self._probation)
+        machine.remember(self.newcomers, self._probation, self._passed_over)
         return machine
 
     def _announced_early(self, position: Position) -> frozenset[PeerId]:

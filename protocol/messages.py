@@ -430,7 +430,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     With a `rollback` the round has no result: plan and bitmaps are NO_HASH, tokens 0, and `digest` is that of S(k),
     on which the next term stands. With `amended`, which a result may have, other settings are in force from the next
     round on. With `bans`, which a result may have too, these peers are members of no later round as long as the ban
-    lasts. Without them the fields are left out of the encoding.
+    lasts. With `counted`, in a swarm of few seats (seats.py), it names whose contribution is in at least one chunk,
+    sorted. Without them the fields are left out of the encoding.
     """
 
     swarm: Hash
@@ -447,6 +448,9 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     rollback: Rollback | msgspec.UnsetType = msgspec.UNSET
     amended: Amended | msgspec.UnsetType = msgspec.UNSET
     bans: Annotated[tuple[Ban, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    counted: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)] | msgspec.UnsetType = (
         msgspec.UNSET
     )
     leave_signatures: Signatures | msgspec.UnsetType = msgspec.UNSET

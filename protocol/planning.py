@@ -27,6 +27,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     CLIP_UNIT,
+    MEMBER_LIMIT,
     NO_HASH,
     WEIGHT_LIMIT,
     ChunkResults,
@@ -38,6 +39,7 @@ from shoal.protocol.messages import (
     Relay,
     Value,
 )
+from shoal.protocol.seats import Seating
 from shoal.protocol.voting import CONTRIBUTORS, Voting, lead
 
 CONTRIBUTOR = "contributor"
@@ -64,7 +66,7 @@ class RoundSettings:
     """Parameters of a round: those that the settings in force fix, and the number of values summed in it.
 
     norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
-    contributions are combined.
+    contributions are combined. seats: how many contributions may count.
     """
 
     numel: int
@@ -75,6 +77,7 @@ class RoundSettings:
     weight_cap: float
     norm_clip: bool = False
     aggregate: str = MEAN
+    seats: int = MEMBER_LIMIT
 
     @classmethod
     def of(cls, manifest: Manifest, numel: int, buffers: int = 0) -> Self:
@@ -88,6 +91,7 @@ class RoundSettings:
             weight_cap=manifest.round.weight_cap,
             norm_clip=manifest.sync.norm_clip,
             aggregate=manifest.sync.plan_aggregate,
+            seats=manifest.seats,
         )
 
 
@@ -159,17 +163,20 @@ def make_plan(
     weightless: Collection[PeerId],
     settings: RoundSettings,
     deal: Deal,
+    line: tuple[PeerId, ...] = (),
 ) -> Plan:
     """The plan over everyone in `readies`; those in `weightless`, and all but contributors, get weight zero.
 
-    Where norms are clipped, so do contributors that do not tell one of every chunk. The order is by PeerId: any order
-    will do, and this one needs no agreement.
+    Where norms are clipped, so do contributors that do not tell one of every chunk; and where seats are few, those who
+    have none by the `line`. The order is by PeerId: any order will do, and this one needs no agreement.
     """
     order = sorted(readies)
     chunks = -(-settings.numel // settings.chunk_values)
     contributors = {p: r for p, r in readies.items() if r.role == CONTRIBUTOR and p not in weightless}
     if settings.norm_clip:
         contributors = {p: r for p, r in contributors.items() if len(r.squares) == chunks}
+    seated = Seating(settings.seats, line).first(contributors.keys())
+    contributors = {p: r for p, r in contributors.items() if p in seated}
     tokens = {p: r.tokens for p, r in contributors.items()}
     weights, tokens = capped_weights(tokens, settings.weight_cap), capped_tokens(tokens, settings.weight_cap)
     participants = tuple(
@@ -227,6 +234,8 @@ def check_plan(
         raise RemoteError("a plan that revises nothing, with evicted participants or finals", peer=sender)
     if not any(p.weight for p in plan.participants):
         raise RemoteError("a plan without a contribution", peer=sender)
+    if len(plan.contributors()) > settings.seats:
+        raise RemoteError(f"a plan that counts {len(plan.contributors())} for {settings.seats} seats", peer=sender)
     if plan.aggregate != (settings.aggregate if settings.aggregate != MEAN else msgspec.UNSET):
         raise RemoteError("a plan that combines contributions otherwise than the settings have it", peer=sender)
     _check_weights(plan, sender, settings.weight_cap)

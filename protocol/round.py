@@ -79,6 +79,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import CONTRIBUTOR, Deal, Eviction, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
+from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import SILENCE_S
 from shoal.protocol.view_change import check_entered
@@ -111,8 +112,8 @@ class RoundMachine:
 
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
     were members lately, whose weight counts as theirs does. `voting` says who has a vote. `in_force` are the agreed
-    settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided;
-    `leads_back` and `may_join` as in `Agreement`.
+    settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided; `line`
+    the members in the order in which they come to the seats; `leads_back` and `may_join` as in `Agreement`.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class RoundMachine:
         leads_back: Callable[[Value], bool] | None = None,
         may_join: Callable[[PeerId], bool] | None = None,
         voting: Voting = CONTRIBUTORS,
+        line: tuple[PeerId, ...] = (),
     ) -> None:
         self.me = identity.peer_id
         self.life = life
@@ -144,6 +146,7 @@ class RoundMachine:
             leads_back=leads_back,
             may_join=may_join,
             voting=voting,
+            seats=settings.seats,
         )
         self._gathering = Gathering(
             members=previous.members,
@@ -151,6 +154,7 @@ class RoundMachine:
             returners=returners,
             state=state,
             banned=banned,
+            seating=Seating(settings.seats, line),
         )
         self._facts = RoundFacts(
             me=self.me,
@@ -175,9 +179,10 @@ class RoundMachine:
         self._resend_s = RESEND_S
         self._asked_at: float | None = None
 
-    def remember(self, newcomers: Newcomers, probation: Probation) -> None:
-        """Take up what a node knows from round to round: whom a lead waits for, and whom it leaves out."""
+    def remember(self, newcomers: Newcomers, probation: Probation, passed_over: PassedOver) -> None:
+        """Take up what a node knows from round to round: whom a lead waits for, whom it leaves out, whom leads did."""
         self._facts.newcomers, self._facts.probation = newcomers, probation
+        self._facts.passed_over = passed_over
 
     @property
     def plan(self) -> Plan | None:
@@ -199,16 +204,24 @@ class RoundMachine:
         self._gathering.take(self.me, ready)
         return [Broadcast(ready), *self.tick(now)]
 
-    def reduced(self, report: Report, now: float, *, participants: Iterable[PeerId] | None = None) -> list[Effect]:
+    def reduced(
+        self,
+        report: Report,
+        now: float,
+        *,
+        participants: Iterable[PeerId] | None = None,
+        counted: Iterable[PeerId] = (),
+    ) -> list[Effect]:
         """All finals of a plan, with these participants, are here and lead to this digest.
 
-        participants: left out, those of the plan that is followed here, if it is that one.
+        participants: left out, those of the plan that is followed here, if it is that one. counted: of them, whose
+        contribution is in at least one chunk; of no account where seats are for all.
         """
         if participants is None:
             ours = self.plan is not None and self.plan.hash == report.plan
             participants = [p.peer for p in self.plan.participants] if ours and self.plan is not None else ()
         effects: list[Effect] = [Broadcast(self.agreement.sign_report(report))]
-        effects += self._of_agreement(self.agreement.computed(report, participants))
+        effects += self._of_agreement(self.agreement.computed(report, participants, counted))
         return [*effects, *self.tick(now)]
 
     def stalled(self, peers: Iterable[PeerId], late: Iterable[PeerId], now: float) -> list[Effect]:
@@ -544,6 +557,8 @@ class RoundMachine:
             facts.probation.lost(losers, self.previous, turn_rounds=turn_rounds)
             facts.accusations.leave(before, facts.alive)
         self.weigh(plan)
+        if facts.is_unfair(plan, now):
+            self.agreement.doubt(plan.hash)
         facts.plan, facts.planned_at, self._relayed = plan, now, None
         self._lead.adopted(plan)
         held, self._closed_off, facts.held = tuple(facts.held.items()), None, {}

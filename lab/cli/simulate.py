@@ -38,6 +38,9 @@ class SimulateOptions:
         Option("--voters", help="So many of them found the swarm and are its named voters; 0: whoever contributes."),
     ] = 0
     lying: Annotated[bool, Option("--lying", help="The quorum is that of voters of whom some may lie.")] = False
+    seats: Annotated[
+        int, Option("--seats", help="So many contribute to a round at most; the others follow, and take turns.")
+    ] = 64
     real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
     shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
     as_json: AsJson = False
@@ -64,6 +67,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
     check_option("--peers", options.peers, Scenario, "peers")
     check_option("--rounds", options.rounds, Scenario, "rounds")
+    check_option("--seats", options.seats, Scenario, "seats")
     check_option("--seed", options.seed, Scenario, "seed")
     check_option("--loss", options.loss, Scenario, "loss")
     check_option("--churn", options.churn, Churn, "share_per_round")
@@ -82,6 +86,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     rollouts=found.rollouts,
                     voters=options.voters,
                     lying=options.lying,
+                    seats=options.seats,
                     real_keys=options.real_keys,
                 )
             ),

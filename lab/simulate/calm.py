@@ -158,7 +158,8 @@ class Calm:
                 continue
             if peer.id not in value.members:
                 raise Violation("everyone counts", f"peer {peer.number} runs, and is no member after {value.round}")
-            gives = not peer.peer_rounds.paused and not peer.peer_rounds.paused_in_round
+            full = len(counted) >= self._swarm.settings.seats  # whose turn it is, is for the judge
+            gives = not (full or peer.peer_rounds.paused or peer.peer_rounds.paused_in_round)
             if gives and peer.id in recent and peer.id not in counted:
                 raise Violation("everyone counts", f"the contribution of peer {peer.number} to {value.round} does not")
 

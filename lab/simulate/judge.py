@@ -8,6 +8,9 @@
                          below a view to which it moved without saying so; who promised to leave signs nothing more
     named voters vote    where voters are named, nobody else votes, and by a value that changes them it is others after
                          it, enough of them, who hold the state
+    seats                where they are few, a value says whom it counted, no more than these; and who had announced a
+                         contribution whenever a plan was made waits for no more rounds than the members by the seats,
+                         and two
     newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
@@ -42,6 +45,7 @@ from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
+    MEMBER_LIMIT,
     NO_HASH,
     Entry,
     Evict,
@@ -50,12 +54,15 @@ from shoal.protocol.messages import (
     Plan,
     Prepare,
     Propose,
+    Ready,
     Rebase,
     Target,
     Value,
     ViewChange,
     Vote,
 )
+from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.seats import are_few, longest_wait
 from shoal.protocol.voting import FaultModel, Voting
 
 STANDSTILL_S = 120.0
@@ -106,7 +113,16 @@ class Judge:
         staleness_rounds: int = 0,
         voters: Collection[PeerId] = (),
         lying: bool = False,
+        seats: int = MEMBER_LIMIT,
     ) -> None:
+        self._seats = seats
+        self._ready: dict[bytes, set[PeerId]] = {}
+        self._ready_then: dict[bytes, frozenset[PeerId]] = {}
+        """By lineage, who had announced a contribution when it began."""
+        self._waited = {genesis.hash: dict.fromkeys(genesis.members, 0)}
+        """By value, for how many rounds each member has waited for a seat."""
+        self.waited_most = 0
+        self._most_members = len(genesis.members)
         self.fragments = fragments
         self._lying = lying
         self._voters = {genesis.hash: frozenset(voters)} if voters else {}  # after each value, by its hash
@@ -153,7 +169,11 @@ class Judge:
             signed = (self._prepared, self._cast, self._promised)
             if any(said.get((message.base, sender)) for said in signed):
                 raise Violation("no double vote", f"a leave after a signature in round {message.round}")
+        elif isinstance(message, Ready):
+            ready = self._ready.setdefault(message.base, set())
+            (ready.add if message.role == CONTRIBUTOR else ready.discard)(sender)
         elif isinstance(message, Plan):
+            self._ready_then.setdefault(message.lineage, frozenset(self._ready.get(message.base, ())))
             self._check_counted(message)
             self._plans[message.hash] = message
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
@@ -254,6 +274,7 @@ class Judge:
         if isinstance(certificate, Rebase):
             self.values[certificate.value.hash] = certificate.value
             self.states[certificate.value.hash] = self.states[certificate.value.base]
+            self._wait_on(certificate.value)
             return
         faults = FaultModel.LYING if self._lying else FaultModel.CRASH
         voters = tuple(sorted(self.voters_after(previous)))
@@ -276,6 +297,31 @@ class Judge:
         self.certified[value.base] = value.hash
         self._check_voters(value)
         self._check_value(value)
+        self._check_seats(value)
+
+    def _wait_on(self, value: Value) -> None:
+        """No round counted anybody, but some may be members no more."""
+        if are_few(self._seats):
+            before = self._waited[value.base]
+            self._waited[value.hash] = {peer: before.get(peer, 0) for peer in value.members}
+
+    def _check_seats(self, value: Value) -> None:
+        """A value counts no more than the seats, says whom, and nobody waits for too long."""
+        if value.rollback or not are_few(self._seats):
+            self._wait_on(value)
+            return
+        plan, bitmaps = self.plan_of(value)
+        places = [place for place in plan.contributors() if any(bits[place // 8] >> place % 8 & 1 for bits in bitmaps)]
+        counted = tuple(sorted(plan.participants[place].peer for place in places))
+        if value.counted != counted or len(plan.contributors()) > self._seats:
+            raise Violation("seats", f"round {value.round} counts {len(counted)} and says {value.counted}")
+        self._most_members = max(self._most_members, len(value.members))
+        before, ready = self._waited[value.base], self._ready_then[plan.lineage]
+        waited = {p: 0 if p in counted else before.get(p, 0) + (p in ready and p in before) for p in value.members}
+        self._waited[value.hash] = waited
+        self.waited_most = max(self.waited_most, *waited.values())
+        if not self.liars and self.waited_most > longest_wait(self._most_members, self._seats):
+            raise Violation("seats", f"somebody waits for {self.waited_most} rounds after round {value.round}")
 
     def _check_voters(self, value: Value) -> None:
         """Enough voters remain after a value that changes them, and those who get a vote hold the state."""

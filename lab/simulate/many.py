@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal.lab.simulate.outcome import Components
-from shoal.lab.simulate.scenario import Scenario, random_scenario, with_named_voters
+from shoal.lab.simulate.scenario import Scenario, random_scenario, with_few_seats, with_named_voters
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import run_scenario
 
@@ -25,8 +25,13 @@ def violation_of(scenario: Scenario, components: Components | None = None) -> st
     return run_scenario(scenario, components).violation
 
 
-def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, named: bool = False) -> dict[str, object]:
-    """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time. named: with voters."""
+def simulate_many(
+    first: int, seeds: int, *, rounds: int, limit_s: float, named: bool = False, seated: bool = False
+) -> dict[str, object]:
+    """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time.
+
+    named: with voters. seated: with few seats.
+    """
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
     met: Counter[str] = Counter()
@@ -39,6 +44,8 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, named:
         scenario = random_scenario(seed, rounds=rounds)
         if named:
             scenario = with_named_voters(scenario)
+        if seated:
+            scenario = with_few_seats(scenario)
         outcome = run_scenario(scenario)
         done += 1
         events += outcome.events
@@ -80,8 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no seed after so much real time")
     parser.add_argument("--named", action="store_true", help="only some of the peers, who are named, vote")
+    parser.add_argument("--seated", action="store_true", help="fewer contribute to a round than there are peers")
     asked = parser.parse_args(arguments)
-    report = simulate_many(asked.first, asked.seeds, rounds=asked.rounds, limit_s=asked.limit_s, named=asked.named)
+    report = simulate_many(
+        asked.first,
+        asked.seeds,
+        rounds=asked.rounds,
+        limit_s=asked.limit_s,
+        named=asked.named,
+        seated=asked.seated,
+    )
     print(json.dumps(report, indent=1))
     return 1 if report["violations"] else 0
 

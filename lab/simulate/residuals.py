@@ -7,7 +7,8 @@
 
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
 fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
-state, or counted in a round, that was abandoned since, nothing comes again.
+state, or counted in a round, that was abandoned since, nothing comes again. Where seats are few, what is given is the
+mean of what was learnt and of what comes again uncounted, by tokens.
 """
 
 from __future__ import annotations
@@ -58,8 +59,15 @@ class Residuals:
     """Knows what every peer made, and announced last of each fragment."""
 
     def __init__(
-        self, judge: Judge, *, staleness_rounds: int, error_feedback: float, mixing: float | None = None
+        self,
+        judge: Judge,
+        *,
+        staleness_rounds: int,
+        error_feedback: float,
+        mixing: float | None = None,
+        averages: bool = False,
     ) -> None:
+        self._averages = averages
         self._judge = judge
         self._fragments = judge.fragments.count
         self._staleness_rounds = staleness_rounds
@@ -70,6 +78,8 @@ class Residuals:
         self._roots: dict[tuple[bytes, bytes], bytes] = {}
         self.carried = 0
         """How many contributions had something of an earlier round."""
+        self.lost = 0
+        """How many had nothing of it, since it had waited for too long."""
 
     def made(self, peer: SimulatedPeer, learnt: F32, tokens: int, made: Made) -> None:
         """`peer` encoded what it `learnt`, of so many tokens, and what it has of earlier rounds."""
@@ -78,8 +88,11 @@ class Residuals:
         for name, residual, more in self._possible(last, peer, made):
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
+            if self._averages and residual is not None and more:
+                values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=1e-6):
                 self.carried += residual is not None
+                self.lost += name == "nothing of what is too old"
                 break
         else:
             raise Violation(
@@ -146,8 +159,10 @@ class Residuals:
         too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
         # It may have stood on a state after that, which a rollback or a rebase has abandoned since.
         elsewhere = peer.disk.ledger.head.next_term != self._judge.values[given.made.base].next_term
-        if restarted or too_old or elsewhere:
+        if restarted or elsewhere:
             yield "nothing", None, 0
+        elif too_old:
+            yield "nothing of what is too old", None, 0
         unknown = restarted or last.ended_by.plan not in peer.disk.finals
         if unknown and not self._judge.is_rebase(last.ended_by):  # nobody could say, and once is the limit
             yield "what encoding lost", self._left(given, [True] * len(last.included), None), 0

@@ -174,12 +174,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """So many of the first peers are founders and named voters, the others join; with 0 all found it, and vote."""
     lying: bool = False
     """The quorum is that of named voters of whom a third less one may lie."""
+    seats: Annotated[int, Meta(ge=1, le=FLAT_LIMIT_PEERS)] = FLAT_LIMIT_PEERS
+    """So many contribute to a round at most; the others follow, and take turns."""
 
     def __post_init__(self) -> None:
         if self.voters > self.peers or (self.voters and (self.rollouts or self.peers > FLAT_LIMIT_PEERS)):
             raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers that make rounds together")
         if self.lying and self.voters < LYING_VOTERS_MIN:
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
+        flat = self.peers <= FLAT_LIMIT_PEERS and not (self.rollouts or self.sparse or self.fragments > 1)
+        if self.seats < FLAT_LIMIT_PEERS and not flat:
+            raise ValueError(f"few seats are for up to {FLAT_LIMIT_PEERS} peers that make whole rounds together")
         if self.peers > FLAT_LIMIT_PEERS and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
@@ -315,6 +320,14 @@ def with_named_voters(scenario: Scenario) -> Scenario:
     faults = [*scenario.fault, *_changes_of_voters(random.Random(f"changes {scenario.seed}"), scenario, voters)]
     faults.sort(key=lambda fault: fault.at_s)
     return msgspec.structs.replace(scenario, voters=voters, lying=lying, fault=tuple(faults))
+
+
+def with_few_seats(scenario: Scenario) -> Scenario:
+    """The scenario with fewer seats than peers, in rounds of all values."""
+    if scenario.rollouts:
+        return scenario
+    seats = random.Random(f"seats {scenario.seed}").randint(1, max(1, scenario.peers - 1))
+    return msgspec.structs.replace(scenario, seats=seats, sparse=False, fragments=1)
 
 
 def _changes_of_voters(rng: random.Random, scenario: Scenario, voters: int) -> list[Fault]:

@@ -71,6 +71,8 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"voters": 0, "lying": False}
     if scenario.lying:
         yield {"lying": False}
+    if scenario.seats < FLAT_LIMIT_PEERS:
+        yield {"seats": FLAT_LIMIT_PEERS}
     if scenario.loss:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
@@ -147,6 +149,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += f", calm_rounds={scenario.calm_rounds}" if scenario.calm_rounds else ""
     shape += f", voters={scenario.voters}" if scenario.voters else ""
     shape += ", lying=True" if scenario.lying else ""
+    shape += f", seats={scenario.seats}" if scenario.seats < FLAT_LIMIT_PEERS else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",

@@ -52,6 +52,7 @@ from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
+from shoal.protocol.seats import are_few, longest_wait
 from shoal.protocol.wire import canonical
 
 SIMULATED_TICK_S = 0.2
@@ -114,7 +115,9 @@ class Simulation:
         self.state_bytes = work.state_bytes
         self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
         self.fragments = Fragments(self.grid, scenario.fragments)
-        self.staleness_rounds = STALENESS_ROUNDS
+        few = are_few(scenario.seats)
+        everyone = scenario.peers + sum(fault.kind == "join" for fault in scenario.fault)
+        self.staleness_rounds = longest_wait(everyone, scenario.seats) if few else STALENESS_ROUNDS
         self.error_feedback = 0.95 if scenario.sparse else 1.0
         self.mixing = MIXING if scenario.fragments > 1 else None
         self.settings = RoundSettings(
@@ -124,6 +127,7 @@ class Simulation:
             grace_s=3.0,
             reduce_deadline_s=work.reduce_deadline_s,
             weight_cap=4.0,
+            seats=scenario.seats,
         )
         self.quiet_at = scenario.quiet_at_s
         self.disturbed_at = 0.0
@@ -142,7 +146,7 @@ class Simulation:
         self.authority = self.keys.identity(AUTHORITY)
         named = scenario.voters > 0
         founders = [self.keys.identity(number).peer_id for number in range(scenario.voters or scenario.peers)]
-        self.manifest = self._manifest(founders)
+        self.manifest = self._manifest(founders, [self.keys.identity(number).peer_id for number in range(everyone)])
         self.genesis = genesis(swarm_id, founders)
         self.zero = np.zeros(self.grid.numel, np.float32)
         self.judge = self.components.judge(
@@ -152,12 +156,14 @@ class Simulation:
             staleness_rounds=self.staleness_rounds,
             voters=founders if named else (),
             lying=scenario.lying,
+            seats=scenario.seats,
         )
         self.residuals = Residuals(
             self.judge,
             staleness_rounds=self.staleness_rounds,
             error_feedback=self.error_feedback,
             mixing=self.mixing,
+            averages=few,
         )
         self.donations = self.components.donations(self.tick_s)
         for number in range(scenario.peers):
@@ -165,22 +171,25 @@ class Simulation:
         for peer in self.peers:
             peer.disk.known |= set(range(scenario.peers)) - {peer.number}
 
-    def _manifest(self, founders: list[PeerId]) -> Manifest:
+    def _manifest(self, founders: list[PeerId], everyone: list[PeerId]) -> Manifest:
         """Manifest with the settings that may be amended, by which the rounds are run, and with the named voters."""
-        named = self.scenario.voters > 0
+        named, few = self.scenario.voters > 0, are_few(self.settings.seats)
         names = ("grace_s", "weight_cap", "reduce_deadline_s")
         tables: dict[str, object] = {
             "swarm": {
                 "name": "simulated",
                 "founders": founders if named else founders[:1],
                 "authority": self.authority.peer_id,
-            },
+            }
+            | ({"admission": "allowlist", "allow": everyone} if few else {}),
             "workload": {"name": "regression"},
             "sync": {"inner_steps": 1},
-            "round": {name: getattr(self.settings, name) for name in names},
+            "round": {name: getattr(self.settings, name) for name in names}
+            | {"staleness_rounds": self.staleness_rounds},
         }
+        if named or few:
+            tables["membership"] = {"voters": "named" if named else "contributors", "seats": self.settings.seats}
         if named:
-            tables["membership"] = {"voters": "named"}
             tables["agreement"] = {"faults": "lying" if self.scenario.lying else "crash"}
         return validate_manifest(tables, source="the simulation")
 

@@ -13,6 +13,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.node.state.contributions import Contributions, Made, SavedWork
 from shoal.protocol.chain import next_position
 from shoal.protocol.messages import Ready, Value
+from shoal.protocol.seats import are_few
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -40,6 +41,7 @@ class Work:
             sender=peer.id,
             error_feedback=swarm.error_feedback,
             mixing=swarm.mixing,
+            few_seats=are_few(swarm.settings.seats),
         )
 
     @property

@@ -92,7 +92,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     is held-out, `train_loss` its own; `cpu` in cores.
 
     certifies: whether voters certify each round, by the strategy. lying: whether some of them may lie. alerts: what
-    keeps it from signing, and what helps.
+    keeps it from signing, and what helps. turn_in_rounds: in how many rounds it has a seat, where these are few.
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
 
@@ -129,6 +129,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: RolloutFacts | None = None
     bans: Sequence[BanFacts] = ()
     alerts: Sequence[str] = ()
+    turn_in_rounds: int | None = None
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,6 +279,7 @@ class NodeSource:
             rollouts=None if rounds.sharing is None else _rollouts(rounds.sharing),
             bans=_bans(parts.chain.banned),
             alerts=tuple(parts.standstill.alerts),
+            turn_in_rounds=standing.turn_in_rounds,
             traffic=self.traffic(),
         )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.node.dashboard.facts import NodeFacts
 from shoal.node.peer_facts import PeerSummary
+from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import FaultModel, are_enough
 
 DISK_LOW_BYTES = 2 << 30
@@ -30,6 +31,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 def health_of(node: NodeFacts, peers: PeerSummary) -> list[Check]:
     """The checks, always the same ones in the same order, but for those without a meaning yet."""
     checks = [_company(peers), _links(peers), _training(node), _disk(node)]
+    if node.turn_in_rounds is not None:
+        checks.insert(0, Check(name="Seat", state="ok", detail=turn_text(node.turn_in_rounds)))
     if node.certifies:
         checks.insert(0, _majority(node))
     return [*map(_alert, node.alerts), *checks]

@@ -175,7 +175,7 @@ class RoundLog:
                 value=value.hash.hex(),
                 view=certificate.view,
                 members=tuple(value.members),
-                contributors=finals.contributors,
+                contributors=len(finals.counted),
                 coverage=finals.coverage,
                 tokens=value.tokens,
                 reduce_s=round(times["reduce_s"], 6),

@@ -28,6 +28,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Evaluated, Input, Trained, TrainerRestarted
 from shoal.protocol.messages import Held, Plan, Ready
 from shoal.protocol.planning import OBSERVER, absent_ready
+from shoal.protocol.seats import are_few
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
@@ -60,6 +61,7 @@ class Participation:
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
             allocate=partial(file_memory, parts.store.folder),
+            few_seats=are_few(manifest.seats),
         )
 
     @property

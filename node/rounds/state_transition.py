@@ -125,7 +125,7 @@ class StateTransition:
             RoundCertified(
                 round=value.round,
                 members=len(value.members),
-                contributors=finals.contributors,
+                contributors=len(finals.counted),
                 loss=self._p.training_client.loss,
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,

@@ -8,6 +8,10 @@
 Each fragment has a residual of its own: a round of one concerns no other. α is how much of its own values a node keeps
 when it applies the anchor (`accounts`): that much of an uncounted contribution stays in the replica, and comes again;
 it is 0 for every strategy but streaming.
+Where seats are few (protocol/seats.py) members contribute once in several rounds what they learnt in all of them. The
+input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted, which is as if each
+round's had been given by itself; a sum would move the anchor by as many rounds' progress as one has to wait. Source:
+normalised averaging, arXiv 2007.07481.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
@@ -148,8 +152,9 @@ class Contributions:
     """The contribution of the round under way, and the residuals behind it.
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
-    gradients: what is contributed are gradients, of which nothing comes again that was excluded. allocate: gives memory
-    for what stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
+    gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
+    round counted is averaged with what comes then, by tokens, and not added to it. allocate: gives memory for what
+    stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
     """
 
     def __init__(
@@ -163,7 +168,9 @@ class Contributions:
         mixing: float | None = None,
         gradients: bool = False,
         allocate: Callable[[int], memoryview] = own_memory,
+        few_seats: bool = False,
     ) -> None:
+        self._few_seats = few_seats
         self._gradients = gradients
         self._allocate = allocate
         self._vectors = VectorPool(1, allocate)
@@ -196,7 +203,7 @@ class Contributions:
         """
         fragment = self.fragment(round)
         left = self._left[fragment.number]
-        values = self._input(pseudo_gradient, left, fragment.grid)
+        values = self._input(pseudo_gradient, tokens, left, fragment.grid)
         self.made = Made(
             round=round,
             base=base,
@@ -215,17 +222,22 @@ class Contributions:
             return None
         return np.multiply(pseudo_gradient, self._mixing, out=self._vectors.take(pseudo_gradient.size))
 
-    def _input(self, pseudo_gradient: F32, left: _Left, grid: Grid) -> F32:
+    def _input(self, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid) -> F32:
         """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
         values = self._vectors.take(grid.numel)  # begins with a page, as its file wants it
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
             return values
+        share = np.float32(left.tokens / (left.tokens + tokens)) if self._few_seats else np.float32(0)
+        averaged = grid.chunks - self._fragments.buffers if share else 0
         for chunk in range(grid.chunks):
             at = slice(*grid.span(chunk))
             part = values[at]
             self._write_residual(left, chunk, at, part)
-            if self._error_feedback != 1:
+            if chunk < averaged:
+                np.subtract(part, pseudo_gradient[at], out=part)
+                np.multiply(part, share, out=part)
+            elif self._error_feedback != 1:
                 np.multiply(part, self._error_feedback, out=part)
             np.add(pseudo_gradient[at], part, out=part)
         return values

@@ -18,6 +18,7 @@ from shoal.node.strategies.rounds import Rounds, Standing, Task
 from shoal.protocol.chain import Position
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.records import Phase
+from shoal.protocol.seats import are_few, rounds_to_turn
 from shoal.swarm.members import Taker
 
 
@@ -96,6 +97,7 @@ class CertifiedRounds(Rounds):
     def standing(self) -> Standing:
         """See `Rounds`."""
         head, state, machine = self._p.chain.head, self._p.state_store.state, self._engine.machine
+        chain, me = self._p.chain, self._p.identity.peer_id
         return Standing(
             term=head.next_term,
             round=head.state_round,
@@ -108,4 +110,5 @@ class CertifiedRounds(Rounds):
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),
             abstains=self._engine.member.abstains,
+            turn_in_rounds=rounds_to_turn(chain.line, me, chain.seats) if are_few(chain.seats) else None,
         )

@@ -68,7 +68,8 @@ class Standing:
     """Position of a node in its swarm. digest: of its newest state, where that is in common.
 
     members: whose rounds these are, this node among them. voters: who decides them, where anything is decided; faults:
-    what of them that withstands. amended: the settings in force where they were amended.
+    what of them that withstands. amended: the settings in force where they were amended. turn_in_rounds: in how many
+    rounds this node has a seat; None where seats are for all, or it is no member.
     """
 
     term: Term
@@ -82,6 +83,7 @@ class Standing:
     amendments: Mapping[PeerId, AmendConsent] = field(default_factory=dict)
     amended: Manifest | None = None
     abstains: str | None = None
+    turn_in_rounds: int | None = None
 
 
 class Rounds(ABC):

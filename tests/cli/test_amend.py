@@ -10,7 +10,8 @@ import pytest
 
 from shoal.cli import amend as amend_module
 from shoal.cli.main import WRONG_USAGE, execute
-from shoal.cli.render import settings_lines, voter_lines
+from shoal.cli.render import settings_lines, status_lines, voter_lines
+from shoal.cli.watch_model import Picture
 from shoal.node.control_client import AmendStatus, BytesStatus, MemberStatus, Status
 
 
@@ -60,6 +61,17 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
     assert shown("a", "b", "c\x1b[2J") == ["voter      a (this node)", "voter      b", "voter      c\\x1b[2J"]
     many = shown(*(f"{number:02}" for number in range(40)))
     assert (len(many), many[-1]) == (25, "voter      and 16 more; `shoal status --json` has them all")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [(None, ""), (0, "has a seat in this round"), (1, "follows, its turn in about 1 round"),
+     (2, "follows, its turn in about 2 rounds")],
+)  # fmt: skip
+def test_status_and_watch_tell_when_it_is_the_nodes_turn_where_seats_are_few(rounds: int | None, told: str) -> None:
+    known = status_with(turn_in_rounds=rounds)
+    assert [line for line in status_lines(known) if line.startswith("seat")] == ([f"seat       {told}"] if told else [])
+    assert Picture(status=known).headline == f"round 4 · train{' · ' * bool(told)}{told} · – tokens/s"
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

@@ -167,3 +167,17 @@ def test_id_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture
         assert execute(["id", "--data-dir", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == second == Identity.load(tmp_path / "node.key").peer_id
+
+
+def test_init_with_few_seats_writes_for_how_long_a_member_may_wait_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(tmp_path, "--seats", "16") == 0
+    manifest = load_manifest(tmp_path / "swarm.toml")
+    assert (manifest.seats, manifest.round.staleness_rounds, manifest.longest_wait_rounds) == (16, 6, 6)
+    assert (manifest.voting, manifest.round.grace_s) == (Voting(), 10.0)
+    for wrong in ("0", "257", "-1"):
+        assert init(tmp_path, "--seats", wrong, "--force") == 2
+        assert "[membership] seats" in capsys.readouterr().err
+    assert init(tmp_path, "--seats", "64", "--force") == 0
+    assert load_manifest(tmp_path / "swarm.toml").round.staleness_rounds == 3

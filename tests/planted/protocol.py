@@ -117,14 +117,14 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that counts too few is refused in all views",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "doubted = value.plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
-        "doubted = value.plan in self._doubted",
+        "return plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
+        "return plan in self._doubted",
     ),
     bug(
         "a lead plans itself alone before the others have announced",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "return 2 * len(counted) < len(done) + len(self.awaited())",
-        "return 2 * len(counted) < len(done)",
+        "trainers = len(self._countable(plan.chunks)) + len(self.awaited())",
+        "trainers = len(self._countable(plan.chunks))",
     ),
     bug(
         "a refusal in a view that is not its own yet is forgotten",
@@ -1353,6 +1353,51 @@ PROTOCOL: tuple[Bug, ...] = (
         "a change of voters is ordered for no member",
         "tests/protocol/test_changing_voters.py::test_order_that_gives_a_vote_to_no_member_is_refused_and_any_other_is_kept",
         "if votes and peer not in self._here.chain.head.members:",
+        "if False:",
+    ),
+    bug(
+        "a lead gives the seats without regard to the line",
+        "tests/protocol/test_seats.py::test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_round",
+        "seated = Seating(settings.seats, line).first(contributors.keys())",
+        "seated = Seating(settings.seats).first(contributors.keys())",
+    ),
+    bug(
+        "who was counted stays at the head of the line",
+        "tests/protocol/test_seats.py::test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_round",
+        "self._since = {p: height if p in now else self._since.get(p, height) for p in value.members}",
+        "self._since = {p: self._since.get(p, height) for p in value.members}",
+    ),
+    bug(
+        "a voter that does not notice who is passed over",
+        "tests/protocol/test_seats.py"
+        "::test_member_is_passed_over_by_leads_that_lie_in_no_two_rounds_one_after_the_other",
+        "if self.passed_over.note(self.previous, passed_over):",
+        "if False:",
+    ),
+    bug(
+        "a voter that does not notice a lead which waits for nobody",
+        "tests/protocol/test_seats.py"
+        "::test_member_is_passed_over_by_leads_that_lie_in_no_two_rounds_one_after_the_other",
+        "due = {*self._countable(plan.chunks), *(self.awaited() if hasty else ())}",
+        "due = set(self._countable(plan.chunks))",
+    ),
+    bug(
+        "a lead proposes what came of a plan that nobody signs for",
+        "tests/protocol/test_seats.py"
+        "::test_member_is_passed_over_by_leads_that_lie_in_no_two_rounds_one_after_the_other",
+        "if plan is None or facts.agreement.doubts(plan.hash):",
+        "if plan is None:",
+    ),
+    bug(
+        "a value that says it counted another is signed",
+        "tests/protocol/test_seats.py::test_voter_signs_for_no_value_that_counts_others_than_it_computed",
+        "same = _matches(report, value) and value.counted == self.counted_by(value.plan)",
+        "same = _matches(report, value)",
+    ),
+    bug(
+        "a plan of more than the seats",
+        "tests/protocol/test_seats.py::test_plan_of_more_than_the_seats_is_refused",
+        "if len(plan.contributors()) > settings.seats:",
         "if False:",
     ),
 )

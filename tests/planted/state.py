@@ -355,4 +355,31 @@ STATE: tuple[Bug, ...] = (
         "return found if contributed else replace(found, exact=True, midway=midway)",
         "return replace(found, exact=True, midway=midway)",
     ),
+    bug(
+        "what a follower learnt is dropped",
+        "tests/node/state/test_contributions.py"
+        "::test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens",
+        "elif left.rounds_excluded > self._staleness_rounds:",
+        "elif left.rounds_excluded > 0:",
+    ),
+    bug(
+        "what a follower learnt is added up",
+        "tests/node/state/test_contributions.py"
+        "::test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens",
+        "averaged = grid.chunks - self._fragments.buffers if share else 0",
+        "averaged = 0",
+    ),
+    bug(
+        "a follower's tokens are counted twice",
+        "tests/node/state/test_contributions.py"
+        "::test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens",
+        """
+        if any(bits):
+            left.tokens, left.rounds_excluded = 0, 0
+        """,
+        """
+        if any(bits):
+            left.rounds_excluded = 0
+        """,
+    ),
 )

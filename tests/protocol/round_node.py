@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Input, Loaded, OfPlan, OfState, Order
 from shoal.protocol.member import Member
 from shoal.protocol.messages import (
+    MEMBER_LIMIT,
     Certificate,
     OwnedRange,
     Plan,
@@ -124,6 +125,10 @@ class Whole:
 
     plan: Plan
 
+    @property
+    def counted(self) -> list[PeerId]:
+        return [p.peer for p in self.plan.participants if p.weight]
+
 
 class Node(Surroundings):
     """One node: its member, what that looks at and asks for, and what survives a crash.
@@ -159,6 +164,7 @@ class Node(Surroundings):
         self.fetching: set[bytes] = set()
         self.evictions: list[Plan] = []
         self.blamed: list[str] = []
+        self.make: Callable[..., RoundMachine] = RoundMachine
         self._only: Collection[int] | None = None
 
     @property
@@ -211,7 +217,9 @@ class Node(Surroundings):
         self.life += 1
         self.trains, self.trained_at = False, 0.0
         self.fetching.clear()
-        member = Member(identity=self.identity, surroundings=self, deal=deal_evenly, scores=DonorScores())
+        member = Member(
+            identity=self.identity, surroundings=self, deal=deal_evenly, scores=DonorScores(), make=self.make
+        )
         self.box = Box(member, self._do, lambda: self.lab.now)
         self.put(Loaded(tuple(self.orders.values())))
 
@@ -266,7 +274,8 @@ class Node(Surroundings):
         return [peer for peer in self.present if peer != self.peer]
 
     def rules(self, round: int) -> Rules:
-        return Rules(settings=SETTINGS, staleness_rounds=STALENESS_ROUNDS)
+        seats = MEMBER_LIMIT if self.lab.manifest is None else self.lab.manifest.seats
+        return Rules(settings=replace(SETTINGS, seats=seats), staleness_rounds=STALENESS_ROUNDS)
 
     def new_life(self) -> bytes:
         return domain_hash("life", self.peer.encode(), next(self.lab.lives).to_bytes(8, "little"))

@@ -193,8 +193,10 @@ class SpeaksFirst(Agreement):
     def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
         return _spoken_first(super().receive(sender, message))
 
-    def computed(self, report: Report, participants: Iterable[PeerId] = ()) -> list[AgreementEffect]:
-        return _spoken_first(super().computed(report, participants))
+    def computed(
+        self, report: Report, participants: Iterable[PeerId] = (), counted: Iterable[PeerId] = ()
+    ) -> list[AgreementEffect]:
+        return _spoken_first(super().computed(report, participants, counted))
 
     def move_to(self, view: int) -> list[AgreementEffect]:
         return _spoken_first(super().move_to(view))

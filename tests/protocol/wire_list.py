@@ -47,6 +47,10 @@ a layout, with an entry of its own), or that the SwarmId holds."""
 LATER_KINDS = {frame.FrameKind.SHARE: SHARE_PROTOCOL}
 """Kinds of frames that a node of the first release does not know, and is never sent."""
 
+LATER_FIELDS = {("Value", "counted"): "where [membership] seats are few"}
+"""Fields that a node of the first release does not know, and is never sent: they are left out but where a setting is
+used with which it refuses the manifest."""
+
 Entries = Mapping[str, str]
 """What each name stands for on the wire, in one line."""
 
@@ -76,6 +80,7 @@ def collect() -> dict[str, str]:
             elif _is_said(value) and value.__module__ == module.__name__ and value.__qualname__ not in BASES:
                 assert value.__qualname__ not in found, f"there are two messages {value.__qualname__}"
                 found[value.__qualname__] = describe(value)
+                found |= _later_fields(value)
             elif (members := _members(value)) and all(_is_said(member) for member in members):
                 names = sorted(member.__qualname__ for member in members)
                 found[f"one of {', '.join(names)}"] = "told apart by their type"
@@ -104,8 +109,18 @@ def describe(struct: type[msgspec.Struct]) -> str:
     form = "array" if found.array_like else "map"
     tag = "" if found.tag is None else f" with {found.tag_field} {found.tag}"
     known = "" if found.forbid_unknown_fields else ", more fields are passed over"
-    fields = (f"{field.encode_name}: {_type(field.type)}{_default(field)}" for field in found.fields)
+    fields = (_field(field) for field in found.fields if (struct.__qualname__, field.name) not in LATER_FIELDS)
     return f"{form}{tag}{known} ({'; '.join(fields)})"
+
+
+def _later_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
+    found = typing.cast(inspect.StructType, inspect.type_info(struct))
+    named = ((LATER_FIELDS.get((struct.__qualname__, field.name)), field) for field in found.fields)
+    return {f"{struct.__qualname__}.{field.name}": f"{_field(field)}, {when}" for when, field in named if when}
+
+
+def _field(field: inspect.Field) -> str:
+    return f"{field.encode_name}: {_type(field.type)}{_default(field)}"
 
 
 def _default(field: inspect.Field) -> str:

@@ -119,3 +119,10 @@ def test_simulate_ends_with_one_and_the_shortest_test_after_a_violation(
     assert "violations no fork: made up" in out
     assert "def test_seed_1_keeps_no_fork() -> None:" in err
     assert "Scenario(peers=1, rounds=1, seed=1" in err
+
+
+def test_simulate_with_few_seats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["simulate", "--peers", "4", "--rounds", "3", "--seats", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds_certified"] == 3
+    assert execute(["simulate", "--peers", "4", "--seats", "0"]) == 2
+    assert "--seats" in capsys.readouterr().err

@@ -274,3 +274,33 @@ def test_nothing_of_buffers_comes_again(verdict: Sequence[bool], mixing: float |
     assert not np.array_equal(second.values[: 2 * 4096], real(2)[: 2 * 4096])
     contributions.retune("bf16", 3, mixing=mixing)
     assert make(contributions, 3, 3, 10, real(3)).encoded.codec == "bf16+buffers1"
+
+
+# -- few seats: what several rounds taught is given at once --------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffers", [0, 1])
+def test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens(buffers: int) -> None:
+    contributions = Contributions(Fragments(GRID, buffers=buffers), "fp32", 3, sender=PeerId("me"), few_seats=True)
+    own = slice(0, (3 - buffers) * 4096)
+    for round, tokens in enumerate((300, 100, 200), start=1):
+        make(contributions, round, round, tokens, whole(round))
+        contributions.settle(round, NONE)
+    made = make(contributions, 4, 4, 200, whole(4))
+    learnt = [values.astype(np.float64) for values in map(whole, (1, 2, 3, 4))]
+    mean = (300 * learnt[0] + 100 * learnt[1] + 200 * learnt[2] + 200 * learnt[3]) / 800
+    assert made.tokens == 800
+    np.testing.assert_allclose(made.values[own], mean[own], rtol=0, atol=1e-3)
+    if buffers:
+        assert np.array_equal(made.values[2 * 4096 :], whole(4)[2 * 4096 :]), "buffers are as they are now"
+    contributions.settle(4, ALL)
+    after = make(contributions, 5, 5, 100, whole(5))
+    assert (after.tokens, np.array_equal(after.values, whole(5))) == (100, True), "it was counted once"
+
+
+def test_what_encoding_lost_of_a_counted_round_comes_whole_though_seats_are_few() -> None:
+    contributions = Contributions(Fragments(GRID), "int8", 3, sender=PeerId("me"), few_seats=True)
+    first = make(contributions, 1, 1, 10, real(1))
+    contributions.settle(1, ALL)
+    second = make(contributions, 2, 2, 10, real(2))
+    assert second.values.tobytes() == (real(2) + (first.values - first.encoded.decoded())).tobytes()
