@@ -65,7 +65,9 @@ def make_card(data_dir: Path) -> Card:
         raise ConfigError(f"no node has joined a swarm with {data_dir}; give the --data-dir of one that has")
     manifest = load_manifest(toml)
     if not manifest.strategy.certifies:
-        raise ConfigError(f"with strategy {manifest.strategy.name} nothing is certified; a card is of certified rounds")
+        raise ConfigError(
+            f"with strategy {manifest.strategy.name} nothing is certified; a card must have certified rounds"
+        )
     identity, chain = Identity.load(data_dir / NODE_KEY_NAME), _chain(data_dir)
     listed = _listed(chain, identity.peer_id)
     if not listed:
@@ -89,10 +91,14 @@ def make_card(data_dir: Path) -> Card:
 def read_card(path: Path) -> Card:
     """The card in a file. Raises ConfigError for what is none, StorageError."""
     with disk_errors(path), path.open("rb") as file:
-        data = file.read(CARD_LIMIT_BYTES + 1)
+        return parse_card(file.read(CARD_LIMIT_BYTES + 1), path)
+
+
+def parse_card(data: bytes, path: Path) -> Card:
+    """The card that a file at `path` holds. Raises ConfigError for what is none."""
     try:
         return msgspec.json.decode(data, type=Card)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no card ({error}); `shoal card -o FILE` writes one") from None
 
 

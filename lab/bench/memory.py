@@ -17,9 +17,11 @@ pages are told apart: the kernel may drop them, once it has written those that w
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ WARM_UP: Final = 3
 """Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
 SAMPLE_S: Final = 0.01
 """Between two looks at the same daemon; what takes memory takes longer at the sizes that are measured."""
+LEAST: Final = 4096
+"""Parameters of the smaller size."""
 SIZES: Final = Numbers((100_000_000, 250_000_000))
 
 PER_PARAMETER: Final = Target(
@@ -59,27 +63,46 @@ class MemoryBench(Spec):
 
     numel: Annotated[
         Numbers,
-        Option("--numel", help="Two numbers of parameters, the smaller first.", metavar="N,N", parse=parse_numbers),
+        Option(
+            "--numel",
+            help="How many parameters, in two sizes, the smaller first; of one number two fifths, and all.",
+            metavar="N[,N]",
+            parse=parse_numbers,
+        ),
     ] = SIZES
     strategy: Annotated[str, Option("--strategy", help="One whose rounds are certified.")] = DEFAULT_STRATEGY
-    peers: Annotated[int, Option("--peers", help="How many nodes.", check=Within(1, 64))] = 2
+    codec: Annotated[str | None, Option("--codec", help="How values travel. [default: what `shoal init` writes]")] = (
+        None
+    )
+    nodes: Annotated[int, Option("--nodes", help="How many nodes.", check=Within(1, 64))] = 2
     rounds: Annotated[
         int, Option("--rounds", help=f"Rounds that are looked at; {WARM_UP} more warm up.", check=Within(1, 1000))
     ] = 4
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        if len(self.numel) != 2 or not 4096 <= self.numel[0] < self.numel[1] <= 1 << 32:
-            raise ConfigError("--numel takes two numbers from 4096 on, the smaller first, like 100000000,250000000")
-        if self.strategy not in (able := [name for name, one in STRATEGIES.items() if one.certifies]):
+        if len(self.numel) not in (1, 2) or not LEAST <= self.sizes[0] < self.sizes[1] <= 1 << 32:
+            raise ConfigError(
+                f"--numel takes one number, at least {5 * LEAST // 2}, or two from {LEAST} on, the smaller first, like "
+                "100000000,250000000"
+            )
+        known = STRATEGIES.get(self.strategy)
+        if known is None or not known.certifies:
+            able = (name for name, one in STRATEGIES.items() if one.certifies)
             raise ConfigError(f"--strategy must be one of {', '.join(able)}")
+        self.manifest(self.sizes[0], [NOBODY])
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The two numbers of parameters; of one that is given, two fifths of it and all."""
+        return (2 * self.numel[0] // 5, self.numel[0]) if len(self.numel) == 1 else (self.numel[0], self.numel[1])
 
     def manifest(self, numel: int, founders: list[PeerId]) -> Manifest:
         """The manifest of `shoal init` but for workload, H and grace. Raises ConfigError."""
         tables = {
             "swarm": {"name": "bench", "founders": founders, "admission": "open"},
             "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": numel}},
-            "sync": {"strategy": self.strategy, "inner_steps": 1},
+            "sync": {"strategy": self.strategy, "inner_steps": 1, **({"codec": self.codec} if self.codec else {})},
             "round": {"grace_s": GRACE_S},
         }
         return validate_manifest(tables, source="the benchmark")
@@ -99,9 +122,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a daemon held with so many parameters, what else it had then, and the most of file pages."""
+    """The most that a daemon held with so many parameters, what else it had then, and the most of file pages.
+
+    round_s: seconds that a round took, the median. identical: all nodes certified the same digests.
+    """
 
     numel: int
+    round_s: float
+    identical: bool
     most: Resident
     most_file: int
 
@@ -130,21 +158,22 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured value beside its target, which is that of the default strategy."""
-        return (PER_PARAMETER.row(self.held_slope),) if self.bench.strategy == DEFAULT_STRATEGY else ()
+        is_default = STRATEGIES[self.bench.strategy] is STRATEGIES[DEFAULT_STRATEGY] and self.bench.codec is None
+        return (PER_PARAMETER.row(self.held_slope),) if is_default else ()
 
 
 def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
     """Measure the memory of daemons for each parameter, at the peak of a round."""
     if sys.platform != "linux":
         raise ConfigError("`shoal bench memory` reads /proc, which only Linux has; run it there")
-    small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.numel)
+    small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.sizes)
     return MemoryResult(bench=bench, peaks=(small, large))
 
 
 async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
     manifest = partial(bench.manifest, numel)
     spec = BenchSpec(
-        peers=bench.peers,
+        peers=bench.nodes,
         numel=numel,
         codec=manifest([NOBODY]).sync.codec,
         rounds=WARM_UP + bench.rounds,
@@ -155,13 +184,23 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
         async with running_swarm(spec, Path(name)) as swarm:
             for round in range(1, WARM_UP + 1):
                 await swarm.play(round)
+            took, identical = [], True
             with watched([node.lives[-1].pid for node in swarm.nodes]) as seen:
                 for round in range(WARM_UP + 1, spec.rounds + 1):
+                    began = time.monotonic()
                     await swarm.play(round)
+                    took.append(time.monotonic() - began)
+                    identical &= len({event.digest for event in swarm.certified_by(round).values()}) == 1
                     tell(f"{numel / 1e6:g} M parameters, round {round}")
     if not seen:
         raise NetworkError("no daemon was seen; see that this user may read /proc/PID/status of its own processes")
-    return Peak(numel=numel, most=max(seen, key=lambda one: one.held), most_file=max(one.file for one in seen))
+    return Peak(
+        numel=numel,
+        round_s=statistics.median(took),
+        identical=identical,
+        most=max(seen, key=lambda one: one.held),
+        most_file=max(one.file for one in seen),
+    )
 
 
 @contextmanager
@@ -216,10 +255,34 @@ def summary(result: MemoryResult) -> list[str]:
     return lines
 
 
+def to_document(result: MemoryResult) -> dict[str, object]:
+    """The result under the names of its fields, and what others read of it by name.
+
+    exact is None: that all have one state is checked, and not recomputed.
+    """
+    slopes = {
+        "anonymous": [peak.most.anonymous for peak in result.peaks],
+        "shared": [peak.most.shared for peak in result.peaks],
+        "file": [peak.most_file for peak in result.peaks],
+    }
+    large = result.peaks[1]
+    return {
+        "numel": large.numel,
+        "strategy": result.bench.strategy,
+        "codec": result.bench.manifest(large.numel, [NOBODY]).sync.codec,
+        "daemon_bytes_per_parameter": {kind: result.slope(sizes) for kind, sizes in slopes.items()},
+        "round_s": large.round_s,
+        "identical": all(peak.identical for peak in result.peaks),
+        "exact": None,
+        **msgspec.to_builtins(result, enc_hook=str),
+    }
+
+
 CASE: Final = Case(
     spec=MemoryBench,
     run=run,
     lines=summary,
-    document=lambda result: msgspec.to_builtins(result, enc_hook=str),
+    document=to_document,
+    sound=lambda result: all(peak.identical for peak in result.peaks),
     options=LongCaseOptions,
 )

@@ -18,6 +18,7 @@ from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import NodeConfig
 from shoal.node.training import shared_tensors, trainer
 from shoal.node.training.trainer import EarlyTrainer, TrainerSpec
+from shoal.protocol.key_file import keep_keys_out
 from shoal.protocol.manifest import Manifest
 
 
@@ -47,6 +48,7 @@ async def early_trainer(config: NodeConfig) -> AsyncIterator[EarlyTrainer | None
     if not has_trainer_process(config.manifest):
         yield None
         return
+    keep_keys_out()  # of what it dumps as well: no key has been read yet, whose reader would see to it
     memory = shared_tensors.open_memory()
     try:
         spawned = await trainer.spawn_trainer(spec_of(config), memory)

@@ -164,7 +164,7 @@ class Placing:
         with self._lock, disk_errors(path.parent):
             if self._withdrawn:
                 written.unlink()
-                raise StorageError("a contribution holds what is in it")
+                raise StorageError("not written, since it must have nothing that a contribution holds")
             written.replace(path)
             sync_folder(path.parent)
 

@@ -25,6 +25,7 @@ from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import StateAssembly, StateHeader
 from shoal.node import control, control_client, pipe
+from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
@@ -394,6 +395,8 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
     yield Target("pipe framing", (frames,), feed, allowed)
     lines = (events.Started(peer_id=PEER, pid=1, boot=1), events.Evaluated(round=3, loss=0.5), events.Died(peer=PEER))
     yield Target("event", tuple(map(line_of, lines)), parse_event, ())
+    card = Card(swarm="00", name="fuzz", peer=PEER, rounds=1, first=1, last=1, certificate="00", tokens=1, since=None)
+    yield Target("card", (msgspec.json.encode(card),), lambda data: parse_card(data, Path("card")), (ConfigError,))
     reply = msgspec.json.encode({"ok": True, "peer_id": PEER, "members": [{"peer_id": PEER}]})
     refused = msgspec.json.encode({"ok": False, "error": "no"})
     yield Target(

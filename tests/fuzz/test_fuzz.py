@@ -64,6 +64,7 @@ COVERS = {
     "straightening": ("swarm.reaching.direct_upgrade:DirectUpgrade._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "event": ("node.reporting.event_log:parse_event",),
+    "card": ("node.card:parse_card",),
     "control reply": ("node.control_client:_parse_reply",),
     "trainer command": ("node.training.trainer_messages:unpack_command",),
     "trainer report": ("node.training.trainer_messages:unpack_report",),

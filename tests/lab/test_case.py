@@ -155,8 +155,14 @@ def large(needed: int, unequal: int = 0) -> Any:
 def memory(large_bytes: int) -> Any:
     """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
     peaks = (
-        Peak(numel=10, most=Resident(anonymous=150, shared=50, file=9), most_file=9),
-        Peak(numel=20, most=Resident(anonymous=large_bytes - 70, shared=70, file=999), most_file=999),
+        Peak(numel=10, round_s=1.0, identical=True, most=Resident(anonymous=150, shared=50, file=9), most_file=9),
+        Peak(
+            numel=20,
+            round_s=1.0,
+            identical=True,
+            most=Resident(anonymous=large_bytes - 70, shared=70, file=999),
+            most_file=999,
+        ),
     )
     return MemoryResult(bench=MemoryBench(), peaks=peaks)
 

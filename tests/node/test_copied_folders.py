@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.control_client import request
+from shoal.protocol.names import by_name
 from tests.node.lab import Node, Swarm, assert_one_line, assert_votes_once, eventually, shoal
 from tests.node.test_terms import assert_one_decision_each
 
@@ -166,7 +167,8 @@ def test_members_that_see_a_fork_stop_name_who_signed_twice_and_go_on_after_a_re
             (alert,) = node.ask("status")["alerts"]
             assert f"{second.peer_id} signed both" in alert
             assert "`shoal rebase`" in alert
-            assert alert in shoal("status", "--data-dir", str(node.folder)).stdout.replace("\n", " ")
+            shown = by_name(alert, node.ask("status")["names"], own=node.peer_id)
+            assert shown in shoal("status", "--data-dir", str(node.folder)).stdout.replace("\n", " ")
             after = [e for e in node.events() if e["at"] > fork["at"] and e["event"] in ("voted", "proposed")]
             assert after == []
         third.kill()

@@ -216,8 +216,8 @@ PATIENT: dict[str, dict[str, object]] = {"round": {"chunk_values": 4096, "grace_
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses reachability proven phase term round digest abstains members peers voters faults
-missing long_missing names rollbacks amendments settings bans alerts loss metric train_loss tokens_per_s bytes
+peer_id swarm_id addresses reachability proven phase term round digest abstains turn_in_rounds members peers voters
+faults missing long_missing names rollbacks amendments settings bans alerts loss metric train_loss tokens_per_s bytes
 blocked_fraction refused rollouts dashboard dashboard_link
 """
 

@@ -13,8 +13,9 @@ import pytest
 
 from shoal.cli.init import InitOptions, found
 from shoal.cli.main import execute
-from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident, resident, summary, watched
+from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident, resident, summary, to_document, watched
 from shoal.lab.bench.swarm import GRACE_S
+from shoal.lab.case import Numbers
 from shoal.protocol.identity import Identity
 
 PROC = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
@@ -23,7 +24,13 @@ PROC = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> MemoryResult:
     """Peaks of (parameters, anonymous, shared, most of files)."""
     small, large = (
-        Peak(numel=numel, most=Resident(anonymous=anonymous, shared=shared, file=1), most_file=file)
+        Peak(
+            numel=numel,
+            round_s=2.0,
+            identical=True,
+            most=Resident(anonymous=anonymous, shared=shared, file=1),
+            most_file=file,
+        )
         for numel, anonymous, shared, file in peaks
     )
     return MemoryResult(bench=MemoryBench(strategy=strategy), peaks=(small, large))
@@ -32,9 +39,11 @@ def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> Memor
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--numel", "5000", "--numel takes two numbers"),
+        ("--numel", "5000", "--numel takes one number, at least 10240"),
         ("--numel", "9000,8000", "the smaller first"),
-        ("--numel", "100,9000", "--numel takes two numbers from 4096 on"),
+        ("--numel", "100,9000", "or two from 4096 on"),
+        ("--numel", "5000,6000,7000", "--numel takes one number"),
+        ("--codec", "mp3", "mp3"),
         ("--strategy", "gossip", "--strategy must be one of diloco"),
         ("--rounds", "0", "--rounds: 0 is not in 1..1000"),
     ],
@@ -57,6 +66,15 @@ def test_slope_is_of_what_the_kernel_cannot_drop_and_the_base_is_what_is_left() 
         "and without any: 250 MB",
     ]
     assert result((10, 1, 1, 1), (20, 1, 1, 1), strategy="sparse").rows == ()
+    document = to_document(found)
+    assert document["daemon_bytes_per_parameter"] == {"anonymous": 5.0, "shared": 2.0, "file": 28.0}
+    assert [document[key] for key in ("numel", "strategy", "codec", "round_s")] == [30, "diloco", "int8", 2.0]
+    assert (document["identical"], document["exact"]) == (True, None)
+
+
+def test_one_number_of_parameters_is_the_larger_of_two_sizes() -> None:
+    assert MemoryBench(numel=Numbers((250_000_000,))).sizes == MemoryBench().sizes == (100_000_000, 250_000_000)
+    assert MemoryBench(codec="bf16").manifest(5000, [Identity.generate().peer_id]).sync.codec == "bf16"
 
 
 def test_manifest_is_that_of_init_but_for_workload_and_steps(tmp_path: Path) -> None:

@@ -345,6 +345,7 @@ class Part:
             training_client=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
             reduce=SimpleNamespace(prepare=lambda: None),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
+            resumption=SimpleNamespace(stands_on=lambda value: None),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
@@ -427,9 +428,11 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
 
     here.state_store.finals = no_finals
     parts = here.part._p
-    found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
+    found = SimpleNamespace(work=work, position=(chain.head.term, 3))
     parts.resumption = SimpleNamespace(  # type: ignore[misc]
-        find=lambda chain, *, countable: found, restore_trainer=restore
+        find=lambda chain, *, countable, staleness_rounds: found,
+        restore_trainer=restore,
+        stands_on=lambda value: None,
     )
     assert not trio.run(partial(here.part.find_work, countable=True))
     trio.run(here.part.resume_work)

@@ -19,7 +19,7 @@ from shoal.node.state.resumption import Found, ResumeFiles
 from shoal.node.training.trainer_messages import Contribution
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.messages import NO_HASH, Term, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Term, Value
 from shoal.protocol.planning import OBSERVER
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
@@ -37,7 +37,9 @@ class Part:
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
-        manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
+        manifest = SimpleNamespace(
+            **sections, seats=MEMBER_LIMIT, swarm=SimpleNamespace(founders=list(self.ledger.peers))
+        )
         self.state_store = SimpleNamespace(
             chain=self.ledger.chain,
             head=self.ledger.chain.head,
@@ -60,7 +62,7 @@ class Part:
             ),
             reduce=SimpleNamespace(prepare=lambda: None),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
-            resumption=SimpleNamespace(restore_trainer=self._restore),
+            resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
@@ -101,7 +103,7 @@ class Part:
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
-        return bool(contributions._input(np.zeros(GRID.numel, np.float32), contributions._left[0], GRID).any())
+        return bool(contributions._input(np.zeros(GRID.numel, np.float32), 1, contributions._left[0], GRID).any())
 
 
 @pytest.mark.parametrize("balances", [False, True])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.collectives.state import CertifiedState
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Applied, Apply, Command, Evaluate, Evaluated
 from shoal.node.training.training_client import TrainingClient
 
@@ -20,6 +21,12 @@ class Evaluating:
         self.applied: list[int] = []
         self.evaluated: list[int] = []
         self.training_client: TrainingClient
+
+    async def lay_out(self, anchor: Vector) -> None:
+        np.copyto(self.anchor, anchor)
+
+    async def give_back_anchor(self) -> None:
+        """Nothing is to be given back here."""
 
     async def send(self, command: Command) -> None:
         if isinstance(command, Apply):
