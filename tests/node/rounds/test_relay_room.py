@@ -59,7 +59,7 @@ class Node:
         return self.host.peer_id
 
 
-def make_node(number: int, download: RateLimit | None) -> Node:
+def make_node(number: int, download: RateLimit) -> Node:
     host, frames = Host(identity=identity(number), listen=("/ip4/127.0.0.1/tcp/0",)), FrameTakers()
 
     async def request(to: PeerId, data: bytes) -> bytes:
@@ -88,7 +88,7 @@ def make_node(number: int, download: RateLimit | None) -> Node:
 @asynccontextmanager
 async def three(*, asks: bool = True) -> AsyncIterator[list[Node]]:
     """Connected in pairs, with lanes to the relay. asks: whether who keeps frames back asks the relay for room."""
-    nodes = [make_node(n, RateLimit(SLOW_BYTES_PER_S) if n == SLOW else None) for n in range(3)]
+    nodes = [make_node(n, RateLimit(SLOW_BYTES_PER_S if n == SLOW else None)) for n in range(3)]
     async with trio.open_nursery() as nursery:
         for node in nodes:
             await nursery.start(node.host.run)
