@@ -318,7 +318,7 @@ def test_who_is_in_the_finals_is_counted_by_chunk() -> None:
         )
 
     def numbers(one: Finals) -> tuple[int, int, float]:
-        return one.contributors, one.tokens, one.coverage
+        return len(one.counted), one.tokens, one.coverage
 
     assert numbers(finals([0, 2], [0, 2], [0, 2], [0, 2], [0, 2])) == (2, 40, 1.0)
     assert numbers(finals([0], [2], [0, 2], [], [0])) == (2, 40, 0.5)
