@@ -79,7 +79,7 @@ PASSED_OVER = NeedFinals | NeedState | Mismatch | FreeToPlan
 """Effects of an agreement that are asked of it when a member computes or proposes, and digests of a liar's own."""
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
-_FETCHED = {"_computed", "_states", "reports", "_taking_part"}
+_FETCHED = {"_computed", "_states", "reports", "_taking_part", "_counted"}
 _FIXED = {"_identity", "_me", "previous", "round", "votes", "_order", "_in_force"} | _FETCHED
 _FIXED |= {"voting", "electorate", "everyone"}
 # Tables by view. The rows below the machine's own view are never read again.
