@@ -9,7 +9,6 @@ import pytest
 from shoal.lab.bench.hostile_silent import Silent
 from shoal.lab.bench.hostile_stranger import Links
 from shoal.protocol.identity import PeerId
-from shoal.protocol.peering import Ack, LinkMessage
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm.limits import Door, Reason
@@ -35,14 +34,14 @@ async def test_silent_strangers_take_all_places_however_few_are_let_in_and_keep_
     node = Node(2)
     node.host._door = Door(node.host.refusals, per_s=(0.0, LET_IN), newcomers_per_s=(0.0, 0.0))
     alive: set[PeerId] = set()
-    hear = node.members.message
+    hear = node.host.pinged
 
-    def message(peer: PeerId, message: LinkMessage) -> None:
-        if isinstance(message, Ack):
+    def pinged(peer: PeerId, answered: int | None) -> None:
+        if answered is not None:
             alive.add(peer)
-        hear(peer, message)
+        hear(peer, answered)
 
-    monkeypatch.setattr(node.members, "message", message)
+    monkeypatch.setattr(node.host, "pinged", pinged)
     async with running(node) as nursery:
         attack = Links(MANIFEST.swarm_id, PLACES + 1, node.host.addresses)
         nursery.start_soon(attack.run)
