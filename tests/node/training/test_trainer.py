@@ -235,9 +235,11 @@ async def test_memory_that_was_read_is_given_back_and_the_anchor_written_again_f
         await trainer.lay_out(anchor)
         await trainer.give_back_anchor()  # nobody was told of it yet
         np.testing.assert_array_equal(trainer.anchor, anchor)
+        kill(trainer, signal.SIGSTOP)  # or it may have read it before this does
         await trainer.send(Apply(round=0, fresh=True))
         await trainer.give_back_anchor()  # it may be reading
         np.testing.assert_array_equal(trainer.anchor, anchor)
+        kill(trainer, signal.SIGCONT)
         await expect(trainer, Applied)
         await trainer.give_back_anchor()
         assert not trainer.anchor.any()
