@@ -89,4 +89,11 @@ LANES: tuple[Bug, ...] = (
         'nonce = self.frames.to_bytes(12, "big")',
         'nonce = (self.frames % 256).to_bytes(12, "big")',
     ),
+    bug(
+        "a cap that is set later is passed by in shared memory",
+        "tests/swarm/lanes/test_requests.py"
+        "::test_cap_that_is_set_later_ends_lanes_that_hand_over_in_memory_and_those_that_come_do_without",
+        "if self._limits.capped and not was_capped:",
+        "if False:",
+    ),
 )

@@ -382,4 +382,28 @@ STATE: tuple[Bug, ...] = (
             left.rounds_excluded = 0
         """,
     ),
+    bug(
+        "a card is believed whoever signed it",
+        "tests/node/test_card.py::test_what_the_node_did_not_sign_is_not_its_card",
+        "if not _is_signed(card):",
+        "if False:",
+    ),
+    bug(
+        "a card may say any number of rounds",
+        "tests/node/test_card.py::test_a_lie_that_is_signed_is_shown_by_the_chain",
+        "(card.rounds, card.first):",
+        "(len(listed), listed[0].state_round if listed else None):",
+    ),
+    bug(
+        "keys go with all else though they were not meant",
+        "tests/node/test_remains.py::test_all_of_it_goes_but_what_is_not_shoals_and_keys_that_are_not_meant",
+        "if keys or not one.is_key]",
+        "]",
+    ),
+    bug(
+        "a data folder is removed under a node that runs",
+        "tests/node/test_remains.py::test_nothing_goes_while_a_node_runs_there",
+        "locked(data_dir) if data_dir.is_dir() else nullcontext():",
+        "nullcontext():",
+    ),
 )
