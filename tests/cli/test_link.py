@@ -61,9 +61,12 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         (founder,) = swarm.nodes
         founder.start()
         founder.certified(1)
-        text, said = printed_link(capsys, "link", "--data-dir", founder.folder)
+        capsys.readouterr()
         assert execute(["link", "--data-dir", str(founder.folder)]) == 0
-        assert capsys.readouterr().out == f"shoal run '{text}'\n"  # in a pipe too
+        out, said = capsys.readouterr()
+        text = link_in(out)
+        assert text is not None
+        assert out == f"shoal run '{text}'\n"  # in a pipe too
         link = parse_link(text)
         assert (link.swarm, link.addresses, link.invite) == (swarm.manifest.swarm_id, (founder.address,), None)
         assert said == ""
