@@ -33,11 +33,11 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
+	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not long"
 
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
 ordeals: $(STAMP)
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m long
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m long -o faulthandler_timeout=1800
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --quiet
