@@ -432,6 +432,19 @@ def _log(peer: PeerId, error: Exception) -> None:
     logger.info("certificates from %s: %s", peer, error)
 
 
+def check_header(header: OfHeader, value: Value, certified: bytes, peer: PeerId) -> None:
+    """Check that the header by which `peer` answers is that of the state of `value`, as it is certified.
+
+    certified: NO_HASH for an S(0) that nothing certifies. Raises NetworkError where it is of that round on another
+    branch, as a donor has it that went back further or not yet; RemoteError where it is anything else.
+    """
+    if header.round == value.round and header.term != value.term:
+        raise NetworkError(f"has the state of round {value.round} of another branch")
+    anything = value.round == 0 and certified == NO_HASH
+    if header.round != value.round or not (anything or header.digest == certified):
+        raise RemoteError(f"offers another state for the certified one of round {value.round}", peer=peer)
+
+
 def is_state_of(value: Value, state: OfState) -> bool:
     """True if a state is the one that `value` led to."""
     return (state.term, state.round) == (value.term, value.round)

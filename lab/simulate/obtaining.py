@@ -32,7 +32,7 @@ from shoal.lab.simulate.talk import (
 from shoal.node.state.state_server import REQUEST_DEADLINE_S
 from shoal.protocol import peering
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.catching_up import on_branch
+from shoal.protocol.catching_up import check_header, on_branch
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import (
     HEADER_TIMEOUT_S,
@@ -57,7 +57,7 @@ from shoal.protocol.errands import (
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input
-from shoal.protocol.messages import Entry, Term, Value
+from shoal.protocol.messages import NO_HASH, Entry, Term, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 if TYPE_CHECKING:
@@ -348,8 +348,7 @@ class Obtaining:
             raise RemoteError("answers a request for a header with something else", peer=peer)
         if answer.header is None:
             raise NetworkError("no state of that round")
-        if value.round and answer.header.digest != value.digest:  # S(0) nobody certifies
-            raise RemoteError("offers another state for the certified one", peer=peer)
+        check_header(answer.header, value, value.digest if value.round else NO_HASH, peer)
         return answer.header
 
     def holders(self, found: Mapping[int, Header], others: Sequence[int]) -> Holders:

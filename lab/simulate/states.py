@@ -19,7 +19,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragment
 from shoal.node.state.states import PIN_S, PINS_LIMIT_STATES, STATES_KEPT
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.messages import Value, domain_hash
+from shoal.protocol.messages import Term, Value, domain_hash
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 STATE_CHUNKS = 24
@@ -36,18 +36,20 @@ def chunks_of(state: F32) -> list[bytes]:
 class Header:
     """Everything of a state but its values. base: the hash of the value before the one that certifies it."""
 
+    term: Term
+    round: int
     base: bytes
     hashes: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, base: bytes, state: F32) -> Header:
-        """The header of a state that was computed."""
-        return cls(base, tuple(blake3(chunk).digest() for chunk in chunks_of(state)))
+    def of(cls, value: Value, state: F32) -> Header:
+        """The header of the state that a value certifies."""
+        return cls(value.term, value.round, value.base, _hashes(state))
 
     @cached_property
     def digest(self) -> bytes:
         """The digest that members vote on."""
-        return domain_hash("simulated state", self.base, *self.hashes)
+        return _digest(self.base, self.hashes)
 
     def check(self, chunk: int, data: bytes) -> None:
         """Raises RemoteError for other bytes than the certified ones."""
@@ -61,7 +63,15 @@ class Header:
 
 def state_digest(base: bytes, state: F32) -> bytes:
     """The digest of a state in its certificate: it depends on the state's bits and on the certificate before it."""
-    return Header.of(base, state).digest
+    return _digest(base, _hashes(state))
+
+
+def _digest(base: bytes, hashes: Iterable[bytes]) -> bytes:
+    return domain_hash("simulated state", base, *hashes)
+
+
+def _hashes(state: F32) -> tuple[bytes, ...]:
+    return tuple(blake3(chunk).digest() for chunk in chunks_of(state))
 
 
 def next_state(state: F32, update: F32, fragment: Fragment) -> F32:
@@ -88,7 +98,7 @@ class Cache:
     def put(self, value: Value, state: F32, now: float) -> None:
         """Hold the state that `value` certifies."""
         self._states.pop(value.round, None)
-        self._states[value.round] = _Held(Header.of(value.base, state), chunks_of(state))
+        self._states[value.round] = _Held(Header.of(value, state), chunks_of(state))
         older = list(self._states)[:-STATES_KEPT]
         latest_first = sorted(older, key=lambda round: self._states[round].asked_at, reverse=True)
         for place, round in enumerate(latest_first):

@@ -32,7 +32,7 @@ from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
-from shoal.protocol.catching_up import on_branch
+from shoal.protocol.catching_up import check_header, on_branch
 from shoal.protocol.chain import Chain
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import (
@@ -424,7 +424,7 @@ class CatchUp:
     async def _header(self, peer: PeerId, value: Value, certified: bytes) -> StateHeader:
         """The header of the state of `value` as `peer` holds it: it has the certified digest, if there is one.
 
-        Raises NetworkError if it holds none, RemoteError if it is another's.
+        Raises NetworkError if it holds none, or another branch's, RemoteError if it is another's.
         """
         answer = await self._request(peer, GetHeader(round=value.round))
         if isinstance(answer, Refusal):
@@ -441,8 +441,7 @@ class CatchUp:
             raise RemoteError("offers the initial state without being a founder", peer=peer)
         if header.kinds != self._outer.kinds:
             raise RemoteError("offers a state of another outer optimizer", peer=peer)
-        if header.round != value.round or not (anything or header.digest == certified):
-            raise RemoteError(f"offers another state for the certified one of round {value.round}", peer=peer)
+        check_header(header, value, certified, peer)
         self._known_header = (answer.header, header)
         return header
 

@@ -210,6 +210,12 @@ STATE: tuple[Bug, ...] = (
         "if len({_inode(file) for file in files.values()}) == len(files):",
     ),
     bug(
+        "a donor that went back is taken for a liar",
+        "tests/node/state/test_catchup.py::test_donor_that_went_back_has_another_state_of_that_round_and_is_asked_again",
+        "if header.round == value.round and header.term != value.term:",
+        "if False:",
+    ),
+    bug(
         "rounds are replayed although their finals are more bytes than a state",
         "tests/protocol/test_catching_up.py::test_rounds_are_replayed_while_the_finals_that_lack_are_fewer_bytes_than_a_state",
         "return len(plans) <= limit or (yield CountLacking(plans)) <= limit",

@@ -17,7 +17,7 @@ from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.chunk_requests import STALL_S
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Plan
+from shoal.protocol.messages import Plan, Term
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
@@ -108,6 +108,7 @@ def header_answers(ledger: Ledger) -> dict[str, FetchAnswer | bytes]:
     return {
         "of another round": HeaderAnswer(header=canonical(ledger.header(1))),
         "renamed": HeaderAnswer(header=canonical(msgspec.structs.replace(ledger.header(1), round=2))),
+        "of another branch": HeaderAnswer(header=canonical(msgspec.structs.replace(right, term=Term(rollbacks=1)))),
         "of another state": HeaderAnswer(header=canonical(header_of(state_of(2, seed=77), GRID))),
         "of another grid": HeaderAnswer(header=canonical(other_grid)),
         "of more tokens": HeaderAnswer(header=canonical(msgspec.structs.replace(right, tokens=right.tokens + 1))),
@@ -142,6 +143,22 @@ async def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what
         with pytest.raises(NetworkError, match="no peer has the state"):
             await advance(world, None, [BAD])
         assert bool(world.donors[BAD].asked) is asked
+
+
+async def test_donor_that_went_back_has_another_state_of_that_round_and_is_asked_again(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(2))
+    donor = world.donor(GOOD)
+    once_there = donor.answer
+
+    def still_elsewhere(request: FetchRequest) -> FetchAnswer | bytes:
+        asked_for_it = request == GetHeader(round=2)
+        return header_answers(world.ledger)["of another branch"] if asked_for_it else Refusal(reason="not held here")
+
+    donor.answer = still_elsewhere
+    with pytest.raises(NetworkError, match="no peer has the state"):
+        await advance(world, None, [GOOD])
+    donor.answer = once_there
+    assert_state(await advance(world, None, [GOOD]), world.ledger, 2)
 
 
 async def test_initial_state_comes_from_a_founder_only(tmp_path: Path) -> None:
