@@ -165,10 +165,6 @@ def _check_agent(manifest: Manifest, options: RunOptions) -> None:
     from shoal.node.sapo.policies import installed_policies
     from shoal.node.sapo.tasks import nearest
 
-    if not manifest.strategy.shares_rollouts and options.rollouts != "train":
-        raise ConfigError(
-            f"--rollouts {options.rollouts}: this swarm averages its policies too, and every node trains; leave it out"
-        )
     policies = installed_policies()
     if manifest.workload.name not in policies:
         raise ConfigError(

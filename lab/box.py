@@ -103,6 +103,7 @@ class Surroundings:
     replayed_rounds = 0
     donors: Collection[PeerId] = ()
     paused = False
+    follows = False
     resting = True
     waits_alone = False
     forks: Sequence[Fork] = ()

@@ -397,7 +397,7 @@ class NodeOptions:
         Literal["train", "sample", "judge"],
         Option(
             "--rollouts",
-            help="With strategy rollouts: train, sample (generate for others only) or judge (score others' only).",
+            help="Where rollouts are shared: train, sample (generate for others only) or judge (score others' only).",
             panel=SHARING,
         ),
     ] = "train"

@@ -296,7 +296,7 @@ class Member:
         machine, here = self.machine, self._here
         if machine is None or not machine.rests or self.leaving:
             return False
-        contributes = machine.phase is Phase.TRAIN or here.made or here.paused
+        contributes = machine.phase is Phase.TRAIN or here.made or here.paused or here.follows
         claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
         orders = self._going_back.has_order or self._amending.has_order
         return contributes and not (claims or orders or self._no_quorum.without_quorum)
@@ -467,7 +467,8 @@ class Member:
 
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
-        if self.machine is not None and not self._here.made and not self._here.paused:
+        here = self._here
+        if self.machine is not None and not (here.made or here.paused or here.follows):
             yield Train()
 
     def _reduced(self, event: Reduced) -> Steps:
@@ -757,7 +758,7 @@ class Member:
         here = self._here
         # A contribution that was announced before a restart, and is not on disk, is not announced as another.
         lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))
-        if lost or here.paused or self.finished or self.leaving:
+        if lost or here.paused or here.follows or self.finished or self.leaving:
             return OBSERVER
         if here.made:
             return CONTRIBUTOR
@@ -840,7 +841,7 @@ class Member:
     def _keep_busy(self, machine: RoundMachine) -> Steps:
         """Do what is left to be done: train on without a quorum, or contribute where nobody does."""
         here = self._here
-        may_train = not here.paused and self._departure.may_train(machine)
+        may_train = not (here.paused or here.follows) and self._departure.may_train(machine)
         advice = self._no_quorum.advise(
             machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
         )

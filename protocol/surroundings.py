@@ -82,6 +82,11 @@ class Surroundings(Protocol):
         ...
 
     @property
+    def follows(self) -> bool:
+        """True if this node takes the states of rounds, and never contributes to one."""
+        ...
+
+    @property
     def resting(self) -> bool:
         """True if the trainer has done what it was told."""
         ...

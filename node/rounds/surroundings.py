@@ -73,6 +73,11 @@ class NodeSurroundings:
         return self._p.training_client.paused
 
     @property
+    def follows(self) -> bool:
+        """True if this node's agent samples or judges, and trains nothing."""
+        return self._p.config.rollouts != "train"
+
+    @property
     def resting(self) -> bool:
         """True if the trainer has done what it was told."""
         return self._p.training_client.resting

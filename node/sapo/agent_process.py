@@ -40,6 +40,7 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.families import load_family
+from shoal.node.sapo.following import Following
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.judge import Judge
@@ -157,6 +158,7 @@ class Agent:
         self._begin = begin
         self._line = line
         self._folder = Path(begin.folder)
+        self._follows = begin.averages is not None and begin.role != "train"
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         section = begin.rollouts
         factory = load_policy(begin.policy, begin.options)
@@ -189,7 +191,7 @@ class Agent:
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)
         reward = None
-        if restored is None and begin.role != "judge" and factory.warm_up is not None:
+        if restored is None and begin.role != "judge" and not self._follows and factory.warm_up is not None:
             choices = choices_of(begin)
             report = warm_up(
                 policy, choices, factory.warm_up, score=partial(scorer.score_many, own=True), seed=begin.seed
@@ -216,8 +218,9 @@ class Agent:
             if self._begin.averages is None:
                 self._make_rounds()
             else:
-                with Averaging(self.learner, Path(self._begin.averages)) as averaging:
-                    self._make_rounds(averaging)
+                place = Following if self._follows else Averaging
+                with place(self.learner, Path(self._begin.averages)) as beside:
+                    self._make_rounds(beside)
         except Stopped:
             self._save()
             return
@@ -226,16 +229,16 @@ class Agent:
         while True:
             self._line.receive()
 
-    def _make_rounds(self, averaging: Averaging | None = None) -> None:
-        """Until all are made, or there is no node any more to average with. Raises Stopped."""
+    def _make_rounds(self, beside: Averaging | Following | None = None) -> None:
+        """Until all are made, or there is no node any more whose rounds are beside them. Raises Stopped."""
         rounds = self._begin.rounds
         while rounds is None or self.learner.round < rounds:
             self._line.rest()
             report = self._make_round()
             if self.learner.round - self._saved_round >= SAVE_ROUNDS:
                 self._save()
-            if averaging is not None and not averaging.count(report, group_size=self._begin.rollouts.group_size):
-                if not averaging.over:  # the node does not answer; if it is still there, it starts another agent
+            if beside is not None and not beside.count(report, group_size=self._begin.rollouts.group_size):
+                if not beside.over:  # the node does not answer; if it is still there, it starts another agent
                     self._save()
                     os._exit(EXIT_ORPHANED)
                 return
@@ -271,7 +274,7 @@ class Agent:
 
     def _save(self) -> None:
         """Write what was learnt since the last time, if anything was."""
-        if self._saved_round == self.learner.round:
+        if self._saved_round == self.learner.round or self._follows:
             return
         failure = ""
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
+from shoal.node.loops.loop_client import Anchor, LoopClient, NoDaemon, attach
 from shoal.node.loops.loop_daemon import MANIFEST_NAME, POLL_S, LoopDaemon
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.learner import Learner, RoundReport
@@ -45,6 +45,7 @@ class Averaging(Swarm):
             wait_s=math.inf,
         )
         self._metric = METRIC
+        self._learner = learner
 
     def count(self, report: RoundReport, *, group_size: int) -> bool:
         """Say that the agent made a round; its weight is the completions in it. Returns whether the node is there.
@@ -52,6 +53,10 @@ class Averaging(Swarm):
         May wait for other nodes, and moves the policy's parameters when a round of the swarm is done.
         """
         return self.step(tokens=(report.local + report.external) * group_size, loss=1 - report.reward)
+
+    def _apply(self, anchor: Anchor, client: LoopClient) -> None:
+        super()._apply(anchor, client)
+        self._learner.version = anchor.round
 
     def _found(self) -> LoopDaemon:
         return OwnDaemon(self._data_dir, None, 0)

@@ -113,7 +113,8 @@ class _Round:
 class Learner:
     """Trains one policy, round by round.
 
-    round: how many are finished, and the version of the policy. unencodable: others' groups that were left out since
+    round: how many are finished. version: the swarm's round to which the policy stands, where policies are averaged;
+    None where the policy's version is the agent's own round. unencodable: others' groups that were left out since
     the policy's tokenizer cannot express them, by origin. random: draws completions.
     """
 
@@ -130,6 +131,7 @@ class Learner:
         """seed: of sampling."""
         self.policy = policy
         self.round = 0
+        self.version: int | None = None
         self.unencodable: Counter[str] = Counter()
         self._settings = settings
         self._draw, self._score, self._sharing = draw, score, sharing
@@ -227,7 +229,7 @@ class Learner:
                 rewards=tuple(next(scores) for _ in own),
                 origin=None,
                 round=group.round,
-                policy_version=self.round,
+                policy_version=self.round if self.version is None else self.version,
             )
             for group, own in zip(generated, texts, strict=True)
         ]

@@ -54,7 +54,6 @@ def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> N
         ({"group_size": 4}, "diloco", "text", "--group-size: this swarm's strategy is diloco; leave it out"),
         ({"rollouts": "judge"}, "gossip", "text", "--rollouts: this swarm's strategy is gossip; leave it out"),
         ({}, "rollouts", "regression", "[workload] names a policy, and 'regression' is none"),
-        ({"rollouts": "judge"}, "diloco", "char-policy", "--rollouts judge: this swarm averages its policies too"),
         ({"accumulate": 2}, "rollouts", "text", "--accumulate: an agent that shares rollouts trains on groups"),
         ({"accumulate": 2}, "diloco", "char-policy", "--accumulate: an agent that shares rollouts trains on groups"),
         ({"processes": 2}, "rollouts", "text", "--processes: an agent that shares rollouts is one process"),

@@ -6,6 +6,24 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "a node that only samples takes part as one that trains",
+        "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
+        "if lost or here.paused or here.follows or self.finished or self.leaving:",
+        "if lost or here.paused or self.finished or self.leaving:",
+    ),
+    bug(
+        "an agent that only samples and begins anew is told to train",
+        "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
+        "if self.machine is not None and not (here.made or here.paused or here.follows):",
+        "if self.machine is not None and not (here.made or here.paused):",
+    ),
+    bug(
+        "a node that only samples trains on alone",
+        "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
+        "may_train = not (here.paused or here.follows) and self._departure.may_train(machine)",
+        "may_train = not here.paused and self._departure.may_train(machine)",
+    ),
+    bug(
         "`restore` takes a record's view without `max`",
         "tests/protocol/test_restoring.py::test_a_record_that_says_nothing_of_views_takes_back_no_promise",
         "self.view = max(self.view, record.view)",

@@ -6,6 +6,18 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "a sampler's groups name another policy than the one they were drawn from",
+        "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
+        "policy_version=self.round if self.version is None else self.version,",
+        "policy_version=self.round,",
+    ),
+    bug(
+        "a sampler goes on with the policy it began with",
+        "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
+        "self._flat.scatter(torch.from_numpy(anchor.values))",
+        "self._flat.scatter(torch.from_numpy(anchor.values)) if self._learner.version is None else None",
+    ),
+    bug(
         "who is judged first is the author",
         "tests/node/sapo/test_judge.py::test_original_that_was_heard_first_is_no_copy_though_its_copy_was_judged_first",
         "return known is not None and known[0] <= order and known[1] != owner",

@@ -75,6 +75,7 @@ from shoal.protocol.inputs import (
     StateSought,
     Tick,
     Trained,
+    TrainerRestarted,
     Wanted,
     Withdraw,
 )
@@ -128,6 +129,7 @@ class Paper(Surroundings):
     current: bool = True
     made: bool = False
     paused: bool = False
+    follows: bool = False
     elsewhere: bool = False
     """Its key may be in use elsewhere."""
     forks: Sequence[Fork] = ()
@@ -364,6 +366,24 @@ def hurried(here: Paper) -> list[list[Train]]:
     here.feed(Tick())
     heard = [here.hear(here.ledger.founders[n].peer_id, contribution_of(here, n)) for n in (1, 2)]
     return [[one for one in asked if isinstance(one, Train)] for asked in (*heard, here.feed(Tick()))]
+
+
+def test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train() -> None:
+    here = paper(follows=True)
+    here.peers = frozenset(here.chain.head.members) - {here.me.peer_id}
+    assert here.begin() == OBSERVER
+    here.feed(Tick())
+    assert here.member.rests
+    here.feed(SetPaused(True))
+    here.feed(SetPaused(False))
+    here.feed(TrainerRestarted())
+    for founder in (1, 2):
+        here.hear(here.ledger.founders[founder].peer_id, contribution_of(here, founder))
+    here.peers = frozenset()  # without a quorum others train on
+    for here.now in range(1, 100):
+        here.feed(Tick())
+    assert set(said(here.asked)) == {OBSERVER}
+    assert Train not in kinds(here.asked)
 
 
 def test_who_came_while_the_others_trained_contributes_what_it_has_when_most_are_ready() -> None:

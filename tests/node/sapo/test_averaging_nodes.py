@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from shoal.cli.main import execute
 from tests.node.dashboard.test_node_page import read
-from tests.node.lab import Node, assert_exact, assert_one_line, eventually, shoal
+from tests.node.lab import Node, assert_exact, eventually
 from tests.node.sapo.agent_lab import origins, sharing_swarm
 
 STEPS = 2
@@ -68,8 +68,26 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
         assert {"blocks.0.qkv.weight", "embed.weight", "head.weight"} <= names
 
 
-def test_every_node_of_such_a_swarm_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sharing_swarm(tmp_path, monkeypatch, nodes=1, sync={"strategy": "diloco", "inner_steps": 2}) as swarm:
-        refused = shoal("run", str(swarm.manifest_path), "--data-dir", str(tmp_path / "x"), "--rollouts", "judge")
-        assert refused.returncode == 2
-        assert_one_line(refused.stderr, "--rollouts judge", "averages")
+def test_sampler_follows_the_averaged_policy_and_trainers_learn_from_what_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync: dict[str, object] = {"strategy": "diloco", "inner_steps": STEPS, "balance": False}
+    with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync) as swarm:
+        trainer, sampler = swarm.nodes
+        trainer.start()
+        trainer.certified(1)
+        sampler.start("--rollouts", "sample", join=[trainer])
+        eventually(lambda: origins(trainer)[sampler.peer_id] >= 4, "its groups are trained on")
+        agent = sampler.events("agent_started")[0]
+        os.kill(agent["pid"], signal.SIGKILL)
+        again = eventually(lambda: sampler.events("agent_started")[1:], "a second agent")[0]
+        made = lambda: [event for event in sampler.events("rollouts") if event["at"] > again["at"]]  # noqa: E731
+        eventually(lambda: len(made()) >= 2, "it samples again")
+        assert sampler.events("contributed") == []
+        assert {event["role"] for event in sampler.events("round_started")} == {"observer"}
+        for node in (sampler, trainer):
+            node.ask("leave")
+            assert node.wait_exit() == 0, node.log
+        rounds = max(event["round"] for event in sampler.events("certified"))
+        assert rounds > 1
+        assert_exact(swarm.report(rounds))
