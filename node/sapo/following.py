@@ -104,7 +104,7 @@ class Following:
         """Give the policy as it was drawn, which counts until the first founder's, after its warm-up, is there."""
         if client.peer_id in self._daemon.manifest.swarm.founders[:1]:
             raise ConfigError(
-                "the swarm has no state yet, and the first founder's policy is to be its first: start with --rollouts train"
+                "the swarm has no state yet, and this node's policy is to be its first: start it with --rollouts train"
             )
         self._flat.gather(torch.from_numpy(client.contribution))
         client.send(Initial())
