@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "train": "train_page:CASE",
     "sapo": "sapo_table:CASE",
     "crowd": "crowd:CASE",
+    "samplers": "samplers:CASE",
     "attack": "attack:CASE",
     "train-table": "train_page:write_page",
     "sapo-table": "sapo_page:write_page",

@@ -1,0 +1,217 @@
+"""`shoal bench samplers`: what nodes that only sample give to those that train, where policies are averaged.
+
+Two swarms, one after the other, of real nodes with the manifest that `shoal init --workload char-policy` writes: some
+trainers with samplers beside them, and as many trainers alone. Every node, its agent and all else of it, is held to
+the same share of one core. Both begin with the policy of the same warm-up; the time that counts begins when every
+trainer has contributed to a round and every sampler has made one.
+
+    reward          what trainers' own completions earned in a round of an agent, summed over all rounds in the time
+    update bytes    all that came to a sampler over lanes, for each round that it followed
+    policy bytes    a whole policy in bf16
+    memory          of a sampler's daemon (PSS), that of its agent with the policy apart
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Final
+
+import msgspec
+import trio
+
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count
+from shoal.lab.case import Case, LongCaseOptions, Spec
+from shoal.lab.fleet import Swarm, pss_mb, untested_command
+from shoal.lab.shipped import init_tables
+from shoal.lab.targets import Row, Target
+from shoal.node.option import Option, Within
+from shoal.node.reporting.events import Certified, Rollouts
+from shoal.node.sapo.policies import BUILT_IN
+from shoal.node.state.checkpoints import LAYOUT, read_layout
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.nodes import Launch, Runtime
+from shoal.testnet.throttle import means
+
+BEGIN_DEADLINE_S: Final = 900.0
+"""Until all have made a round: the first founder's warm-up, in which all share the machine."""
+BF16_BYTES: Final = 2
+
+TIMES: Final = Target(name="reward of the trainers beside that of as many alone", unit="×", least=1.5, aim=2.5)
+MEMORY: Final = Target(name="memory of a sampler's daemon", unit="MiB", most=120)
+UPDATE: Final = Target(name="what came to a sampler for a round, beside the whole policy in bf16", unit="×")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplersBench(Spec):
+    """Options of `shoal bench samplers`."""
+
+    trainers: Annotated[int, Option("--trainers", help="Nodes that train.", check=Within(1, 32))] = 2
+    samplers: Annotated[int, Option("--samplers", help="Nodes that only sample.", check=Within(1, 32))] = 6
+    minutes: Annotated[
+        float, Option("--minutes", help="For so long rounds count, with samplers and without.", check=Within(0.1, 600))
+    ] = 10.0
+    share: Annotated[float, Option("--share", help="Of one core, for each node.", check=Within(0.01, 1))] = 0.2
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What a swarm did in its time.
+
+    reward: over the rounds of all trainers' agents; rounds: how many these were; certified: rounds of the swarm;
+    taken: groups of others that trainers took. update_bytes: for each round that a sampler followed, the median of
+    them; memory_mb: of their daemons, the largest; both None without samplers.
+    """
+
+    reward: float
+    rounds: int
+    certified: int
+    taken: int
+    policy_bytes: int
+    update_bytes: float | None
+    memory_mb: float | None
+
+
+class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `shoal bench samplers`; means: how nodes were held to their share."""
+
+    bench: SamplersBench
+    means: str
+    alone: Window
+    beside: Window
+
+    @property
+    def times(self) -> float | None:
+        """Reward with samplers ÷ without; None where there was none."""
+        return self.beside.reward / self.alone.reward if self.alone.reward else None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Measured values, each with its target."""
+        beside = self.beside
+        assert beside.update_bytes is not None
+        assert beside.memory_mb is not None
+        return (
+            TIMES.row(self.times),
+            MEMORY.row(beside.memory_mb * 1e6 / 2**20),
+            UPDATE.row(beside.update_bytes / beside.policy_bytes),
+        )
+
+
+class SamplersSwarm(Swarm):
+    """Trainers, who found it, and samplers, in an empty `folder`."""
+
+    def __init__(self, bench: SamplersBench, samplers: int, folder: Path) -> None:
+        self.share = bench.share
+        self.trainers = range(bench.trainers)
+        self.samplers = range(bench.trainers, bench.trainers + samplers)
+        runtime = Runtime(command=partial(_command, len(self.trainers)))
+        manifest = partial(samplers_manifest, bench.trainers)
+        super().__init__(folder, bench.trainers + samplers, manifest, runtime=runtime)
+
+    def has_begun(self) -> bool:
+        """True if every trainer has certified a round, and every sampler has made one."""
+        journal = self.journal
+        return all(journal.of(Certified, index) for index in self.trainers) and all(
+            journal.of(Rollouts, index) for index in self.samplers
+        )
+
+    async def held(self, seconds: float) -> None:
+        """Hold every node to its share for so long. Raises NetworkError if one ends by itself."""
+        for node in self.nodes:
+            node.throttle(self.share)
+        with trio.move_on_after(seconds):
+            await self.until(lambda: False, "the time is over", math.inf)
+
+    def window(self, since: float) -> Window:
+        """What was done since then. Blocks."""
+        rounds = [one for index in self.trainers for one in self.journal.of(Rollouts, index) if one.at >= since]
+        certified = {
+            one.round for index in self.trainers for one in self.journal.of(Certified, index) if one.at >= since
+        }
+        daemons = self.daemons()
+        followed = [
+            _bytes_a_round([one for one in self.journal.of(Certified, index) if one.at >= since])
+            for index in self.samplers
+        ]
+        return Window(
+            reward=math.fsum(one.reward or 0.0 for one in rounds),
+            rounds=len(rounds),
+            certified=len(certified),
+            taken=sum(one.external for one in rounds),
+            policy_bytes=BF16_BYTES * read_layout(self.node(0).folder / LAYOUT).numel,
+            update_bytes=statistics.median(known) if (known := [one for one in followed if one is not None]) else None,
+            memory_mb=max(pss_mb(daemons[index] for index in self.samplers if index in daemons), default=None),
+        )
+
+
+def _bytes_a_round(rounds: Sequence[Certified]) -> float | None:
+    if len(rounds) < 2:
+        return None
+    first, last = rounds[0], rounds[-1]
+    return (last.lanes_received - first.lanes_received) / (last.round - first.round)
+
+
+def samplers_manifest(trainers: int, peers: list[PeerId]) -> Manifest:
+    """The manifest of `shoal init --workload char-policy`, of which the trainers are the founders."""
+    tables = init_tables("samplers", peers[:trainers], workload=next(iter(BUILT_IN)))
+    return validate_manifest(tables, source="the benchmark")
+
+
+def _command(trainers: int, launch: Launch) -> list[str]:
+    command = untested_command(launch)
+    return command if int(launch.data_dir.name) < trainers else [*command, "--rollouts", "sample"]
+
+
+def run(bench: SamplersBench, tell: ShowNow) -> SamplersResult:
+    """Measure what nodes that only sample add to the reward of those that train and average their policies."""
+    alone, beside = (trio.run(_measure, bench, samplers, tell) for samplers in (0, bench.samplers))
+    return SamplersResult(bench=bench, means=means(), alone=alone, beside=beside)
+
+
+async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window:
+    with TemporaryDirectory(prefix="shoal-samplers-") as name:
+        swarm = SamplersSwarm(bench, samplers, Path(name))
+        async with swarm.owned():
+            tell(f"{count(bench.trainers, 'trainer')} and {count(samplers, 'sampler')} begin")
+            await swarm.start()
+            await swarm.until(swarm.has_begun, "all have made a round", BEGIN_DEADLINE_S)
+            since = swarm.journal.entries[-1].event.at
+            tell(f"rounds for {bench.minutes:g} min")
+            await swarm.held(60 * bench.minutes)
+            return await trio.to_thread.run_sync(swarm.window, since)
+
+
+def to_lines(result: SamplersResult) -> list[str]:
+    """The result for people."""
+    bench = result.bench
+    return [
+        f"{what}: reward {window.reward:.1f} in {count(window.rounds, 'round')} of agents, "
+        f"{count(window.certified, 'round')} certified, {count(window.taken, 'group')} of others taken"
+        for what, window in (
+            (f"{count(bench.trainers, 'trainer')} alone", result.alone),
+            (f"beside {count(bench.samplers, 'sampler')}", result.beside),
+        )
+    ] + [str(row) for row in result.rows]
+
+
+def to_document(result: SamplersResult) -> dict[str, object]:
+    """The result under the names of its fields, and what others read of it by name."""
+    beside = result.beside
+    return {
+        "reward": beside.reward,
+        "reward_trainers_alone": result.alone.reward,
+        "update_bytes": beside.update_bytes,
+        "policy_bytes": beside.policy_bytes,
+        "sampler_extra_bytes": None if beside.memory_mb is None else round(beside.memory_mb * 1e6),
+        **msgspec.to_builtins(result),
+    }
+
+
+CASE: Final = Case(spec=SamplersBench, run=run, lines=to_lines, document=to_document, options=LongCaseOptions)
