@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import trio
@@ -21,8 +27,42 @@ gc.disable()  # to the end of the collection, which makes hundreds of thousands 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-DEADLINE_S = 300.0
-"""For a test that is a coroutine: so that one that waits for ever fails."""
+LIMIT_S, LONG_LIMIT_S = 300.0, 1500.0
+"""For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. A coroutine
+is cancelled then."""
+GRACE_S = 60.0
+"""After that: a coroutine that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so
+is what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
+
+
+class Limit:
+    """Called by a signal when a test takes too long: says where each thread and task waits, and fails the test."""
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], object] | None = None
+        """Of the coroutine under way."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(2)
+        cancel, self.cancel = self.cancel, None
+        if cancel is None:
+            pytest.fail("it is not over in time; where each thread waited is in what it wrote to standard error")
+        cancel()
+
+
+LIMIT = Limit()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Limit the time of a test, with its fixtures, wherever it waits."""
+    before = signal.signal(signal.SIGALRM, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S if item.get_closest_marker("long") is None else LONG_LIMIT_S, GRACE_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,15 +75,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(test):
         return None
     virtual = pyfuncitem.get_closest_marker("virtual_time")
-    limit_s = DEADLINE_S if virtual is None else virtual.kwargs.get("limit_s", math.inf)
+    limit_s = math.inf if virtual is None else virtual.kwargs.get("limit_s", math.inf)
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
-    async def within_deadline() -> None:
-        with trio.fail_after(limit_s):
-            await test(**arguments)
+    async def within_limits() -> None:
+        token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
+        with trio.CancelScope() as scope:
+            LIMIT.cancel = partial(token.run_sync_soon, end, task, scope)
+            with trio.fail_after(limit_s):
+                await test(**arguments)
+        if scope.cancelled_caught:
+            pytest.fail("it is not over in time; where each task waited is in what it wrote to standard error")
 
-    trio.run(within_deadline, clock=MockClock(autojump_threshold=0) if virtual else None)
+    try:
+        trio.run(within_limits, clock=MockClock(autojump_threshold=0) if virtual else None)
+    except pytest.fail.Exception as late:
+        raise late.with_traceback(None) from None  # in its frames the run would live on, and there can be only one
+    finally:
+        LIMIT.cancel = None
     return True
+
+
+def end(task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
+    """Cancel the coroutine of a test, and say where its tasks wait."""
+    tasks = [task]
+    for one in tasks:
+        tasks += [child for nursery in one.child_nurseries for child in nursery.child_tasks]
+        where = traceback.StackSummary.extract(one.iter_await_frames())
+        print(f"Task {one.name}:\n", *where.format(), sep="", file=sys.stderr)
+    scope.cancel()
 
 
 LONGEST = (
