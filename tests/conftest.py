@@ -44,10 +44,24 @@ class Limit:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         faulthandler.dump_traceback(2)
+        if trio.lowlevel.in_trio_run():
+            print(*tasks_and_where(), sep="\n", file=sys.stderr)
         cancel, self.cancel = self.cancel, None
         if cancel is None:
-            pytest.fail("it is not over in time; where each thread waited is in what it wrote to standard error")
+            pytest.fail("it is not over in time; where each thread and task was is in what it wrote to standard error")
         cancel()
+
+
+def tasks_and_where() -> Iterator[str]:
+    """The tasks of the run under way that are in code of this repository, each with where it waits there."""
+    root = trio.lowlevel.current_root_task()
+    tasks = [] if root is None else [root]
+    for task in tasks:
+        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        where = traceback.StackSummary.extract(task.iter_await_frames())
+        ours = [frame for frame in where if "site-packages" not in frame.filename]
+        if ours:
+            yield "".join([f"Task {task.name}:\n", *traceback.StackSummary.from_list(ours).format()])
 
 
 LIMIT = Limit()
@@ -79,13 +93,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
     async def within_limits() -> None:
-        token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
         with trio.CancelScope() as scope:
-            LIMIT.cancel = partial(token.run_sync_soon, end, task, scope)
+            LIMIT.cancel = partial(trio.lowlevel.current_trio_token().run_sync_soon, scope.cancel)
             with trio.fail_after(limit_s):
                 await test(**arguments)
         if scope.cancelled_caught:
-            pytest.fail("it is not over in time; where each task waited is in what it wrote to standard error")
+            pytest.fail("it is not over in time; where each task was is in what it wrote to standard error")
 
     try:
         trio.run(within_limits, clock=MockClock(autojump_threshold=0) if virtual else None)
@@ -94,16 +107,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     finally:
         LIMIT.cancel = None
     return True
-
-
-def end(task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
-    """Cancel the coroutine of a test, and say where its tasks wait."""
-    tasks = [task]
-    for one in tasks:
-        tasks += [child for nursery in one.child_nurseries for child in nursery.child_tasks]
-        where = traceback.StackSummary.extract(one.iter_await_frames())
-        print(f"Task {one.name}:\n", *where.format(), sep="", file=sys.stderr)
-    scope.cancel()
 
 
 LONGEST = (
