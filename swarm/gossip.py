@@ -331,6 +331,7 @@ class Gossip:
                 yield
             finally:
                 self._runs = False
+                self._pubsub.seen_messages._stop_event.set()  # ends its thread, which nobody waits for
                 for mailboxes in self._mailboxes.values():
                     for mailbox in mailboxes:
                         mailbox.close()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import trio
@@ -21,8 +27,56 @@ gc.disable()  # to the end of the collection, which makes hundreds of thousands 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-DEADLINE_S = 300.0
-"""For a test that is a coroutine: so that one that waits for ever fails."""
+LIMIT_S, LONG_LIMIT_S = 300.0, 1500.0
+"""For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. A coroutine
+is cancelled then."""
+GRACE_S = 60.0
+"""After that: a coroutine that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so
+is what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
+
+
+class Limit:
+    """Called by a signal when a test takes too long: says where each thread and task waits, and fails the test."""
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], object] | None = None
+        """Of the coroutine under way."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(2)
+        if trio.lowlevel.in_trio_run():
+            print(*tasks_and_where(), sep="\n", file=sys.stderr)
+        cancel, self.cancel = self.cancel, None
+        if cancel is None:
+            pytest.fail("it is not over in time; where each thread and task was is in what it wrote to standard error")
+        cancel()
+
+
+def tasks_and_where() -> Iterator[str]:
+    """The tasks of the run under way that are in code of this repository, each with where it waits there."""
+    root = trio.lowlevel.current_root_task()
+    tasks = [] if root is None else [root]
+    for task in tasks:
+        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        where = traceback.StackSummary.extract(task.iter_await_frames())
+        ours = [frame for frame in where if "site-packages" not in frame.filename]
+        if ours:
+            yield "".join([f"Task {task.name}:\n", *traceback.StackSummary.from_list(ours).format()])
+
+
+LIMIT = Limit()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Limit the time of a test, with its fixtures, wherever it waits."""
+    before = signal.signal(signal.SIGALRM, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S if item.get_closest_marker("long") is None else LONG_LIMIT_S, GRACE_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,14 +89,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(test):
         return None
     virtual = pyfuncitem.get_closest_marker("virtual_time")
-    limit_s = DEADLINE_S if virtual is None else virtual.kwargs.get("limit_s", math.inf)
+    limit_s = math.inf if virtual is None else virtual.kwargs.get("limit_s", math.inf)
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
-    async def within_deadline() -> None:
-        with trio.fail_after(limit_s):
-            await test(**arguments)
+    async def within_limits() -> None:
+        with trio.CancelScope() as scope:
+            LIMIT.cancel = partial(trio.lowlevel.current_trio_token().run_sync_soon, scope.cancel)
+            with trio.fail_after(limit_s):
+                await test(**arguments)
+        if scope.cancelled_caught:
+            pytest.fail("it is not over in time; where each task was is in what it wrote to standard error")
 
-    trio.run(within_deadline, clock=MockClock(autojump_threshold=0) if virtual else None)
+    try:
+        trio.run(within_limits, clock=MockClock(autojump_threshold=0) if virtual else None)
+    except pytest.fail.Exception as late:
+        raise late.with_traceback(None) from None  # in its frames the run would live on, and there can be only one
+    finally:
+        LIMIT.cancel = None
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.protocol.key_file import FILTER
@@ -18,8 +19,8 @@ def leaves_cores() -> bool:
     return CORE_PATTERN.read_text()[:1] not in "|@/"
 
 
-def as_in_a_shell_that_wants_cores() -> None:
-    """In the child, before its program: this process may hold keys by now, and what it starts takes after it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    FILTER.write_text(EVERYTHING)
+def as_in_a_shell_that_wants_cores(command: Sequence[str]) -> list[str]:
+    """The command line of a program that dumps all: this process may hold keys by now, and what it starts takes after
+    it. No function does it between fork and exec, where a lock that another thread has is never given back."""
+    prepare = f'ulimit -c "$(ulimit -H -c)"; echo {EVERYTHING} > {FILTER}; exec "$@"'
+    return ["sh", "-c", prepare, "sh", *command]

@@ -38,6 +38,7 @@ TEXT_LIMIT_BYTES = 255  # of one TXT string, by DNS
 SIGHTING_LIMIT_ITEMS = 256  # names waiting to be looked up
 FOUND_LIMIT_ITEMS = 256
 LOOKUP_DEADLINE_MS = 2_000
+OPEN_DEADLINE_S = 20.0  # where one of its sockets fails zeroconf waits for ever, in a thread
 REGISTER_DEADLINE_S = 20.0
 CLOSE_DEADLINE_S = 2.0
 
@@ -77,7 +78,11 @@ class LocalDiscovery:
         """
         task_status.started()
         try:
-            zeroconf = await trio.to_thread.run_sync(self._open)
+            with trio.fail_after(OPEN_DEADLINE_S):
+                zeroconf = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+        except trio.TooSlowError:
+            _warn(TimeoutError(f"not there within {OPEN_DEADLINE_S:g} s"))
+            return
         except (OSError, Error, RuntimeError) as error:
             _warn(error)
             return

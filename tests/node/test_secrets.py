@@ -124,13 +124,12 @@ def test_real_node_that_crashes_leaves_no_core_nor_does_its_trainer(tmp_path: Pa
     arguments += ["--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0", "--no-mdns", "--dashboard", "off"]
     with (tmp_path / "output").open("wb") as output:
         process = subprocess.Popen(
-            command("run", str(manifest), *arguments, "--threads", "1"),
+            as_in_a_shell_that_wants_cores(command("run", str(manifest), *arguments, "--threads", "1")),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=environment(),
             cwd=tmp_path,
-            preexec_fn=as_in_a_shell_that_wants_cores,
         )
     try:
         events = folder / "events.jsonl"

@@ -7,6 +7,7 @@ so it survives a move. Text of several lines stands here without its indentation
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import os
 import re
@@ -29,7 +30,7 @@ PRODUCT = ("protocol", "collectives", "swarm", "node", "cli", "testnet")
 """Where bugs are planted."""
 PACKAGES = (*PRODUCT, "lab")
 DEADLINE_S = 400
-"""For one test with one bug: longer than a coroutine may take that waits for ever (tests/conftest.py)."""
+"""For importing what one test needs with one bug: the test itself has a limit of its own (tests/conftest.py)."""
 THIRD_PARTY = (
     *("numpy", "torch", "trio.testing", "msgspec", "cryptography", "blake3", "safetensors", "libp2p", "multiaddr"),
     *("hypothesis", "_hypothesis_pytestplugin", "anyio.pytest_plugin"),
@@ -146,14 +147,17 @@ def run_tests(tree: Path, *tests: str) -> Run:
     The child has what this process imported of others, and imports of the product what the tree has.
     """
     began = time.monotonic()
+    faulthandler.cancel_dump_traceback_later()  # a child would wait for ever for the thread that watches this test
     with tempfile.TemporaryFile() as output:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads that are not its own
             child = os.fork()
         if not child:
             _run_here(tree, tests, output.fileno())
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what a test left behind
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what a test left behind
         output.seek(0)
         said = output.read().decode(errors="replace")
     return Run(code, said, time.monotonic() - began)

@@ -404,4 +404,10 @@ SWARM: tuple[Bug, ...] = (
         "await trio.sleep(pauses.next_s())",
         "await trio.sleep(PERIOD_S)",
     ),
+    bug(
+        "a look on the local network that never comes up keeps the node from ending",
+        "tests/swarm/rendezvous/test_mdns.py::test_discovery_that_is_never_there_holds_nobody_up",
+        "zeroconf = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)",
+        "zeroconf = await trio.to_thread.run_sync(self._open)",
+    ),
 )

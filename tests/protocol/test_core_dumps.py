@@ -22,6 +22,7 @@ GENERATE = "import os; from shoal.protocol.identity import Identity; key = Ident
 READ = "import os, sys; key = open(sys.argv[1], 'rb').read();"
 ALLOW = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2);"
 """What a process could do that wants a core all the same."""
+DEADLINE_S = 60.0
 FORK = "child = os.fork(); child and os._exit(os.waitpid(child, 0)[1] & 127);"
 
 
@@ -29,12 +30,8 @@ def cores_of(folder: Path, code: str) -> list[bytes]:
     """The memory in the cores that a program leaves which ends by aborting; it is given a key file."""
     path = folder / "node.key"
     Identity.load_or_create(path)
-    done = subprocess.run(
-        [sys.executable, "-c", code + "os.abort()", str(path)],
-        cwd=folder,
-        preexec_fn=as_in_a_shell_that_wants_cores,
-        check=False,
-    )
+    command = [sys.executable, "-c", code + "os.abort()", str(path)]
+    done = subprocess.run(as_in_a_shell_that_wants_cores(command), cwd=folder, check=False, timeout=DEADLINE_S)
     assert abs(done.returncode) == signal.SIGABRT
     return [memory_in(path.read_bytes()) for path in folder.glob("core*")]
 

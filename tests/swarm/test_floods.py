@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import trio
 
 from tests.swarm.floods import MEMBERS, MIB, STRANGERS, NodeProcess, growth, node_process
 
@@ -30,12 +29,12 @@ def node_of_members() -> Iterator[NodeProcess]:
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_strangers_flood_takes_little_memory(name: str, node_without_members: NodeProcess) -> None:
-    peak, _ = trio.run(growth, node_without_members, STRANGERS[name], FLOOD_BYTES)
+async def test_a_strangers_flood_takes_little_memory(name: str, node_without_members: NodeProcess) -> None:
+    peak, _ = await growth(node_without_members, STRANGERS[name], FLOOD_BYTES)
     assert peak < GROWTH_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_members_flood_of_gossip_takes_little_memory(name: str, node_of_members: NodeProcess) -> None:
-    peak, _ = trio.run(growth, node_of_members, MEMBERS[name], FLOOD_BYTES)
+async def test_a_members_flood_of_gossip_takes_little_memory(name: str, node_of_members: NodeProcess) -> None:
+    peak, _ = await growth(node_of_members, MEMBERS[name], FLOOD_BYTES)
     assert peak < MEMBER_GROWTH_LIMIT_BYTES

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -615,6 +616,18 @@ async def test_peer_that_restarts_replaces_its_old_connection() -> None:
                 await connected(again, near)
                 assert await near.request(again.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
                 nursery.cancel_scope.cancel()
+
+
+async def test_host_that_has_ended_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    async with hosts(1, 2) as (near, far):
+        await connected(near, far)
+        begun = [thread for thread in threading.enumerate() if "cleanup" in thread.name]
+    assert len(set(begun) - before) == 2
+    for thread in begun:
+        if thread not in before:
+            await trio.to_thread.run_sync(thread.join, WAIT_S)
+            assert not thread.is_alive()
 
 
 async def test_shutdown_is_prompt_and_the_port_is_free_again() -> None:

@@ -14,6 +14,7 @@ import trio
 from shoal.protocol.identity import Identity
 from shoal.swarm.rendezvous import mdns
 from shoal.swarm.rendezvous.mdns import LocalDiscovery, LocalPeer
+from tests.waiting import WAIT_S
 
 LOOPBACK = ["127.0.0.1"]
 GROUP = "224.0.0.251"
@@ -83,15 +84,32 @@ async def test_discovery_starts_and_stops_however_long_it_takes_to_be_announced(
 
     def register(*_: object) -> None:
         announcing.set()
-        announced.wait()
+        assert announced.wait(WAIT_S)
 
     monkeypatch.setattr(mdns.Zeroconf, "register_service", register)
     one = discovery(4, "cc" * 32)
     async with trio.open_nursery() as nursery:
         await nursery.start(one.run)
-        await trio.to_thread.run_sync(announcing.wait)
+        assert await trio.to_thread.run_sync(announcing.wait, WAIT_S)
         nursery.cancel_scope.cancel()
     announced.set()
+
+
+async def test_discovery_that_is_never_there_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = threading.Event()
+    monkeypatch.setattr(mdns, "Zeroconf", lambda **_: opening.wait(WAIT_S))
+    began = trio.current_time()
+    with trio.move_on_after(0.05) as scope:
+        await discovery(6, "ee" * 32).run()
+    assert scope.cancelled_caught
+    monkeypatch.setattr(mdns, "OPEN_DEADLINE_S", 0.05)
+    await discovery(7, "ee" * 32).run()
+    assert trio.current_time() - began < WAIT_S / 2
+    opening.set()
+    (record,) = caplog.records
+    assert "cannot be found (not there within 0.05 s); peers must be named by address" in record.message
 
 
 def test_discovery_without_multicast_warns_once_and_returns(
