@@ -47,8 +47,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 LONGEST = (
-    "collectives/test_swarm_rounds.py",
-    "collectives/test_repair_disasters.py",
     "node/test_daemon.py",
     "node/test_damaged_logs.py",
     "node/test_copied_folders.py",
