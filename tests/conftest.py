@@ -51,7 +51,6 @@ LONGEST = (
     "node/test_damaged_logs.py",
     "node/test_copied_folders.py",
     "lab/campaigns/test_campaign.py",
-    "node/test_accusing_nodes.py",
     "cli/test_named_code.py",
     "lab/explore/test_repair.py",
     "node/test_box_failures.py",
