@@ -84,11 +84,11 @@ def scale(control_kb_s: float, rest_percent: float) -> Any:
     return made(ScaleResult, bench=ScaleBench(nodes=64), control_kb_s=control_kb_s, rest_percent=rest_percent)
 
 
-def crowd(least_heard: float, largest_mb: float) -> Any:
+def crowd(least_heard: float, largest_mb: float, most_links: int = 17) -> Any:
     one = spread(1.0)
     return made(
-        CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, memory_mb=spread(largest_mb),
-        links=one, control_kb_s=one, cpu=one,
+        CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, most_links=most_links,
+        memory_mb=Spread.of([largest_mb / 2, largest_mb]), links=one, control_kb_s=one, cpu=one,
     )  # fmt: skip
 
 
@@ -222,6 +222,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
+    ("crowd", crowd(0.99, 120), crowd(0.99, 120, 18), "links of a node"),
     ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
     ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
