@@ -28,7 +28,6 @@ from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
 from shoal.lab.bench.partition import PartitionResult
-from shoal.lab.bench.restart import Restart, RestartSpeed
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
@@ -133,10 +132,6 @@ def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
     return made(AttackResult, recommended=RECOMMENDED, cells=(cell,))
 
 
-def restarts(*exact: bool) -> Any:
-    return made(RestartSpeed, restarts=tuple(made(Restart, exact=one) for one in exact))
-
-
 def lane(shared: float, sockets: float) -> Any:
     return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
 
@@ -217,7 +212,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         made(CheckpointSpeed, blocked_s=(2.2,), copy_s=(1.0,)),
         "the trainer is blocked for",
     ),
-    ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
     ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
