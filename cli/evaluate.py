@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import AsJson
+from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line, number
 from shoal.cli.verify import ExpectedManifest, check_state, expected_manifest
-from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, Data, DataDir, Device
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
@@ -33,14 +32,7 @@ class EvaluateOptions:
     manifest: ExpectedManifest = None
     data: Data = None
     device: Device = "auto"
-    allow_workload: Annotated[
-        list[str],
-        Option(
-            "--allow-workload",
-            help="Code that may measure it, besides installed workloads. Repeatable.",
-            metavar="MODULE:CLASS",
-        ),
-    ] = field(default_factory=list)
+    allow_workload: AllowWorkload = field(default_factory=list)
     as_json: AsJson = False
 
 

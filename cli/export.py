@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.options import AllowWorkload
 from shoal.cli.text import in_one_line
 from shoal.cli.verify import CheckpointDir, ExpectedManifest, check_same_swarm, check_state, expected_manifest
 from shoal.node.option import Option
@@ -26,14 +27,7 @@ class ExportOptions:
     out: Annotated[Path, Option("--out", help="The folder to write model.safetensors into.", metavar="DIR")]
     manifest: ExpectedManifest = None
     data: Annotated[str | None, Option("--data", help="What the workload reads.", metavar="PATH")] = None
-    allow_workload: Annotated[
-        list[str],
-        Option(
-            "--allow-workload",
-            help="Code that may write its own format beside it, besides installed workloads. Repeatable.",
-            metavar="MODULE:CLASS",
-        ),
-    ] = field(default_factory=list)
+    allow_workload: AllowWorkload = field(default_factory=list)
     force: Annotated[bool, Option("--force", help="Replace an existing model.safetensors.")] = False
 
 

@@ -28,7 +28,7 @@ Source: NoLoCo, arXiv 2506.10911 (random pairs, no collective).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -102,14 +102,10 @@ def candidates(swarm: bytes, round: int, me: PeerId, others: Collection[PeerId])
     return found
 
 
-Propose = Callable[[bytes, int, PeerId, Collection[PeerId]], list[PeerId]]
-"""As `candidates`."""
-
-
 class PairingMachine:
     """One node's exchanges, round after round, of which `round` is done.
 
-    shape: of its vectors, as in `Offer`. timeout_s: how long a candidate may take to answer. propose: whom it asks.
+    shape: of its vectors, as in `Offer`. timeout_s: how long a candidate may take to answer.
     """
 
     def __init__(
@@ -120,12 +116,10 @@ class PairingMachine:
         shape: tuple[str, int, int],
         timeout_s: float,
         round: int = 0,
-        propose: Propose = candidates,
     ) -> None:
         self._me = me
         self._swarm = swarm
         self._shape = shape
-        self._propose = propose
         self.timeout_s = timeout_s
         self.round = round
         self.phase = Phase.OVER
@@ -182,7 +176,7 @@ class PairingMachine:
         if self.phase not in (Phase.TRAINING, Phase.PAUSED) or offer.round != self.round:
             raise LocalError(f"a vector of round {offer.round} in round {self.round}, {self.phase}")
         self._offer, self._reasons, self._tried = offer, [], set()
-        self._candidates = self._propose(self._swarm, self.round, self._me, others)
+        self._candidates = candidates(self._swarm, self.round, self._me, others)
         waiting = [peer for peer in self._held if peer in others]
         if not waiting:
             return self._next(now)

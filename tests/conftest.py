@@ -110,13 +110,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 LONGEST = (
-    "collectives/test_swarm_rounds.py",
-    "collectives/test_repair_disasters.py",
     "node/test_daemon.py",
     "node/test_damaged_logs.py",
     "node/test_copied_folders.py",
     "lab/campaigns/test_campaign.py",
-    "node/test_accusing_nodes.py",
     "cli/test_named_code.py",
     "lab/explore/test_repair.py",
     "node/test_box_failures.py",

@@ -28,7 +28,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "large": "large:CASE",
     "wan": "wan:CASE",
     "checkpoint": "checkpoint:CASE",
-    "restart": "restart:CASE",
     "memory": "memory:CASE",
     "scale": "scale:CASE",
     "goodput": "goodput:CASE",

@@ -52,7 +52,7 @@ def simulate(options: SimulateOptions) -> None:
 
     scenario = scenario_of(options)
     outcome = _outcome(scenario)
-    typer.echo(to_json(outcome) if options.as_json else "\n".join(lines_of(outcome, rollouts=scenario.rollouts)))
+    typer.echo(to_json(outcome) if options.as_json else "\n".join(lines_of(outcome)))
     if outcome.violation and options.shrink:
         smallest = shrink(scenario, lambda shorter: _outcome(shorter).violation)
         typer.echo(as_test(smallest, outcome.violation), err=True)
@@ -83,7 +83,6 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     loss=options.loss or found.loss,
                     churn=Churn() if churn == Churn() else churn,
                     fault=found.fault,
-                    rollouts=found.rollouts,
                     voters=options.voters,
                     lying=options.lying,
                     seats=options.seats,
@@ -109,20 +108,9 @@ def to_json(outcome: Outcome) -> str:
     return msgspec.json.format(msgspec.json.encode(asdict(outcome))).decode()
 
 
-def lines_of(outcome: Outcome, *, rollouts: bool) -> Iterator[str]:
-    """The same for people; `rollouts`: they were shared, so that each agent made rounds of its own."""
+def lines_of(outcome: Outcome) -> Iterator[str]:
+    """The same for people."""
     yield f"peers      {outcome.peers:,}, {outcome.virtual_s:,.1f} s of virtual time in {outcome.wall_s:,.1f} s"
-    if rollouts:
-        yield f"rounds     {outcome.rounds_certified} made by each agent at least, none of them certified"
-        yield f"rollouts   {outcome.groups_trained:,} groups of others trained on, {outcome.wrong_values} wrong"
-    else:
-        yield from _rounds_of(outcome)
-    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
-    yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
-    yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"
-
-
-def _rounds_of(outcome: Outcome) -> Iterator[str]:
     yield f"rounds     {outcome.rounds_certified} certified, {outcome.stalled_rounds} stalled, {outcome.forks} forks"
     yield f"values     {outcome.wrong_values} wrong"
     yield (
@@ -131,3 +119,6 @@ def _rounds_of(outcome: Outcome) -> Iterator[str]:
     )
     if outcome.states_fetched:
         yield f"transfers  {outcome.states_fetched} states fetched"
+    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
+    yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
+    yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"

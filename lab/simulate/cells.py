@@ -49,7 +49,6 @@ from shoal.lab.simulate.rows import (
     Given,
     Leaf,
     RowSum,
-    RowWork,
     given_by,
     made_by,
     plain_row,
@@ -58,7 +57,7 @@ from shoal.lab.simulate.rows import (
 )
 from shoal.lab.simulate.scenario import Churn, Scenario
 from shoal.lab.simulate.simulation import NoQuorum, Simulation
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.wire import HASH_BYTES
@@ -96,9 +95,9 @@ class Population(Rings):
         inner = msgspec.structs.replace(scenario, peers=count, churn=Churn(), fault=())
         self.seats = Seats(inner, components)
         self.seats.population = self
-        self.row_length = scenario.peers / count
-        self.seats.chunk_bytes /= self.row_length
-        self.seats.state_bytes /= self.row_length
+        row_length = scenario.peers / count
+        self.seats.chunk_bytes /= row_length
+        self.seats.state_bytes /= row_length
         self.seats.settings = replace(self.seats.settings, weight_cap=64.0)
         self.by_seat: dict[int, int] = {}
         self._how = codec(self.seats.settings.codec)
@@ -124,9 +123,6 @@ class Population(Rings):
         place.region, place.upload, place.download = head.region, head.upload, head.download
 
     # -- who comes and goes ------------------------------------------------------------------------------------
-
-    def _heard(self, leaf: Leaf, sender: Leaf, what: str, rest: tuple[int, ...]) -> None:
-        raise LocalError(f"nobody says {what}")
 
     def _is_off(self, cell: Cell, accused: Leaf) -> None:
         if accused.number == cell.head:  # whose place is taken when its heir hears of it
@@ -250,15 +246,14 @@ class Population(Rings):
 
     def _spend(self, cell: Cell, sum: RowSum) -> None:
         """All who live have begun. Where some were lost, the others send of their own what those had owned again."""
-        work = sum.work(self.work.model_bytes)
-        took_s = work.took_s
+        took_s = sum.work(self.work.model_bytes).took_s
         if sum.due_at is not None:
             before = sum.work(self.work.model_bytes, anew=True)
             took_s = max(took_s - before.took_s, took_s / len(sum.summers))
         sum.due_at = max(sum.due_at or 0.0, self.timeline.now) + took_s
-        self.timeline.at(sum.due_at, self._all_summed, cell.number, sum.plan.stamp, sum.attempt, work)
+        self.timeline.at(sum.due_at, self._all_summed, cell.number, sum.plan.stamp, sum.attempt)
 
-    def _all_summed(self, number: int, stamp: Stamp, attempt: int, work: RowWork) -> None:
+    def _all_summed(self, number: int, stamp: Stamp, attempt: int) -> None:
         """Every chunk is where it is to be, unless somebody who owns some is gone, known or not."""
         cell = self.cells[number]
         sum = cell.sum
@@ -267,8 +262,6 @@ class Population(Rings):
         left = (*sum.left, *(() if cell.head in sum.summers else (cell.head,)))
         if not all(self.leaves[one].up for one in left):
             return
-        for one, sent in zip(sum.summers, work.sent, strict=True):
-            self.leaves[one].bulk_bytes += sent
         for one in left:
             self._follow(self.leaves[one], self.rounds[one].summed(stamp, attempt, self.timeline.now))
 
@@ -341,11 +334,6 @@ class Population(Rings):
                 seats.stands_still(STANDSTILL_S)
             best = seats._best
             self.timeline.run(self.timeline.now + STANDSTILL_S, lambda best=best: seats._best > best)  # type: ignore[misc]
-
-    def bulk_bytes(self) -> float:
-        """All bytes of chunks that were sent. Of the columns the heads' are simulated; the others are like them."""
-        columns = sum(place.bulk_bytes for place in self.seats.network.places) * self.row_length
-        return sum(leaf.bulk_bytes for leaf in self.leaves) + columns
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         plain = self.seats._outcome(wall_s, violation, detail)

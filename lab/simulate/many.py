@@ -36,7 +36,7 @@ def simulate_many(
     faults: Counter[str] = Counter()
     met: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
-    done = events = certified = states = groups = 0
+    done = events = certified = states = 0
     virtual_s = 0.0
     for seed in range(first, first + seeds):
         if time.monotonic() - began > limit_s:
@@ -52,7 +52,6 @@ def simulate_many(
         certified += outcome.rounds_certified
         virtual_s += outcome.virtual_s
         states += outcome.states_fetched
-        groups += outcome.groups_trained
         faults.update(fault.kind for fault in scenario.fault)
         met.update(outcome.met.keys())
         if outcome.violation:
@@ -70,7 +69,6 @@ def simulate_many(
         "failures": failures,
         "rounds_certified": certified,
         "states_fetched": states,
-        "groups_trained": groups,
         "faults": dict(sorted(faults.items())),
         "runs_that_met": dict(sorted(met.items())),
         "events": events,

@@ -187,7 +187,6 @@ class Place:
     up_free_at: float = 0.0
     down_free_at: float = 0.0
     control_bytes: int = 0
-    bulk_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -273,7 +272,6 @@ class Network:
     def payload_delay_s(self, sender: int, to: int, size: float) -> float:
         """Time that a payload of `size` bytes takes, queues included."""
         source, target, now = self.places[sender], self.places[to], self.timeline.now
-        source.bulk_bytes += int(size)
         begins = max(now, source.up_free_at, target.down_free_at)
         rate_up = source.upload / self.slowed.get(sender, 1.0)
         rate_down = target.download / self.slowed.get(to, 1.0)

@@ -9,9 +9,6 @@ from shoal.collectives.reduce import Reduction
 from shoal.lab.simulate.donations import Donations
 from shoal.lab.simulate.judge import Judge
 from shoal.node.state.chunk_requests import Transfer
-from shoal.protocol.group_pull import GroupPull
-from shoal.protocol.offer_book import OfferBook
-from shoal.protocol.offer_catch_up import OfferCatchUp
 from shoal.protocol.round import RoundMachine
 
 
@@ -41,9 +38,6 @@ class Components:
     transfer: Callable[..., Transfer] = Transfer
     judge: type[Judge] = Judge
     donations: type[Donations] = Donations
-    offer_book: Callable[..., OfferBook] = OfferBook
-    catch_up: Callable[..., OfferCatchUp] = OfferCatchUp
-    pull: Callable[..., GroupPull] = GroupPull
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +45,6 @@ class Outcome:
     """Outcome of a run. `violation` is empty if nothing was violated; see `judge` for the names.
 
     met: how often it came to what a scenario can only make likely, by name.
-    rounds_certified: where rollouts are shared, the rounds that the slowest has made.
     """
 
     peers: int
@@ -69,7 +62,6 @@ class Outcome:
     false_evictions: int
     blamed: int
     states_fetched: int = 0
-    groups_trained: int = 0
     met: dict[str, int] = field(default_factory=dict)
     violation: str = ""
     detail: str = ""

@@ -1,4 +1,4 @@
-"""Many peers on rings, each watching its neighbours: what swarms beyond one plan have in common, whatever they do.
+"""Many peers on rings, each watching its neighbours: what `cells` has beside its sums.
 
 Everyone's record at everyone is not for ten thousand. Here a peer knows the list of its row (`shoal.lab.rows.rows`),
 watches `2 * REACH` neighbours on the ring that the list is with the plain failure detector, and knows the heads of
@@ -71,7 +71,6 @@ FOUND_BOUND_S = detection_bound_s(CLOSE_PEERS) + 4 * (CELL_TICK_S - TICK_S) + 1.
 OFF_BOUND_S = FOUND_BOUND_S + 2 * LOOK_S
 """Within which the row's list has it no more, counted from when its neighbours are those that judge it."""
 JUDGES = 2
-ABOUT_RECORDS = ("hello", "welcome", "record")
 VERDICT_BYTES = 330
 _ALIVE = State.ALIVE
 NOTED: Mapping[type, tuple[int, str]] = {
@@ -104,7 +103,6 @@ class Rings(ABC):
         self.found_after_s: list[float] = []
         self.evicted_after_s: list[float] = []
         self.false_deaths = 0
-        self.record_bytes = 0
         self.false_evictions = 0
         self._turn = 0
         self._alive: list[int] = []
@@ -119,10 +117,6 @@ class Rings(ABC):
             self._arrange(cell, cell.ring, introduced=True)
 
     # -- what a swarm does beside watching ---------------------------------------------------------------------
-
-    @abstractmethod
-    def _heard(self, leaf: Leaf, sender: Leaf, what: str, rest: tuple[int, ...]) -> None:
-        """A message came that is not about who is alive."""
 
     @abstractmethod
     def _is_off(self, cell: Cell, accused: Leaf) -> None:
@@ -207,8 +201,6 @@ class Rings(ABC):
     def _deliver(self, leaf: Leaf, other: Leaf, what: str, size: int, *rest: int) -> None:
         """A message over a connection, which repeats what is lost."""
         leaf.control_bytes += size + CONTROL_OVERHEAD_BYTES
-        if what in ABOUT_RECORDS:
-            self.record_bytes += size + CONTROL_OVERHEAD_BYTES
         delay = self._delay_s(leaf, other)
         while self._chance() < self._loss:
             delay += RETRY_S
@@ -264,10 +256,8 @@ class Rings(ABC):
                     self._deliver(leaf, other, "welcome", HELLO_BYTES)
         elif what == "record":
             self._carry_out(leaf, leaf.machine.on_refutation(other.id, rest[0], now))
-        elif what == "verdict":
-            self._judge(self.cells[leaf.cell], sender, rest[0])
         else:
-            self._heard(leaf, other, what, rest)
+            self._judge(self.cells[leaf.cell], sender, rest[0])
 
     # -- who is gone -------------------------------------------------------------------------------------------
 

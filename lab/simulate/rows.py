@@ -48,7 +48,6 @@ class Leaf:
     arranged_at: float = 0.0
     """When it got the neighbours that it has."""
     control_bytes: int = 0
-    bulk_bytes: float = 0.0
     seat: int | None = None
     """Its number among the heads, if it is one."""
 

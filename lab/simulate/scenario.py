@@ -1,7 +1,6 @@
 """Scenario of a simulation: peers, rounds, and the faults that befall them. Read from TOML, strictly.
 
     loss = 0.01                  # share of control messages that the network loses, all along
-    rollouts = false             # true: peers share rollouts, each in rounds of its own
     [churn]
     share_per_round = 0.05       # beyond 64 peers, Poisson: so many crash in a round's time, and as many newcomers join
     trace = "churn.csv"          # up to 64 peers, from a file beside this one: lines  seconds,peer,down|up
@@ -36,10 +35,8 @@ FLAT_LIMIT_PEERS = 64
 """Up to so many peers everyone takes part in every round itself; beyond, they stand in cells."""
 ROUND_LIMIT = 10_000
 TIME_LIMIT_S = 1e6
-ROLLOUTS_SHARE = 0.25
-"""Of the random scenarios, those that share rollouts."""
 TRANSFER_SHARE = 0.5
-"""Of the others, those with a newcomer whose donors are struck."""
+"""Of the random scenarios, those with a newcomer whose donors are struck."""
 SPARSE_SHARE = 0.3
 FRAGMENTS = (1, 1, 1, 2, 3)
 """Of how many fragments the rounds of a random scenario are."""
@@ -63,14 +60,10 @@ Kind = Literal[
     "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join", "pause", "trainer", "finish",
     "outage", "rollback", "amend", "voters",
 ]  # fmt: skip
-OF_ROUNDS: tuple[Kind, ...] = ("pause", "trainer", "finish", "outage", "rollback", "amend", "voters")
-"""Faults that befall only peers which make rounds together."""
 Phase = Literal["joining", "train", "plan", "reduce", "repair", "certify", "paused", "leaving"]
 BROUGHT_BY: Mapping[Phase, Kind] = {"paused": "pause", "leaving": "leave"}
 """The faults that bring a peer into a phase which it does not come to by itself."""
-Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "chain", "held", "group", "hint"]
-ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
-"""Those that are told of rollouts."""
+Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "chain"]
 
 Index = Annotated[int, Meta(ge=0, lt=PEER_LIMIT)]
 Moment = Annotated[float, Meta(ge=0, le=TIME_LIMIT_S)]
@@ -85,14 +78,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     log, without a word, and this share of the bytes is there. stop: nothing runs, connections stay.
     slow: it trains and moves data `factor` times slower. lossy: its connection loses `share` of its messages.
     partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
-    round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state; of
-    rollouts it serves what it does not have, or other bytes, or announces other rewards.
+    round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state.
     leave: it goes in order. join: a newcomer starts. pause: its user wants the accelerator. trainer: its trainer begins
     anew. finish: from its next start on, at the beginning if `at_s` is 0, it takes part up to a round, and goes then.
     outage: all crash at once; `peer` is the one whose phase counts. rollback: its user wants to go back `back` rounds.
     amend: its user, who has the authority's key, wants `setting` in force. voters: the same user wants named voters
-    changed, a vote for the one that it `adds` and none for the one that it `removes`. These seven, from pause on, are
-    not where rollouts are shared.
+    changed, a vote for the one that it `adds` and none for the one that it `removes`.
 
     phase: it strikes `into_s` after its peer is there for the first time since `at_s`, or after PHASE_LIMIT_S.
     """
@@ -168,8 +159,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where too few are left to certify, the authority has those who run go on."""
     calm_rounds: Annotated[int, Meta(ge=0, le=10)] = 0
     """After the last fault, rounds that are waited for in which nothing is wrong (see `calm`)."""
-    rollouts: bool = False
-    """The peers share rollouts, each in rounds of its own, in place of making rounds together."""
     voters: Annotated[int, Meta(ge=0, le=FLAT_LIMIT_PEERS)] = 0
     """So many of the first peers are founders and named voters, the others join; with 0 all found it, and vote."""
     lying: bool = False
@@ -178,22 +167,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """So many contribute to a round at most; the others follow, and take turns."""
 
     def __post_init__(self) -> None:
-        if self.voters > self.peers or (self.voters and (self.rollouts or self.peers > FLAT_LIMIT_PEERS)):
-            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers that make rounds together")
+        if self.voters > self.peers or (self.voters and self.peers > FLAT_LIMIT_PEERS):
+            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers")
         if self.lying and self.voters < LYING_VOTERS_MIN:
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
-        flat = self.peers <= FLAT_LIMIT_PEERS and not (self.rollouts or self.sparse or self.fragments > 1)
+        flat = self.peers <= FLAT_LIMIT_PEERS and not (self.sparse or self.fragments > 1)
         if self.seats < FLAT_LIMIT_PEERS and not flat:
             raise ValueError(f"few seats are for up to {FLAT_LIMIT_PEERS} peers that make whole rounds together")
         if self.peers > FLAT_LIMIT_PEERS and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
-        if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
-            raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
-        for fault in self.fault:
-            if self.rollouts and (fault.kind in OF_ROUNDS or fault.phase is not None):
-                raise ValueError(f"a {fault.kind} of a phase or trainer is not simulated where rollouts are shared")
         for fault in self.fault:
             if fault.kind == "voters" and not self.voters:
                 raise ValueError("a change of voters takes a swarm that names them; give voters")
@@ -214,7 +198,6 @@ class FaultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     loss: Share = 0.0
     churn: Churn = Churn()
-    rollouts: bool = False
     fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
 
 
@@ -268,8 +251,8 @@ def _traced(path: Path) -> list[Fault]:
 def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
     """A small swarm under faults of all kinds, every one of which ends: 3 to 9 peers, 1 to 6 faults.
 
-    In a quarter of them peers share rollouts. In the others up to four faults more strike in a phase of a round, and in
-    every second one up to five about a newcomer that fetches the state from the others.
+    Up to four faults more strike in a phase of a round, and in every second scenario up to five about a newcomer that
+    fetches the state from the others.
     """
     rng = random.Random(f"scenario {seed}")
     peers = rng.randint(3, 9)
@@ -279,15 +262,12 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         peers = max(3, peers - joins)
         faults = [fault for fault in faults if _names_below(fault, peers)]
     more = random.Random(f"more {seed}")
-    rollouts = more.random() < ROLLOUTS_SHARE
-    if rollouts:
-        faults = [msgspec.structs.replace(f, lie=more.choice(ROLLOUT_LIES)) if f.kind == "lie" else f for f in faults]
-    else:
-        if more.random() < TRANSFER_SHARE:
-            faults += _around_a_transfer(more, peers)
-        faults += _in_phases(random.Random(f"phases {seed}"), peers, faults)
-        drawn = random.Random(f"torn {seed}")
-        faults = [_torn(drawn, fault) for fault in faults]
+    more.random()  # nothing depends on it any more, and a seed keeps its scenario
+    if more.random() < TRANSFER_SHARE:
+        faults += _around_a_transfer(more, peers)
+    faults += _in_phases(random.Random(f"phases {seed}"), peers, faults)
+    drawn = random.Random(f"torn {seed}")
+    faults = [_torn(drawn, fault) for fault in faults]
     shape = random.Random(f"shape {seed}")
     liars = {fault.peer for fault in faults if fault.kind == "lie"}
     leavers = {fault.peer for fault in faults if fault.kind in ("leave", "finish")}
@@ -298,11 +278,10 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         rounds=rounds,
         seed=seed,
         loss=rng.choice((0.0, 0.0, 0.01, 0.05)),
-        rollouts=rollouts,
-        sparse=shape.random() < SPARSE_SHARE and not rollouts,
-        fragments=1 if rollouts else shape.choice(FRAGMENTS),
-        calm_rounds=0 if rollouts else CALM_ROUNDS,
-        rebases=not rollouts,
+        sparse=shape.random() < SPARSE_SHARE,
+        fragments=shape.choice(FRAGMENTS),
+        calm_rounds=CALM_ROUNDS,
+        rebases=True,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 
@@ -313,8 +292,6 @@ def with_named_voters(scenario: Scenario) -> Scenario:
     In every second one users order changes of them.
     """
     rng = random.Random(f"voters {scenario.seed}")
-    if scenario.rollouts:
-        return scenario
     voters = rng.randint(2, scenario.peers)
     lying = voters >= LYING_VOTERS_MIN and rng.random() < LYING_SHARE
     faults = [*scenario.fault, *_changes_of_voters(random.Random(f"changes {scenario.seed}"), scenario, voters)]
@@ -324,8 +301,6 @@ def with_named_voters(scenario: Scenario) -> Scenario:
 
 def with_few_seats(scenario: Scenario) -> Scenario:
     """The scenario with fewer seats than peers, in rounds of all values."""
-    if scenario.rollouts:
-        return scenario
     seats = random.Random(f"seats {scenario.seed}").randint(1, max(1, scenario.peers - 1))
     return msgspec.structs.replace(scenario, seats=seats, sparse=False, fragments=1)
 

@@ -142,7 +142,6 @@ def as_test(scenario: Scenario, kind: str) -> str:
     flat = scenario.peers <= FLAT_LIMIT_PEERS
     run = "run_scenario(scenario)" if flat else "Population(scenario).run()"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
-    rollouts = ", rollouts=True" if scenario.rollouts else ""
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
     shape += ", rebases=True" if scenario.rebases else ""
@@ -160,7 +159,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
         "    faults = (",
         faults + "    )" if faults else "    )",
         f"    scenario = Scenario(peers={scenario.peers}, rounds={scenario.rounds}, seed={scenario.seed}, "
-        f"loss={scenario.loss}, fault=faults{churn}{rollouts}{shape}{keys})",
+        f"loss={scenario.loss}, fault=faults{churn}{shape}{keys})",
         f'    assert {run}.violation == ""',
     ]
     return "\n".join(lines).replace("    faults = (\n    )", "    faults = ()")

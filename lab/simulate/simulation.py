@@ -9,8 +9,7 @@ the reduction and its pace. What is modelled is around them: links and their los
 a write is done, catching up. A scenario and its seed give the same events in the same order, and so the same
 `trace_digest`; no clock is read but for `wall_s`.
 
-Not simulated: bans, and forwarding through a third peer. Peers that share rollouts have no common rounds; `rollouts`
-simulates those.
+Not simulated: bans, forwarding through a third peer, and rollouts, which have no common rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Tim
 from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.residuals import Residuals
-from shoal.lab.simulate.rollouts import RolloutSwarm
 from shoal.lab.simulate.scenario import PHASE_LIMIT_S, Fault, Kind, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.lab.simulate.states import chunks_of
@@ -677,6 +675,4 @@ def _kind_of(message: Any) -> int:
 
 def run_scenario(scenario: Scenario, components: Components | None = None) -> Outcome:
     """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
-    if scenario.rollouts:
-        return RolloutSwarm(scenario, components).run()
     return Simulation(scenario, components or Components()).run()

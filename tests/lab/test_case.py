@@ -28,7 +28,6 @@ from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
 from shoal.lab.bench.partition import PartitionResult
-from shoal.lab.bench.restart import Restart, RestartSpeed
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
@@ -84,11 +83,11 @@ def scale(control_kb_s: float, rest_percent: float) -> Any:
     return made(ScaleResult, bench=ScaleBench(nodes=64), control_kb_s=control_kb_s, rest_percent=rest_percent)
 
 
-def crowd(least_heard: float, largest_mb: float) -> Any:
+def crowd(least_heard: float, largest_mb: float, most_links: int = 17) -> Any:
     one = spread(1.0)
     return made(
-        CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, memory_mb=spread(largest_mb),
-        links=one, control_kb_s=one, cpu=one,
+        CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, most_links=most_links,
+        memory_mb=Spread.of([largest_mb / 2, largest_mb]), links=one, control_kb_s=one, cpu=one,
     )  # fmt: skip
 
 
@@ -131,10 +130,6 @@ def uneven(speed: float, *, sound: bool = True) -> Any:
 def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
     cell = Cell(attack="nan", defence=RECOMMENDED, val_loss=ratio, ratio=ratio, proven=tuple(proven))
     return made(AttackResult, recommended=RECOMMENDED, cells=(cell,))
-
-
-def restarts(*exact: bool) -> Any:
-    return made(RestartSpeed, restarts=tuple(made(Restart, exact=one) for one in exact))
 
 
 def lane(shared: float, sockets: float) -> Any:
@@ -217,11 +212,11 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         made(CheckpointSpeed, blocked_s=(2.2,), copy_s=(1.0,)),
         "the trainer is blocked for",
     ),
-    ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
     ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
+    ("crowd", crowd(0.99, 120), crowd(0.99, 120, 18), "links of a node"),
     ("scale", scale(30.0, 0.5), scale(30.0, 0.51), "processor time of a daemon at rest"),
     ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),

@@ -44,26 +44,6 @@ def test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_coun
     assert box.counted.sum() == 3 * len(box.values) == 15
 
 
-@pytest.mark.parametrize("stays", range(3))
-def test_two_of_three_that_leave_in_the_same_moment_leave_one_that_goes_on_to_the_bit(
-    tmp_path: Path, disks: Disks, stays: int
-) -> None:
-    box = Box(tmp_path, disks)
-
-    async def course(box: Box) -> None:
-        box.start_all()
-        await box.until_round(2)
-        leavers = [box.node(number) for number in range(3) if number != stays]
-        for life in leavers:
-            life.engine.ask_to_leave()
-        for life in leavers:
-            await life.over.wait()
-        await box.until_round(box.node(stays).round + 3, stays)
-        assert box.node(stays).chain.head.members == (box.peers[stays],)
-
-    box.run(course)
-
-
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:
     """The machine of the new round has not heard yet who is here; who asks for the status then is told all the same."""
     box = Box(tmp_path, disks)

@@ -36,7 +36,7 @@ class NoEnd(Exception):
 def simulate(tree: Path, planted: Bug, seeds: Iterable[int]) -> Sighting | None:
     """Plant a bug in a tree, run these seeds of the simulator up to the first that sees it, and take it out again.
 
-    Seeds in which rollouts are shared are passed over: no member takes part in those. Raises NotPlanted.
+    Raises NotPlanted.
     """
     began = time.monotonic()
     with plant(tree, planted):
@@ -73,12 +73,9 @@ def _first_seen(tree: Path, seeds: list[int]) -> tuple[int, str] | None:
     from shoal.lab.simulate.simulation import run_scenario
 
     for seed in seeds:
-        scenario = random_scenario(seed)
-        if scenario.rollouts:
-            continue
         try:
             with _limited():
-                outcome = run_scenario(scenario)
+                outcome = run_scenario(random_scenario(seed))
         except Exception as error:
             return seed, f"{type(error).__name__}: {error}"
         if outcome.violation:

@@ -280,21 +280,6 @@ def test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_ro
     assert all(sum(number in counted(lab, round) for round in range(1, 11)) == 4 for number in range(5))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_turns_go_on_while_members_die_and_come(seed: int) -> None:
-    lab = lab_of(6, founders=5, seed=seed)
-    lab.run_until(lab.height_of_all(2), 30.0)
-    lab.kill(1)
-    lab.run_until(lab.height_of_all(4), 60.0)
-    lab.join(5)
-    lab.restart(1)
-    lab.run_until(lab.height_of_all(16), 120.0)
-    for number in (0, 2, 3, 4):
-        assert max(waits(lab, number, 16)) <= longest_wait(6, SEATS)
-    for number in (1, 5):
-        assert any(number in counted(lab, round) for round in range(7, 16))
-
-
 def favouring(victim: PeerId) -> Any:
     """A lead that has its own idea of the line: the victim comes last of all."""
 

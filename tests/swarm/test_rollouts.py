@@ -30,7 +30,6 @@ from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
 from shoal.swarm.streams import MessageStream
 from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running
-from tests.swarm.rollout_rate import announce_steadily
 from tests.waiting import WAIT_S, until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
@@ -53,8 +52,21 @@ def _ask_for_what_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_200_announcements_per_second_all_arrive() -> None:
     nodes = [Node(seed, members=(1, 2, 3, 4)) for seed in (1, 2, 3, 4)]
+    announced: dict[int, set[bytes]] = {node.seed: set() for node in nodes}
+
+    async def announce_steadily(node: Node) -> None:
+        began = trio.current_time()
+        for index in range(100):
+            announced[node.seed].add(await node.announce(index))
+            await trio.sleep_until(began + (index + 1) / 50)
+
     async with running(*nodes):
-        await announce_steadily(nodes, seconds=2, per_second=200)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(announce_steadily, node)
+        for node in nodes:
+            await until(lambda node=node: node.exchange.announcements_received == 300)
+            assert node.offered() == set().union(*(own for seed, own in announced.items() if seed != node.seed))
         for node in nodes:
             await until(lambda node=node: node.exchange.announcements_sent == 100)  # counted when the last has it
             assert node.exchange.announcements_received == len(node.exchange.book) == 300

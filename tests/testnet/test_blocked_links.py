@@ -1,4 +1,4 @@
-"""Real nodes of which some cannot reach each other: relays through a third, partitions, connections that are cut."""
+"""Real nodes of which some cannot reach each other: relays through a third, connections that are cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from shoal.testnet.swarm import REDUCE_DEADLINE_S
 from tests.testnet.links_lab import (
     PAYLOAD_BYTES,
     assert_everyone_is_in_every_chunk,
-    events,
     lanes_sent,
     needs_namespaces,
     plan,
@@ -61,24 +60,6 @@ def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_pa
     # Their connections still stand, only nothing comes over them: that is not found out twice.
     assert relays(report, tmp_path, 3) != []
     assert plan(report, tmp_path, 3).attempt == 0
-
-
-@pytest.mark.long
-def test_halves_do_not_both_go_on_and_come_together_again(tmp_path: Path) -> None:
-    faults = (
-        Fault(kind="partition", groups=((0, 1), (2, 3)), round=2, phase="train"),
-        Fault(kind="heal", round=3),
-    )
-    report = run(scenario(5, *faults), tmp_path)
-    planner = next(n.index for n in report.nodes if n.peer_id == plan(report, tmp_path, 1).planner)
-    going_on = {0, 1} if planner in (0, 1) else {2, 3}
-    certified = {n.index for n in report.nodes if "2" in n.digests}
-    assert certified == going_on, "only the half with the last planner certifies"
-    assert [r.contributors for r in report.rounds[:2]] == [4, 2]
-    for index in {0, 1, 2, 3} - going_on:
-        caught_up = [e["round"] for e in events(tmp_path, index, "caught_up")]
-        assert caught_up, "the other half takes over what was decided without it"
-        assert min(caught_up) >= 2
 
 
 @pytest.mark.long

@@ -353,15 +353,6 @@ async def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
 
 
 @in_trio
-async def test_nothing_but_a_testnet_is_ever_removed(tmp_path: Path) -> None:
-    (tmp_path / "nodes").mkdir()
-    (tmp_path / "nodes" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="choose another --out"):
-        await run(Scenario(nodes=1, rounds=1), tmp_path)
-    assert (tmp_path / "nodes" / "thesis.tex").exists()
-
-
-@in_trio
 async def test_a_wrong_setting_is_refused_before_an_earlier_run_is_removed(tmp_path: Path) -> None:
     await run(Scenario(nodes=1, rounds=1), tmp_path)
     for wrong in (Scenario(strategy="no-such"), Scenario(codec="int9"), Scenario(workload="No Such")):

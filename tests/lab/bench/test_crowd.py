@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.crowd import (
-    CrowdBench,
-    CrowdResult,
-    at_share,
-    heard_by_all,
-    links_over_time,
-    pulled_share,
-    to_lines,
-)
+from shoal.lab.bench.crowd import at_share, heard_by_all, links_over_time, pulled_share
 from shoal.lab.bench.crowd_node import Note, Notes, read_notes
-from shoal.lab.targets import Spread, missed
 from shoal.node.reporting.events import Linked, Lost
 
 
@@ -61,39 +52,6 @@ def test_notes_are_read_as_they_were_written_without_the_last_that_is_cut_short(
     with path.open("ab") as file:
         file.write(b'{"at":1')
     assert [(note.made, note.wanted, note.got) for note in read_notes(path)] == [("aa", 0, 0), ("", 2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("least_heard", "largest_mb", "most_links", "said"),
-    [
-        (0.99, 120.0, 16, []),
-        (0.98, 120.0, 16, ["heard"]),
-        (1.0, 120.1, 17, ["memory"]),
-        (1.0, 60.0, 18, ["links"]),
-    ],
-)
-def test_targets_are_of_the_worst_group_and_the_largest_daemon(
-    least_heard: float, largest_mb: float, most_links: int, said: list[str]
-) -> None:
-    result = CrowdResult(
-        bench=CrowdBench(nodes=3, minutes=1),
-        settled_s=1.0,
-        groups=3,
-        heard=1.0,
-        least_heard=least_heard,
-        delay_median_s=0.3,
-        delay_p99_s=1.0,
-        pulled=1.0,
-        memory_mb=Spread.of([50.0, largest_mb]),
-        links=Spread.of([2, 3]),
-        most_links=most_links,
-        control_kb_s=Spread.of([4.0]),
-        cpu=Spread.of([0.01]),
-    )
-    names = [row.name for row in missed(result.rows)]
-    assert len(names) == len(said)
-    assert all(part in name for part, name in zip(said, names, strict=True))
-    assert to_lines(result)[0] == "3 daemons, 3 groups in 1 min"
 
 
 @pytest.mark.long

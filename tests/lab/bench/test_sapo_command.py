@@ -77,6 +77,7 @@ def test_the_summary_says_what_was_measured() -> None:
         (["--skills", "equal"], "--skills"),
         (["--attackers", "1"], "--attackers"),
         (["--terms", "hope"], "--terms"),
+        (["--sampling", "any"], "--sampling"),
         (["--local", "0"], "local"),
         (["--settings", "8"], "--settings"),
         (["--seeds", "1,x"], "--seeds"),

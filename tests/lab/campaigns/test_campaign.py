@@ -389,14 +389,6 @@ def test_a_campaign_that_cannot_be_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_campaign_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "groups").mkdir()
-    (tmp_path / "groups" / "thesis").touch()
-    assert execute(["campaign", "--out", str(tmp_path)]) == 2
-    assert "is not of an earlier `shoal campaign`" in capsys.readouterr().err
-    assert (tmp_path / "groups" / "thesis").exists()
-
-
 def test_the_manifest_has_many_chunks_of_which_the_last_is_not_full() -> None:
     for group in groups_of(PEERS, CODECS):
         manifest = campaign_manifest(group, 1, ["12D3KooWEUqXXWDFDK2UnUFgkVJ7GTpHzYpmiYV6YdJzq24kHaLm"])  # type: ignore[list-item]

@@ -381,14 +381,6 @@ def test_what_cannot_be_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_but_an_earlier_campaign_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "scenarios").mkdir()
-    (tmp_path / "scenarios" / "thesis.tex").touch()
-    assert execute(["chaos", "--out", str(tmp_path)]) == 2
-    assert "choose another --out" in capsys.readouterr().err
-    assert (tmp_path / "scenarios" / "thesis.tex").exists()
-
-
 @pytest.mark.long
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_a_real_scenario_is_exact(tmp_path: Path) -> None:

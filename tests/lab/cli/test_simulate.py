@@ -55,17 +55,6 @@ def test_simulate_reads_faults_and_a_trace_of_churn(tmp_path: Path, capsys: pyte
     assert "2 certified, 0 stalled, 0 forks" in out
 
 
-def test_simulate_of_rollouts_speaks_of_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "faults.toml").write_text("rollouts = true\n")
-    assert execute(["simulate", "--peers", "3", "--rounds", "2", "--faults", str(tmp_path / "faults.toml")]) == 0
-    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert list(lines) == ["peers", "rounds", "rollouts", "control", "trace", "violations"]
-    assert lines["rounds"] == "2 made by each agent at least, none of them certified"
-    trained, rest = lines["rollouts"].split(None, 1)
-    assert int(trained) > 0
-    assert rest == "groups of others trained on, 0 wrong"
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [

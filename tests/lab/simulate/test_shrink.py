@@ -86,7 +86,7 @@ def test_shrinking_ends_at_what_of_which_nothing_can_be_taken_away(draw: Callabl
         assert len(asked) < 1000
         assert len(asked) == len(set(asked)), "nothing is tried twice"
         assert set(candidates(smallest)) <= set(asked)
-        least = Scenario(peers=1, rounds=1, seed=smallest.seed, rollouts=smallest.rollouts)
+        least = Scenario(peers=1, rounds=1, seed=smallest.seed)
         assert shrink(draw(seed), lambda scenario: "made up") == least
 
 
