@@ -128,10 +128,11 @@ def build(root: Path, out: Path, commit: str = "HEAD") -> list[Path]:
         packed = subprocess.run(["git", "archive", commit], cwd=root, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(folder, filter="data")
+        shutil.copy(Path(folder) / "LICENSE", Path(folder) / "lab")  # each distribution has its licence
         for tree in (Path(folder), Path(folder) / "lab"):
             run(sys.executable, "-m", "build", "--outdir", out, tree, cwd=out, more={"SOURCE_DATE_EPOCH": seconds})
     files = sorted(path for path in out.iterdir() if path.suffix in (".whl", ".gz"))
-    run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=out)
+    run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files, cwd=out)
     return files
 
 
