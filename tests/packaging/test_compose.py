@@ -30,7 +30,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 NODES = ("one", "two", "three")
 HOME = "/home/shoal"
 """Where the manifest lies: the home of the image's user, so that what is mounted there is that user's."""
-ROUNDS = 3
+ROUNDS = 1
+"""In which all three take part: the default model takes minutes a round on a busy machine."""
 
 
 def read(name: str) -> Any:
@@ -163,7 +164,7 @@ def test_lines_of_the_file_make_a_swarm_of_three_that_prometheus_can_ask(tmp_pat
                 ]
                 return all(len(found) >= ROUNDS for found in rounds)
 
-            eventually(of_all, f"{ROUNDS} rounds of all three", deadline_s=600)
+            eventually(of_all, "a round of all three", deadline_s=1200)
             for index, name in enumerate(NODES):
                 token = (tmp_path / name / "data" / TOKEN_NAME).read_text().strip()
                 code = (
