@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Without it every process of a test that starts, and there are hundreds, would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types layers pytest ordeals docs clean
+.PHONY: demo test lint types layers pytest ordeals docs release clean
 
 $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	tests/install_system_packages.sh
@@ -41,6 +41,10 @@ ordeals: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --quiet
+
+# Built from the last commit into dist/ and tried, nothing published: docs/releasing.md. PYTHONS: paths of interpreters.
+release: $(STAMP)
+	$(BIN)/python -m shoal.lab.release $(PYTHONS:%=--python %)
 
 # The types are checked beside the tests, which often wait.
 test: lint layers

@@ -9,7 +9,16 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from shoal.lab import bounds_page, commands_page, errors_page, events_page, manifest_page, messages_page, modules_page
+from shoal.lab import (
+    bounds_page,
+    commands_page,
+    errors_page,
+    events_page,
+    manifest_page,
+    messages_page,
+    modules_page,
+    sizes_page,
+)
 
 PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "bounds.md": lambda _root: bounds_page.render(bounds_page.collect()),
@@ -19,6 +28,7 @@ PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "manifest.md": lambda _root: manifest_page.render(),
     "messages.md": lambda root: messages_page.render(messages_page.entries(root / messages_page.LIST)),
     "modules.md": lambda _root: modules_page.render(modules_page.collect()),
+    "sizes.md": lambda _root: sizes_page.render(),
 }
 """Maker of each page, given the root of the repository."""
 

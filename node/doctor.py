@@ -508,6 +508,15 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
     }
 
 
+def bytes_in_memory(numel: int) -> dict[str, int]:
+    """What a node takes of memory, by whom, of a model of `numel` values; `programs`: without any model."""
+    return {
+        "trainer": numel * TRAINER_BYTES_PER_VALUE,
+        "daemon": numel * DAEMON_BYTES_PER_VALUE,
+        "programs": MEMORY_BASE_BYTES,
+    }
+
+
 def _mb(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
@@ -528,7 +537,7 @@ def memory(report: TrialReport) -> Check:
     available = psutil.virtual_memory().available
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
-    needed = report.numel * (TRAINER_BYTES_PER_VALUE + DAEMON_BYTES_PER_VALUE) + MEMORY_BASE_BYTES
+    needed = sum(bytes_in_memory(report.numel).values())
     detail = (
         f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
         f"{report.numel / 1e6:.1f} million parameters"

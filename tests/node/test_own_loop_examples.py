@@ -113,6 +113,36 @@ def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, mode
         assert torch.equal(values, ended[1][name]), name
 
 
+@pytest.mark.long
+def test_a_loop_that_accelerate_prepared_counts_accumulated_steps_once(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="the extra shoal[hf] is not installed")
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        swarm.begin_by_link(example("prepared.py"), SHOAL_ROUNDS=str(ROUNDS))
+        finished(swarm)
+        models = [torch.load(node.folder / "model.pt") for node in swarm.nodes]
+        for node in swarm.nodes:
+            assert [event["tokens"] for event in node.events("contributed")] == [10 * 2 * 32] * ROUNDS
+    for name, values in models[0].items():
+        assert torch.equal(values, models[1][name]), name
+
+
+@pytest.mark.long
+def test_trls_trainer_takes_the_callback_and_its_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("trl", reason="trl is not installed")
+    lines = tmp_path / "lines"
+    lines.write_text("\n".join(" ".join(WORDS[start:] + WORDS[:start]) for start in range(4)) * 20)
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        swarm.begin_by_link(example("sft.py"), str(model), str(lines), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
+        finished(swarm)
+        ended = [load_file(node.folder / "adapters" / "adapter_model.safetensors") for node in swarm.nodes]
+        for node in swarm.nodes:
+            trained = [event["loss"] for event in node.events("contributed")]
+            assert trained[-1] < trained[0], trained
+            assert read_layout(node.folder / LAYOUT).numel == 2 * 2 * 4 * 32
+    for name, values in ended[0].items():
+        assert torch.equal(values, ended[1][name]), name
+
+
 def test_what_a_hugging_face_trainer_logs_has_the_round_its_members_and_the_held_out_loss() -> None:
     pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
     from shoal.node import own_loop_hf

@@ -25,7 +25,7 @@ from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab", "tests")
-OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py"}
+OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py", "prepared.py", "sft.py"}
 """Files that the documents have their reader write."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -53,7 +53,7 @@ def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")} - {"404"}
-    made = {"bounds", "commands", "errors", "events", "manifest", "messages", "modules"}
+    made = {"bounds", "commands", "errors", "events", "manifest", "messages", "modules", "sizes"}
     assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | made
     assert "is not the address of a node" in (tmp_path / "site" / "errors.html").read_text()
 

@@ -159,7 +159,7 @@ def test_container_is_run_with_the_ports_and_the_volume_of_its_file() -> None:
 
 def test_page_names_the_files_that_there_are() -> None:
     named = set(re.findall(r"deploy/([\w.-]+)", PAGE))
-    assert named == {UNIT, USER_UNIT, CONTAINER, SCRIPT}
+    assert named == {UNIT, USER_UNIT, CONTAINER, SCRIPT, "compose.yaml", "prometheus.yml"}
     assert all((ROOT / "deploy" / name).is_file() for name in named)
 
 
