@@ -169,6 +169,8 @@ def _check_agent(manifest: Manifest, options: RunOptions) -> None:
         raise ConfigError(
             f"--rollouts {options.rollouts}: this swarm averages its policies too, and every node trains; leave it out"
         )
+    if options.engine is not None and options.rollouts != "sample":
+        raise ConfigError("--engine: only a sampler can do without a policy; add --rollouts sample, or leave it out")
     policies = installed_policies()
     if manifest.workload.name not in policies:
         raise ConfigError(
