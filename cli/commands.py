@@ -14,6 +14,7 @@ import typer
 from shoal.cli.amend import amend
 from shoal.cli.card import card
 from shoal.cli.doctor import doctor
+from shoal.cli.engine import engine
 from shoal.cli.evaluate import evaluate
 from shoal.cli.evidence import evidence
 from shoal.cli.export import export
@@ -43,6 +44,7 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "invite": invite,
         "revoke": take_back,
         "relay": relay,
+        "engine": engine,
     },
     "A node": {
         "run": run,

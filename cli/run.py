@@ -165,6 +165,13 @@ def _check_agent(manifest: Manifest, options: RunOptions) -> None:
     from shoal.node.sapo.policies import installed_policies
     from shoal.node.sapo.tasks import nearest
 
+    if options.engine is not None and options.rollouts != "sample":
+        raise ConfigError("--engine: only a sampler can do without a policy; add --rollouts sample, or leave it out")
+    if options.engine is not None and not manifest.strategy.shares_rollouts:
+        raise ConfigError(
+            "--engine: this swarm averages its policies, and an engine does not follow them yet; without it the node "
+            "samples from the certified policy itself"
+        )
     policies = installed_policies()
     if manifest.workload.name not in policies:
         raise ConfigError(

@@ -117,6 +117,15 @@ def check_hivemind(addresses: Sequence[str], option: str) -> None:
         check_peers(addresses, option)
 
 
+def parse_engine(text: str, option: str) -> HostPort:
+    """Host and port of an engine's URL. Raises ConfigError."""
+    found = re.fullmatch(r"http://(?P<place>[^/?#@]+)(/|/v1/?)?", text)
+    if found is None:
+        raise ConfigError(f"{option}: {text!r} is no engine's address; write http://127.0.0.1:8000")
+    place = found["place"]
+    return parse_host_port(place if re.search(r":\d+\Z", place) else f"{place}:80", option)
+
+
 def parse_hold(text: str, option: str) -> Hold:
     """One hold. Raises ConfigError."""
     return Hold.parse(text)
@@ -401,6 +410,16 @@ class NodeOptions:
             panel=SHARING,
         ),
     ] = "train"
+    engine: Annotated[
+        HostPort | None,
+        Option(
+            "--engine",
+            help="With --rollouts sample: have this server of OpenAI's completions draw them, and hold no policy here.",
+            metavar="URL",
+            panel=SHARING,
+            parse=parse_engine,
+        ),
+    ] = None
     local_groups: Annotated[
         int | None,
         Option(

@@ -409,6 +409,8 @@ class Manifest(Message, frozen=True, kw_only=True):
         }
         if same.membership is not None and same.membership.seats == MEMBER_LIMIT:
             del tables["membership"]["seats"]  # earlier releases have no such key, and need none then
+        if same.rollouts is not None and not same.rollouts.labels:
+            del tables["rollouts"]["labels"]  # as above
         return canonical(tables)
 
     @staticmethod

@@ -91,6 +91,13 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
             "(positive)."
         ),
     ] = "positive"
+    labels: Annotated[
+        bool,
+        Meta(
+            description="Whether groups that an engine drew (shoal run --engine) say by which policy, and with which "
+            "log-probabilities."
+        ),
+    ] = False
 
 
 def check_rollouts(section: RolloutsSection | None, sync: SyncSection) -> None:

@@ -15,6 +15,9 @@ Source: "Sharing is Caring: Efficient LM Post-Training with Collective RL Experi
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -57,7 +60,17 @@ NEWS_LIMIT_BYTES = BATCH_LIMIT_BYTES - 1024
 HELD_LIMIT_ITEMS = 512
 VARIANCE_TOLERANCE = 1e-9
 
+TOKEN_LIMIT = 32_768
+"""Tokens of one completion."""
+POLICY_LIMIT_CHARS = 128
+LOG_PROB_TOLERANCE = 1e-3
+"""A log-probability may be so far above 0: softmax in the engine's precision rounds."""
+
+_TOKEN_BYTES = 4
 _SEED_CONTEXT = "shoal rollout task seed v1"
+_SAMPLING_CONTEXT = "shoal rollout sampling seed v1"
+SAMPLING_SEEDS = 2**31
+"""Seeds of sampling are below it, as every engine takes them."""
 
 
 class Reason(StrEnum):
@@ -101,17 +114,62 @@ class TaskRef(Message, frozen=True, kw_only=True):
     index: Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
+class Drawn(Message, frozen=True, kw_only=True):
+    """The tokens of one completion, uint32, and their log-probabilities, float32, all little-endian, as the engine gave
+    them. tokens: of none, or of each log-probability."""
+
+    log_probs: Annotated[bytes, Meta(min_length=_TOKEN_BYTES, max_length=_TOKEN_BYTES * TOKEN_LIMIT)]
+    tokens: Annotated[bytes, Meta(max_length=_TOKEN_BYTES * TOKEN_LIMIT)] = b""
+
+    def __post_init__(self) -> None:
+        if len(self.log_probs) % _TOKEN_BYTES or len(self.tokens) not in (0, len(self.log_probs)):
+            raise ValueError("log-probabilities and tokens of different numbers")
+        if not all(is_log_prob(value) for value in self.values()):
+            raise ValueError("a log-probability that is not finite, or above 0")
+
+    @staticmethod
+    def of(log_probs: Sequence[float], tokens: Sequence[int]) -> Drawn:
+        """Pack both. tokens: of each log-probability, or none, below 2^32."""
+        return Drawn(
+            log_probs=struct.pack(f"<{len(log_probs)}f", *log_probs), tokens=struct.pack(f"<{len(tokens)}I", *tokens)
+        )
+
+    def values(self) -> tuple[float, ...]:
+        """The log-probabilities."""
+        return struct.unpack(f"<{len(self.log_probs) // _TOKEN_BYTES}f", self.log_probs)
+
+    def ids(self) -> tuple[int, ...]:
+        """The tokens, if there are any."""
+        return struct.unpack(f"<{len(self.tokens) // _TOKEN_BYTES}I", self.tokens)
+
+
+class Sampling(Message, frozen=True, kw_only=True):
+    """How an engine drew a group: the policy by the engine's own name for it, and each completion's tokens.
+
+    drawn: none where the engine gives no log-probabilities; a learner then has its own alone.
+    """
+
+    policy: Annotated[str, Meta(min_length=1, max_length=POLICY_LIMIT_CHARS)]
+    drawn: Annotated[tuple[Drawn, ...], Meta(max_length=COMPLETION_LIMIT)] = ()
+
+
 class RolloutGroup(Message, frozen=True, kw_only=True):
-    """Completions of one task by `origin`'s policy, in `origin`'s round."""
+    """Completions of one task by `origin`'s policy, in `origin`'s round.
+
+    sampling: left out but where the swarm's [rollouts] say `labels`, and an engine made the group.
+    """
 
     origin: PeerIdField
     round: CounterField
     policy_version: CounterField
     task: TaskRef
     completions: Annotated[tuple[str, ...], Meta(min_length=COMPLETION_LEAST, max_length=COMPLETION_LIMIT)]
+    sampling: Sampling | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         parse_peer_id(self.origin)
+        if self.sampling is not msgspec.UNSET and len(self.sampling.drawn) not in (0, len(self.completions)):
+            raise ValueError("tokens of another number of completions")
         if any(len(text.encode()) > COMPLETION_LIMIT_BYTES for text in self.completions):
             raise ValueError(f"a completion of more than {COMPLETION_LIMIT_BYTES} bytes")
 
@@ -201,6 +259,17 @@ def assigned_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: i
     """The seed (63 bits) of the task that `origin` has at `index` of its round."""
     name = canonical([swarm_id, origin, round_number, index])
     return int.from_bytes(blake3(name, derive_key_context=_SEED_CONTEXT).digest()[:8], "big") & COUNTER_LIMIT
+
+
+def sampling_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: int) -> int:
+    """The seed, below SAMPLING_SEEDS, with which an engine draws the first completion of a group; others follow it."""
+    name = canonical([swarm_id, origin, round_number, index])
+    return int.from_bytes(blake3(name, derive_key_context=_SAMPLING_CONTEXT).digest()[:4], "big") % SAMPLING_SEEDS
+
+
+def is_log_prob(value: float) -> bool:
+    """Return whether `value` can be the logarithm of a probability."""
+    return math.isfinite(value) and value <= LOG_PROB_TOLERANCE
 
 
 def is_own_task(swarm_id: SwarmId, origin: PeerId, round_number: int, task: TaskRef) -> bool:

@@ -176,6 +176,13 @@ class AgentDied(Event, frozen=True, kw_only=True):
     cause: str = ""
 
 
+class EngineFailed(Event, frozen=True, kw_only=True):
+    """Strategy rollouts: the engine that draws this sampler's groups gave nothing, for `reason`; it is asked again."""
+
+    round: int
+    reason: str
+
+
 # -- peers, and how this node is reached -------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
           ◄──────────────────────────────────────── Asked   what each of them answers, as far as it was opened
           ◄──────────────────────────────────────── Judged  what each of them is worth
           ◄──────────────────────────────────────── Done    the round; Made again, and so on
+          ◄──────────────────────────────────────── Waiting for an engine, if it has one
     Pause, Resume, Stop at any time
 
 The daemon answers a `Judged` with a refusal in it by what it has in place of the refused groups, `Pulled … Delivered`
@@ -54,7 +55,8 @@ class Begin(Message, frozen=True, kw_only=True):
 
     rollouts: the swarm's section, in which local, external and group_size may be this node's own. announced: rounds
     below this one have been announced and are not made again. rounds: how many to make, None for no end. averages: the
-    node's data folder, where the agent is to attach as the training loop of a node that averages policies.
+    node's data folder, where the agent is to attach as the training loop of a node that averages policies. engine: host
+    and port of the engine that draws a sampler's groups, which then has no policy.
     """
 
     policy: str
@@ -73,6 +75,7 @@ class Begin(Message, frozen=True, kw_only=True):
     announced: Count = 0
     rounds: int | None = None
     averages: str | None = None
+    engine: tuple[str, int] | None = None
 
 
 class Pulled(Message, frozen=True, kw_only=True):
@@ -152,6 +155,12 @@ class Done(Message, frozen=True, kw_only=True):
     seconds: float
 
 
+class Waiting(Message, frozen=True, kw_only=True):
+    """The reason why a sampler's engine gave nothing this time; it tries again."""
+
+    reason: Annotated[str, Meta(max_length=SUMMARY_LIMIT_CHARS)]
+
+
 class Saved(Message, frozen=True, kw_only=True):
     """Policy and optimizer are on disk, with `round` as the next round, unless `failure` says why not."""
 
@@ -163,7 +172,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Ready | Made | Asked | Take | Judged | Done | Saved | Finished | Failed
+AgentReport = Ready | Made | Asked | Take | Judged | Done | Waiting | Saved | Finished | Failed
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

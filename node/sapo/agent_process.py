@@ -4,150 +4,40 @@ Run by the daemon as ``python -P -m shoal.node.sapo.agent_process SOCKET`` with 
 pair of `agent_messages`. It opens nothing that a peer could reach and has no keys: peers' text is scored here, or in
 the sandbox that it starts.
 
-Two threads. The main one generates, judges and trains. The other reads the socket, and when the daemon is gone (end of
-stream) ends the process at once. What that loses is at most the rounds since the last file of `learner_state`.
+Two threads. The main one generates, judges and trains. The other reads the socket (`daemon_line`), and when the daemon
+is gone (end of stream) ends the process at once. What that loses is at most the rounds since the last file of
+`learner_state`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from shoal.node.pipe import EXIT_FAILED, EXIT_ORPHANED, SUMMARY_LIMIT_CHARS, ParentPipe, Pause, Resume, Stop, describe
+from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import (
-    Asked,
-    Begin,
-    Delivered,
-    Done,
-    Finished,
-    Judged,
-    Made,
-    Order,
-    Pulled,
-    Ready,
-    Saved,
-    Take,
-    unpack_order,
-)
+from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Saved
 from shoal.node.sapo.averaging import Averaging
-from shoal.node.sapo.families import load_family
+from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, choices_of, run
 from shoal.node.sapo.following import Following
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.grpo import GrpoSettings
-from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.learner import Learner, LearnerSettings, RoundReport
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
-from shoal.protocol.errors import LocalError, StorageError
-from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
-from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import announce_group, assigned_seed, encode_group
+from shoal.protocol.errors import StorageError
+from shoal.protocol.rollouts import assigned_seed
 from shoal.protocol.wire import SwarmId
 
 SAVE_ROUNDS: Final = 4
-ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
-"""More than a delivery, which is the most that waits to be read."""
 JUDGE_WAIT_S: Final = 10.0
-
-
-class Stopped(Exception):
-    """The daemon wants the process to end."""
-
-
-class DaemonLine(ParentPipe[Order]):
-    """The agent's end of the pipe: a pause and a stop have their effect between two pieces of work."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._stopping = False
-        self._goes_on = threading.Event()
-        self._goes_on.set()
-        super().__init__(descriptor, unpack_order, who="agent", queued=ORDER_QUEUE_LIMIT)
-
-    def receive(self) -> Order:
-        """Wait for an answer or an order. Raises Stopped."""
-        order = super().receive()
-        if isinstance(order, Stop):
-            raise Stopped
-        return order
-
-    def rest(self) -> None:
-        """Between two pieces of work: wait while the node is paused. Raises Stopped."""
-        self._goes_on.wait()
-        if self._stopping:
-            raise Stopped
-
-    def take(self, order: Order) -> None:
-        """Note a pause, a resumption or a stop at once; the rest is queued, a stop too, for whoever waits."""
-        if isinstance(order, Pause):
-            self._goes_on.clear()
-            return
-        if isinstance(order, Stop):
-            self._stopping = True
-        if isinstance(order, Stop | Resume):
-            self._goes_on.set()
-        if not isinstance(order, Resume):
-            super().take(order)
-
-
-class DaemonSharing:
-    """`Sharing` through the daemon: own groups are announced there, others' come from there and are judged here."""
-
-    def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
-        self._me = begin.me
-        self._line = line
-        self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
-
-    def offer(self, groups: Sequence[JudgedGroup]) -> None:
-        """See `Sharing`."""
-        for group in groups:
-            try:
-                rollout = rollout_of(group, self._me)
-                encoded = encode_group(rollout)
-                announcement = announce_group(rollout, encoded, group.rewards)
-            except LocalError as error:
-                print(f"agent: a group is not shared: {error}", file=sys.stderr, flush=True)
-                continue
-            self._judge.note_own(group.texts)
-            self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
-            self._line.send(Asked(digest=announcement.digest, question=group.prompt))
-        self._line.rest()
-
-    def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
-        """See `Sharing`. wait_s: how long to wait for offers."""
-        self._line.rest()
-        self._line.send(Take(count=count, wait_s=wait_s))
-        taken: list[JudgedGroup] = []
-        refused = True
-        while refused and (pulled := self._delivery()):
-            judged = self._judge.judge(pulled)
-            for (offer, _), one in zip(pulled, judged, strict=True):
-                if one.question:
-                    self._line.send(Asked(digest=offer.digest, question=one.question))
-            self._line.send(Judged(verdicts=tuple(one.verdict for one in judged)))
-            accepted = [one.group for one in judged if one.group is not None]
-            taken += accepted
-            refused = len(accepted) < len(judged)
-        return taken
-
-    def _delivery(self) -> list[tuple[Offer, bytes]]:
-        came = []
-        while isinstance(order := self._line.receive(), Pulled):
-            came.append((order.offer, order.group))
-        if not isinstance(order, Delivered):
-            raise LocalError(f"a {type(order).__name__} where groups were asked for")
-        return came
 
 
 class Agent:
@@ -285,36 +175,12 @@ class Agent:
         self._line.send(Saved(round=self.learner.round, failure=failure))
 
 
-def choices_of(begin: Begin) -> list[TaskChoice]:
-    """The families that the swarm draws from. Raises ConfigError for one that is not to be had here."""
-    return [
-        TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
-        for entry in begin.rollouts.tasks
-    ]
-
-
-def serve(descriptor: int) -> int:
-    """Serve one daemon over an inherited descriptor; return the exit status."""
-    line = DaemonLine(descriptor)
-    try:
-        begin = line.receive()
-        if not isinstance(begin, Begin):
-            raise LocalError(f"{type(begin).__name__} before Begin")
-        if begin.threads:
-            torch.set_num_threads(begin.threads)
-        source = TaskSource(choices_of(begin))
-        with Scorer(source) as scorer:
-            Agent(begin, line, source=source, scorer=scorer).run()
-    except Stopped:
-        return 0
-    except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
-        line.send(describe(error))
-        return EXIT_FAILED
-    return 0
+def make_rounds(begin: Begin, line: DaemonLine, source: TaskSource, scorer: Scorer) -> None:
+    """Be the agent that `begin` says, to its end."""
+    if begin.threads:
+        torch.set_num_threads(begin.threads)
+    Agent(begin, line, source=source, scorer=scorer).run()
 
 
 if __name__ == "__main__":
-    status = serve(int(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # all is written; taking torch down in order would only take time
+    run(make_rounds)

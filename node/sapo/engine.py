@@ -19,7 +19,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ from shoal.node.sapo.agent_messages import (
     Ready,
     Saved,
     Take,
+    Waiting,
     unpack_agent_report,
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
@@ -71,6 +72,7 @@ from shoal.swarm.members import Members
 from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, RolloutExchange
 
 PROGRAM = ("-m", "shoal.node.sapo.agent_process")
+SAMPLER_PROGRAM = ("-m", "shoal.node.sapo.sampler_process")
 STOP_DEADLINE_S = 10.0
 """From the order to stop to the end: one piece of a round, and a file to write."""
 STALL_DEADLINE_S = 1800.0
@@ -90,10 +92,10 @@ MARK_LIMIT_BYTES = 32
 logger = logging.getLogger(__name__)
 
 
-def running_agent(threads: int) -> AbstractAsyncContextManager[Child[AgentReport]]:
+def running_agent(threads: int, *, program: Sequence[str] = PROGRAM) -> AbstractAsyncContextManager[Child[AgentReport]]:
     """Spawn an agent; see `running_child`."""
     return running_child(
-        PROGRAM,
+        program,
         unpack=unpack_agent_report,
         stop_s=STOP_DEADLINE_S,
         logger=logging.getLogger("shoal.agent"),
@@ -138,6 +140,7 @@ class RolloutEngine:
         self._arrived = 0  # announcements, when the agent last asked
         self._take_ends_at = 0.0
         self._pulled_bytes = 0
+        self._waited = ("", -1)  # why for its engine, and in which round
         self._refused: Counter[Reason] = Counter()  # by the exchange, as of the last round
         self._status = RolloutStatus(role=parts.config.rollouts)
         self._random = random.Random(parts.identity.peer_id)
@@ -245,7 +248,8 @@ class RolloutEngine:
 
     async def _run_agent(self) -> ChildDied | ChildRaised:
         """Run one agent from spawn to its end, and return that end."""
-        async with running_agent(self._p.config.threads) as child:
+        program = PROGRAM if self._p.config.engine is None else SAMPLER_PROGRAM
+        async with running_agent(self._p.config.threads, program=program) as child:
             try:
                 self._intake = None
                 await child.send(self._begin())
@@ -288,6 +292,7 @@ class RolloutEngine:
             announced=self._announced,
             rounds=None if self._p.averages else config.rounds,
             averages=str(config.data_dir.absolute()) if self._p.averages else None,
+            engine=config.engine,
         )
 
     async def _pass_on_pauses(self) -> None:
@@ -311,6 +316,8 @@ class RolloutEngine:
                 await self._weigh(child, report)
             case Done():
                 self._finish_round(report)
+            case Waiting():
+                self._wait_for_engine(report)
             case Saved():
                 self._p.events.write(events.AgentSaved(round=report.round, failure=report.failure))
                 if report.failure:
@@ -318,6 +325,14 @@ class RolloutEngine:
             case Finished():
                 self.finished = True
                 self.ask_to_leave()
+
+    def _wait_for_engine(self, waiting: Waiting) -> None:
+        """Say once in each round why its engine gives nothing."""
+        logger.warning("%s", waiting.reason)
+        if (waiting.reason, self.state_round) != self._waited:
+            self._waited = waiting.reason, self.state_round
+            self._p.events.write(events.EngineFailed(round=self.state_round, reason=waiting.reason))
+            self._p.on_progress(Notice(text=f"no groups for now: {waiting.reason}"))
 
     def _begun(self, ready: Ready, *, pid: int) -> None:
         self.machine = ready

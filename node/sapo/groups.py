@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import RolloutGroup
+from shoal.protocol.rollouts import RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from shoal.node.sapo.tasks import Task
@@ -18,7 +20,7 @@ class JudgedGroup:
     """G completions of one prompt, with the rewards that this node gave them.
 
     `texts` and `rewards`: (G,), rewards in [0, 1]. `origin`: who generated them, None for this node. `round` and
-    `policy_version` are the origin's.
+    `policy_version` are the origin's. `sampling`: how its engine drew them, if it said so.
     """
 
     task: Task
@@ -28,6 +30,7 @@ class JudgedGroup:
     origin: PeerId | None
     round: int
     policy_version: int
+    sampling: Sampling | None = None
 
 
 def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
@@ -40,4 +43,5 @@ def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
         policy_version=group.policy_version,
         task=group.task.ref,
         completions=group.texts,
+        sampling=msgspec.UNSET if group.sampling is None else group.sampling,
     )

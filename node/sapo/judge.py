@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.selection import VARIANCE_LEAST, Verdict
 from shoal.node.sapo.tasks import Task, TaskSource
@@ -196,6 +198,7 @@ class Judge:
             origin=peer,
             round=one.group.round,
             policy_version=one.group.policy_version,
+            sampling=None if one.group.sampling is msgspec.UNSET else one.group.sampling,
         )
 
 

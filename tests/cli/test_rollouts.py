@@ -10,10 +10,14 @@ from shoal.cli.init import InitOptions, found
 from shoal.cli.render import shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.control_client import BytesStatus, RolloutStatus, Status
+from shoal.node.option import HostPort
+from shoal.node.options import parse_engine
 from shoal.node.outcome import RoundShared
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
+
+ENGINE = HostPort("127.0.0.1", 8000)
 
 
 def write_manifest(folder: Path, strategy: str = "rollouts", workload: str = "text") -> Path:
@@ -56,6 +60,15 @@ def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> N
         ({}, "rollouts", "regression", "[workload] names a policy, and 'regression' is none"),
         ({"accumulate": 2}, "rollouts", "text", "--accumulate: an agent that shares rollouts trains on groups"),
         ({"accumulate": 2}, "diloco", "char-policy", "--accumulate: an agent that shares rollouts trains on groups"),
+        ({"engine": ENGINE}, "rollouts", "text", "--engine: only a sampler can do without a policy"),
+        ({"engine": ENGINE, "rollouts": "judge"}, "rollouts", "text", "--engine: only a sampler"),
+        (
+            {"engine": ENGINE, "rollouts": "sample"},
+            "diloco",
+            "char-policy",
+            "--engine: this swarm averages its policies",
+        ),
+        ({"engine": ENGINE}, "diloco", "text", "--engine: this swarm's strategy is diloco; leave it out"),
         ({"processes": 2}, "rollouts", "text", "--processes: an agent that shares rollouts is one process"),
         ({"processes": 2}, "diloco", "char-policy", "--processes: an agent that shares rollouts is one process"),
     ],
@@ -67,6 +80,25 @@ def test_option_that_cannot_be_used_is_said_in_one_line(
     with pytest.raises(ConfigError) as caught:
         config_of(RunOptions(manifest=path, **options))  # type: ignore[arg-type]
     assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_engine_is_named_by_its_url(tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
+        assert parse_engine(url, "--engine") == ENGINE
+    assert parse_engine("http://gpu.local", "--engine") == ("gpu.local", 80)
+    assert parse_engine("http://[::1]:8000", "--engine") == ("::1", 8000)
+    assert parse_engine("http://[::1]", "--engine") == ("::1", 80)
+    config = config_of(RunOptions(manifest=write_manifest(tmp_path), rollouts="sample", engine=ENGINE))
+    assert config.engine == ENGINE
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "https://127.0.0.1", "http://", "http://a:99999", "http://a@b", "http://a/v2", "file:///"]
+)
+def test_engine_that_is_no_url_is_said_in_one_line(url: str) -> None:
+    with pytest.raises(ConfigError, match="--engine: ") as caught:
+        parse_engine(url, "--engine")
     assert "\n" not in str(caught.value)
 
 

@@ -171,4 +171,40 @@ SAPO: tuple[Bug, ...] = (
         '"norm_perceptron": "norm_2", "query_key_value": "qkv", "project": "out"',
         '"query_key_value": "qkv", "project": "out", "norm_perceptron": "norm_2"',
     ),
+    bug(
+        "a group has completions of two policies",
+        "tests/node/sapo/test_engine_client.py::test_completions_of_two_policies_are_never_in_one_group",
+        "if came and reply.policy != policy:",
+        "if came and not reply.policy:",
+    ),
+    bug(
+        "a sampler's group is labelled with its own round",
+        "tests/node/sapo/test_sampler_process.py::test_groups_have_the_label_of_who_drew_them_and_seeds_that_are_assigned",
+        "policy_version=version_of(drawn.policy)",
+        "policy_version=self._round",
+    ),
+    bug(
+        "a completion that did not come to an end is taken",
+        "tests/node/sapo/test_completions.py::test_reply_that_is_none_is_refused",
+        "if choice.finish_reason not in ENDS:",
+        'if choice.finish_reason == "error":',
+    ),
+    bug(
+        "an engine's token is not looked up in its vocabulary",
+        "tests/node/sapo/test_completions.py::test_reply_that_is_none_is_refused",
+        "0 <= token < vocabulary",
+        "0 <= token < TOKEN_IDS",
+    ),
+    bug(
+        "a reply may break off",
+        "tests/node/sapo/test_engine_client.py::test_engine_that_breaks_off_or_is_busy_is_waited_for_however_often",
+        'raise NetworkError("it broke off in the middle of an answer") from None',
+        "return status, bytes(body)",
+    ),
+    bug(
+        "a stranger's log-probabilities need not be finite",
+        "tests/protocol/test_rollouts.py::test_label_out_of_range_is_malformed",
+        "return math.isfinite(value) and value <= LOG_PROB_TOLERANCE",
+        "return not value > LOG_PROB_TOLERANCE",
+    ),
 )

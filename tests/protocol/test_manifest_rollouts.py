@@ -57,6 +57,7 @@ CHANGES: list[dict[str, object]] = [
     {"staleness_rounds": 0},
     {"sampling": "weighted"},
     {"external_terms": "naive"},
+    {"labels": True},
 ]
 
 

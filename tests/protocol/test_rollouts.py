@@ -15,9 +15,11 @@ from shoal.protocol.rollouts import (
     GROUP_LIMIT_BYTES,
     SEALED_LIMIT_BYTES,
     AnnouncementBatch,
+    Drawn,
     Reason,
     RolloutError,
     RolloutGroup,
+    Sampling,
     TaskRef,
     announce_group,
     assigned_seed,
@@ -33,6 +35,7 @@ from shoal.protocol.rollouts import (
     is_own_task,
     open_announcement,
     reward_moments,
+    sampling_seed,
     seal_announcement,
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
@@ -43,6 +46,7 @@ BOB = Identity.from_seed(bytes(32))
 SWARM = SwarmId(bytes(range(32)))
 OTHER_SWARM = SwarmId(bytes(32))
 GOLDEN_SEED = 7326086550012662176
+GOLDEN_SAMPLING_SEED = 940285795
 
 
 def task_of(identity: Identity, *, round_number: int = 3, index: int = 1, config: bytes = b"\x80") -> TaskRef:
@@ -288,3 +292,60 @@ def test_batch_of_the_largest_announcements_fits_a_gossip_message() -> None:
     assert len(sealed) <= SEALED_LIMIT_BYTES
     batch = AnnouncementBatch(announcements=(sealed.ljust(SEALED_LIMIT_BYTES),) * 64, held=(bytes(32),) * 512)
     assert decode_batch(encode_batch(batch)) == batch
+
+
+SAMPLING = Sampling(policy="7-3f2a", drawn=(Drawn.of((-0.5, -1.25), (3, 2**32 - 1)), Drawn.of((0.0,), ())))
+LABELLED = msgspec.structs.replace(GROUP, sampling=SAMPLING)
+
+
+def test_group_says_how_it_was_drawn_and_without_that_it_is_what_it_was() -> None:
+    decoded = decode_group(encode_group(LABELLED))
+    assert decoded == LABELLED
+    assert decoded.sampling is not msgspec.UNSET
+    first, second = decoded.sampling.drawn
+    assert (first.values(), first.ids()) == ((-0.5, -1.25), (3, 2**32 - 1))
+    assert (second.values(), second.ids()) == ((0.0,), ())
+    bare = msgspec.structs.replace(LABELLED, sampling=Sampling(policy="7-3f2a"))
+    assert decode_group(encode_group(bare)).sampling == Sampling(policy="7-3f2a")
+    assert b"sampling" not in encode_group(GROUP)
+    assert len({digest_of(encode_group(one)) for one in (GROUP, LABELLED, bare)}) == 3
+
+
+FLOAT_NAN, FLOAT_INFINITE, FLOAT_ONE = bytes.fromhex("0000c07f"), bytes.fromhex("000080ff"), bytes.fromhex("0000803f")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"policy": ""},
+        {"policy": "p" * 129},
+        {"policy": "p", "drawn": [{"log_probs": bytes(4)}]},
+        {"policy": "p", "drawn": [{"log_probs": bytes(4)}] * 3},
+        {"policy": "p", "drawn": [{"log_probs": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(5), "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "tokens": bytes(4)}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": FLOAT_NAN, "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": FLOAT_INFINITE, "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": FLOAT_ONE, "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(4 * 32_769), "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [], "seed": 1},
+    ],
+)
+def test_label_out_of_range_is_malformed(sampling: dict[str, object]) -> None:
+    plain = msgspec.to_builtins(GROUP, builtin_types=(bytes,))
+    with pytest.raises(RolloutError) as caught:
+        decode_group(canonical({**plain, "sampling": sampling}))
+    assert caught.value.reason is Reason.MALFORMED
+
+
+def test_sampling_seed_is_assigned_and_what_it_was() -> None:
+    seeds = {
+        sampling_seed(swarm, who.peer_id, round_number, index)
+        for swarm in (SWARM, OTHER_SWARM)
+        for who in (ALICE, BOB)
+        for round_number in (3, 4)
+        for index in (0, 1)
+    }
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert sampling_seed(SWARM, ALICE.peer_id, 3, 1) == GOLDEN_SAMPLING_SEED != GOLDEN_SEED % 2**31

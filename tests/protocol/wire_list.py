@@ -47,7 +47,10 @@ a layout, with an entry of its own), or that the SwarmId holds."""
 LATER_KINDS = {frame.FrameKind.SHARE: SHARE_PROTOCOL}
 """Kinds of frames that a node of the first release does not know, and is never sent."""
 
-LATER_FIELDS = {("Value", "counted"): "where [membership] seats are few"}
+LATER_FIELDS = {
+    ("Value", "counted"): "where [membership] seats are few",
+    ("RolloutGroup", "sampling"): "where [rollouts] labels are asked for",
+}
 """Fields that a node of the first release does not know, and is never sent: they are left out but where a setting is
 used with which it refuses the manifest."""
 

@@ -1,0 +1,157 @@
+"""A child's line to its daemon where rollouts are made: orders, groups that go out, and others' groups that come in.
+
+What makes rounds is one of two programs: `agent_process`, which holds a policy, or `sampler_process`, which draws from
+an engine and needs no tensors. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from shoal.node.pipe import EXIT_FAILED, ParentPipe, Pause, Resume, Stop, describe
+from shoal.node.sapo.agent_messages import Asked, Begin, Delivered, Judged, Made, Order, Pulled, Take, unpack_order
+from shoal.node.sapo.families import load_family
+from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.judge import Judge
+from shoal.node.sapo.scoring import Scorer
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.protocol.errors import LocalError
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import announce_group, encode_group
+from shoal.protocol.wire import SwarmId
+
+ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
+"""More than a delivery, which is the most that waits to be read."""
+
+
+class Stopped(Exception):
+    """The daemon wants the process to end."""
+
+
+class DaemonLine(ParentPipe[Order]):
+    """The agent's end of the pipe: a pause and a stop have their effect between two pieces of work.
+
+    stopping: is set once the daemon wants the process to end.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.stopping = threading.Event()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        super().__init__(descriptor, unpack_order, who="agent", queued=ORDER_QUEUE_LIMIT)
+
+    def receive(self) -> Order:
+        """Wait for an answer or an order. Raises Stopped."""
+        order = super().receive()
+        if isinstance(order, Stop):
+            raise Stopped
+        return order
+
+    def rest(self) -> None:
+        """Between two pieces of work: wait while the node is paused. Raises Stopped."""
+        self._goes_on.wait()
+        if self.stopping.is_set():
+            raise Stopped
+
+    def take(self, order: Order) -> None:
+        """Note a pause, a resumption or a stop at once; the rest is queued, a stop too, for whoever waits."""
+        if isinstance(order, Pause):
+            self._goes_on.clear()
+            return
+        if isinstance(order, Stop):
+            self.stopping.set()
+        if isinstance(order, Stop | Resume):
+            self._goes_on.set()
+        if not isinstance(order, Resume):
+            super().take(order)
+
+
+class DaemonSharing:
+    """`Sharing` through the daemon: own groups are announced there, others' come from there and are judged here."""
+
+    def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
+        self._me = begin.me
+        self._line = line
+        self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
+
+    def offer(self, groups: Sequence[JudgedGroup]) -> None:
+        """See `Sharing`."""
+        for group in groups:
+            try:
+                rollout = rollout_of(group, self._me)
+                encoded = encode_group(rollout)
+                announcement = announce_group(rollout, encoded, group.rewards)
+            except LocalError as error:
+                print(f"agent: a group is not shared: {error}", file=sys.stderr, flush=True)
+                continue
+            self._judge.note_own(group.texts)
+            self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
+            self._line.send(Asked(digest=announcement.digest, question=group.prompt))
+        self._line.rest()
+
+    def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
+        """See `Sharing`. wait_s: how long to wait for offers."""
+        self._line.rest()
+        self._line.send(Take(count=count, wait_s=wait_s))
+        taken: list[JudgedGroup] = []
+        refused = True
+        while refused and (pulled := self._delivery()):
+            judged = self._judge.judge(pulled)
+            for (offer, _), one in zip(pulled, judged, strict=True):
+                if one.question:
+                    self._line.send(Asked(digest=offer.digest, question=one.question))
+            self._line.send(Judged(verdicts=tuple(one.verdict for one in judged)))
+            accepted = [one.group for one in judged if one.group is not None]
+            taken += accepted
+            refused = len(accepted) < len(judged)
+        return taken
+
+    def _delivery(self) -> list[tuple[Offer, bytes]]:
+        came = []
+        while isinstance(order := self._line.receive(), Pulled):
+            came.append((order.offer, order.group))
+        if not isinstance(order, Delivered):
+            raise LocalError(f"a {type(order).__name__} where groups were asked for")
+        return came
+
+
+def choices_of(begin: Begin) -> list[TaskChoice]:
+    """The families that the swarm draws from. Raises ConfigError for one that is not to be had here."""
+    return [
+        TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
+        for entry in begin.rollouts.tasks
+    ]
+
+
+MakeRounds = Callable[[Begin, DaemonLine, TaskSource, Scorer], None]
+
+
+def serve(descriptor: int, make_rounds: MakeRounds) -> int:
+    """Serve one daemon over an inherited descriptor; return the exit status."""
+    line = DaemonLine(descriptor)
+    try:
+        begin = line.receive()
+        if not isinstance(begin, Begin):
+            raise LocalError(f"{type(begin).__name__} before Begin")
+        source = TaskSource(choices_of(begin))
+        with Scorer(source) as scorer:
+            make_rounds(begin, line, source, scorer)
+    except Stopped:
+        return 0
+    except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
+        line.send(describe(error))
+        return EXIT_FAILED
+    return 0
+
+
+def run(make_rounds: MakeRounds) -> None:
+    """Serve the daemon whose descriptor is the program's argument, and exit."""
+    status = serve(int(sys.argv[1]), make_rounds)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is written; taking torch down in order would only take time

@@ -1,0 +1,133 @@
+"""A sampler without a policy of its own: a child process that has an engine draw its groups, and scores them.
+
+Run by the daemon in place of `agent_process` for `--rollouts sample --engine URL`, with the same line to it. It holds
+no model, and imports no torch. A round is as many groups as the swarm's manifest or the user says; one that the engine
+does not manage is left out, and the next round asks other tasks. Nothing that the engine does ends the process.
+
+The label of a group, its policy's version, is what the engine said with the completions themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+from shoal.node.option import HostPort
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS
+from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Waiting
+from shoal.node.sapo.completions import version_of
+from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
+from shoal.node.sapo.engine_client import DrawnGroup, EngineClient
+from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.scoring import Scorer
+from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.protocol.errors import LocalError
+from shoal.protocol.rollouts import Sampling, sampling_seed
+from shoal.protocol.wire import SwarmId
+
+IN_FLIGHT: Final = 4
+"""Groups that are drawn at a time: an engine that batches has some, and one that does not has them wait."""
+
+
+class Sampler:
+    """One node's sampler, from `Begin` to its end."""
+
+    def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
+        if begin.engine is None:
+            raise LocalError("a sampler without an engine")
+        self._begin = begin
+        self._line = line
+        self._source = source
+        self._scorer = scorer
+        self._swarm = SwarmId(begin.swarm_id)
+        self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
+        self._round = begin.announced
+        self._client = EngineClient(
+            HostPort(*begin.engine),
+            max_tokens=begin.rollouts.completion_tokens,
+            temperature=begin.rollouts.temperature,
+            stopping=line.stopping,
+            rest=line.rest,
+            told=lambda text: line.send(Waiting(reason=text[:SUMMARY_LIMIT_CHARS])),
+        )
+        line.send(Ready(round=self._round, tasks=tuple(source.table.kinds), scorable=tuple(sorted(source.scorable))))
+
+    def run(self) -> None:
+        """Make rounds until stopped, or until all are made. Raises Stopped."""
+        rounds = self._begin.rounds
+        pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="engine")
+        try:
+            while rounds is None or self._round < rounds:
+                self._line.rest()
+                self._make_round(pool)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._line.send(Finished())
+        while True:
+            self._line.receive()
+
+    def _make_round(self, pool: ThreadPoolExecutor) -> None:
+        began = time.monotonic()
+        tasks = [
+            self._source.draw(self._swarm, self._begin.me, self._round, index)
+            for index in range(self._begin.rollouts.local)
+        ]
+        rewards: list[float] = []
+        made = informative = tokens = 0
+        drawing = {pool.submit(self._draw, task): task for task in tasks}
+        for one in as_completed(drawing):
+            drawn = one.result()
+            if drawn is None:
+                continue
+            group = self._scored(drawing[one], drawn)
+            self._sharing.offer([group])
+            made, tokens = made + 1, tokens + drawn.tokens
+            informative += len(set(group.rewards)) > 1
+            rewards += group.rewards
+        self._line.send(
+            Done(
+                round=self._round,
+                reward=math.fsum(rewards) / len(rewards) if rewards else None,
+                local=made,
+                external=0,
+                informative=informative,
+                generated_tokens=tokens,
+                unencodable=0,
+                seconds=time.monotonic() - began,
+            )
+        )
+        self._round += 1
+
+    def _draw(self, task: Task) -> DrawnGroup | None:
+        seed = sampling_seed(self._swarm, self._begin.me, self._round, task.ref.index)
+        return self._client.group(task.question, self._begin.rollouts.group_size, seed)
+
+    def _scored(self, task: Task, drawn: DrawnGroup) -> JudgedGroup:
+        texts = tuple(one.text for one in drawn.completions)
+        return JudgedGroup(
+            task=task,
+            prompt=task.question,
+            texts=texts,
+            rewards=tuple(self._scorer.score_many([(task, text) for text in texts], own=True)),
+            origin=None,
+            round=self._round,
+            policy_version=version_of(drawn.policy),
+            sampling=sampling_of(drawn) if self._begin.rollouts.labels else None,
+        )
+
+
+def sampling_of(drawn: DrawnGroup) -> Sampling:
+    """The label that travels with a group: with tokens if all of its completions have them."""
+    each = tuple(one.drawn for one in drawn.completions if one.drawn is not None)
+    return Sampling(policy=drawn.policy, drawn=each if len(each) == len(drawn.completions) else ())
+
+
+def make_rounds(begin: Begin, line: DaemonLine, source: TaskSource, scorer: Scorer) -> None:
+    """Be the sampler that `begin` says, to its end."""
+    Sampler(begin, line, source=source, scorer=scorer).run()
+
+
+if __name__ == "__main__":
+    run(make_rounds)

@@ -1,0 +1,85 @@
+"""A node that samples through a real `shoal engine`, and one that trains on what it shares."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from shoal.protocol.rollouts import RolloutGroup, Sampling
+from tests.node.lab import Node, eventually
+from tests.node.sapo.agent_lab import newest_round, origins, sharing_swarm
+from tests.node.sapo.engine_lab import Engine, Judge, save_model
+from tests.node.sapo.test_agents import goes_on, groups_on_disk, is_even
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        None in (find_spec("transformers"), find_spec("peft")), reason="the extra shoal[hf] is not installed"
+    ),
+]
+
+
+def shared_by(sampler: Node, at: Node) -> list[RolloutGroup]:
+    """The sampler's groups that lie at another node."""
+    return [group for _, group in groups_on_disk(at).values() if group.origin == sampler.peer_id]
+
+
+def assert_labelled_rightly(group: RolloutGroup, models: dict[str, str], judge: Judge) -> None:
+    """Its version, policy, tokens and log-probabilities are those of the model that drew it, which alone could have."""
+    assert isinstance(group.sampling, Sampling)
+    assert group.policy_version == int(group.sampling.policy.partition("-")[0])
+    assert len(group.sampling.drawn) == len(group.completions) == 4
+    question = f"{group.task.seed % 10}?"
+    for text, drawn in zip(group.completions, group.sampling.drawn, strict=True):
+        assert judge.text(drawn.ids()) == text
+        assert judge.names(question, drawn.ids(), drawn.values()) == [models[group.sampling.policy]]
+
+
+def test_groups_of_an_engine_arrive_with_the_policy_that_drew_them_though_it_loads_another_and_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    one, two = save_model(folder / "one"), save_model(folder / "two", shift=0.02)
+    judge = Judge(one=0.0, two=0.02)
+    with (
+        Engine(one, "--version", "3") as engine,
+        sharing_swarm(tmp_path, monkeypatch, nodes=2, labels=True, staleness_rounds=1000) as swarm,
+    ):
+        models = {engine.policy: "one"}
+        trainer, sampler = swarm.nodes
+        trainer.start()
+        sampler.start("--rollouts", "sample", "--engine", f"http://{engine.address}", join=[trainer])
+        eventually(lambda: origins(trainer)[sampler.peer_id] >= 2, "groups of the first model are trained on")
+
+        models[engine.load(two, version=4)] = "two"
+        eventually(
+            lambda: any(group.policy_version == 4 for group in shared_by(sampler, trainer)), "groups of the second come"
+        )
+
+        engine.kill()
+        sampler.wait("engine_failed")
+        stood = newest_round(sampler)
+        goes_on(trainer)
+        assert newest_round(sampler) <= stood + 1
+        assert sampler.running
+        models[engine.start()] = "one"
+        eventually(lambda: newest_round(sampler) > stood + 2, "the sampler goes on with the engine that came back")
+
+        groups = shared_by(sampler, trainer)
+        for group in groups:
+            assert_labelled_rightly(group, models, judge)
+        assert {group.policy_version for group in groups} == {3, 4}
+        right = [is_even(text) for group in groups for text in group.completions]
+        assert 0 < sum(right) < len(right)
+        assert not any(event.get("ignored") for event in trainer.all_events())
+        status = sampler.ask("status")["rollouts"]
+        assert status["made"] >= len(groups)
+        agent = psutil.Process(sampler.wait("agent_started")["pid"])
+        print(json.dumps({"sampler_process_bytes": agent.memory_info().rss, "groups": len(groups)}))
+        for node in swarm.nodes:
+            node.ask("leave")
+            assert node.wait_exit() == 0

@@ -1,0 +1,173 @@
+"""A real sampler process, with the test as its daemon and an engine that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from shoal.node.child_process import Child
+from shoal.node.pipe import Pause, Resume
+from shoal.node.sapo.agent_messages import AgentReport, Asked, Begin, Done, Finished, Made, Ready, Waiting
+from shoal.node.sapo.engine import SAMPLER_PROGRAM, running_agent
+from shoal.node.sapo.families import load_family
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.protocol.rollouts import Drawn, RolloutGroup, Sampling, decode_group, sampling_seed
+from tests.node.sapo.agent_lab import install_family
+from tests.node.sapo.scripted_engine import Act, ScriptedEngine, answer, completions, raw
+from tests.node.sapo.test_agent_process import DEADLINE_S, ME, SWARM, begin
+from tests.waiting import until
+
+GROUP = completions("0", "1", "2", "3", policy="7-aa")
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskSource:
+    """The swarm's tasks, here and in the sampler."""
+    install_family(tmp_path / "families", monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path / "families")
+    return TaskSource([TaskChoice(family=load_family("even"), config="default")])
+
+
+def orders(folder: Path, engine: ScriptedEngine, *, rounds: int | None = 1, labels: bool = True) -> Begin:
+    """Two groups of four a round; each is drawn before the next one is asked for, so that scripts are followed."""
+    begun = begin(folder, role="sample", rounds=rounds)
+    section = msgspec.structs.replace(begun.rollouts, labels=labels)
+    return msgspec.structs.replace(begun, engine=tuple(engine.address), rollouts=section)
+
+
+def with_sampler(body: Callable[[Child[AgentReport]], Awaitable[None]]) -> int | None:
+    """Run `body` beside a sampler; its exit status."""
+
+    async def main() -> int | None:
+        with trio.fail_after(DEADLINE_S):
+            async with running_agent(1, program=SAMPLER_PROGRAM) as child:
+                await body(child)
+            return child.process.returncode
+
+    return trio.run(main)
+
+
+def round_of(folder: Path, engine: ScriptedEngine, *, labels: bool = True) -> tuple[list[Made], list[str], Done]:
+    """One round: what it made, why it waited, and how the round ended."""
+    made, waited, ended = [], [], []
+
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(orders(folder, engine, labels=labels))
+        assert isinstance(await child.receive(), Ready)
+        while not isinstance(report := await child.receive(), Finished):
+            match report:
+                case Made():
+                    made.append(report)
+                case Waiting():
+                    waited.append(report.reason)
+                case Done():
+                    ended.append(report)
+                case other:
+                    assert isinstance(other, Asked)
+
+    assert with_sampler(body) == 0
+    return made, waited, ended[0]
+
+
+def groups(made: list[Made]) -> list[RolloutGroup]:
+    return sorted((decode_group(one.group) for one in made), key=lambda group: group.task.index)
+
+
+DRAWN = Drawn.of((-0.5, -1.0), (3, 1))
+
+
+def test_groups_have_the_label_of_who_drew_them_and_seeds_that_are_assigned(source: TaskSource, tmp_path: Path) -> None:
+    with ScriptedEngine([], then=GROUP) as engine:
+        made, waited, done = round_of(tmp_path, engine)
+    tasks = [source.draw(SWARM, ME, 0, index) for index in range(2)]
+    assert [group.task for group in groups(made)] == [task.ref for task in tasks]
+    for group in groups(made):
+        assert group.completions == ("0", "1", "2", "3")
+        assert (group.policy_version, group.round) == (7, 0)
+        assert group.sampling == Sampling(policy="7-aa", drawn=(DRAWN,) * 4)
+    assert {(one["prompt"], one["seed"]) for one in engine.asked} == {
+        (task.question, sampling_seed(SWARM, ME, 0, task.ref.index)) for task in tasks
+    }
+    assert {one["max_tokens"] for one in engine.asked} == {16}
+    assert [one.rewards for one in made] == [(1.0, 0.0, 1.0, 0.0)] * 2
+    assert (done.reward, done.local, done.informative, waited) == (0.5, 2, 2, [])
+
+
+def test_engine_without_log_probabilities_gives_groups_that_say_so(source: TaskSource, tmp_path: Path) -> None:
+    with ScriptedEngine([], then=completions("0", "1", policy="org/model", log_probs=False)) as engine:
+        made, _, _ = round_of(tmp_path, engine)
+    for group in groups(made):
+        assert group.completions == ("0", "1", "0", "1")
+        assert (group.policy_version, group.sampling) == (0, Sampling(policy="org/model"))
+
+
+def test_swarm_that_asks_for_no_labels_gets_groups_as_every_node_knows_them(source: TaskSource, tmp_path: Path) -> None:
+    with ScriptedEngine([], then=GROUP) as engine:
+        made, _, _ = round_of(tmp_path, engine, labels=False)
+    assert [(group.policy_version, group.sampling) for group in groups(made)] == [(7, msgspec.UNSET)] * 2
+
+
+def test_group_that_the_engine_s_policy_changed_in_is_of_the_new_one_alone(source: TaskSource, tmp_path: Path) -> None:
+    """Each task has its first two completions from the old policy."""
+    seen: set[str] = set()
+
+    def changing(stream: object, asked: dict[str, object]) -> None:
+        is_new = str(asked["seed"]) in seen or asked["n"] != 4
+        seen.add(str(asked["seed"]))
+        act = completions("3", "5", policy="2-bb") if is_new else completions("0", "2", policy="1-aa")
+        act(stream, asked)  # type: ignore[arg-type]
+
+    with ScriptedEngine([], then=changing) as engine:
+        made, _, done = round_of(tmp_path, engine)
+    assert done.local == 2
+    for group in groups(made):
+        assert group.completions == ("3", "5", "3", "5")
+        assert group.policy_version == 2
+        assert isinstance(group.sampling, Sampling)
+        assert group.sampling.policy == "2-bb"
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (answer({"choices": [{"text": "0", "finish_reason": None}]}), "not finished"),
+        (answer({"error": "kaput"}, 500), "it answers 500, kaput"),
+    ],
+)
+def test_engine_that_gives_nothing_costs_groups_and_the_round_ends(
+    source: TaskSource, tmp_path: Path, act: Act, why: str
+) -> None:
+    with ScriptedEngine([], then=act) as engine:
+        made, waited, done = round_of(tmp_path, engine)
+    assert (made, done.local, done.reward) == ([], 0, None)
+    assert len(waited) == 6
+    assert all(why in reason for reason in waited)
+
+
+def test_engine_that_is_killed_in_the_middle_of_a_request_and_comes_back_costs_nothing(
+    source: TaskSource, tmp_path: Path
+) -> None:
+    broken = raw(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n{")
+    with ScriptedEngine([broken, broken], then=GROUP) as engine:
+        made, waited, done = round_of(tmp_path, engine)
+    assert (len(made), done.local) == (2, 2)
+    assert waited
+    assert all("broke off" in reason for reason in waited)
+
+
+def test_sampler_rests_and_ends_when_told_though_its_engine_answers_nothing(source: TaskSource, tmp_path: Path) -> None:
+    with ScriptedEngine([], then=GROUP) as engine:
+        engine.then = engine.hang
+
+        async def body(child: Child[AgentReport]) -> None:
+            await child.send(orders(tmp_path, engine, rounds=None))
+            assert isinstance(await child.receive(), Ready)
+            await child.send(Pause())
+            await child.send(Resume())
+            await until(lambda: engine.asked)
+
+        assert with_sampler(body) == 0
