@@ -230,6 +230,13 @@ class Reachability(Event, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
+class AddressesChanged(Event, frozen=True, kw_only=True):
+    """Addresses of this machine are gone, and others have come."""
+
+    gone: tuple[str, ...] = ()
+    come: tuple[str, ...] = ()
+
+
 class PortsMapped(Event, frozen=True, kw_only=True):
     """The router passes these of its ports on to this machine."""
 

@@ -404,4 +404,30 @@ SWARM: tuple[Bug, ...] = (
         "await trio.sleep(pauses.next_s())",
         "await trio.sleep(PERIOD_S)",
     ),
+    bug(
+        "proofs of an address that is gone stay",
+        "tests/swarm/reaching/test_dial_back.py"
+        "::test_proofs_of_an_address_that_is_gone_are_dropped_and_those_of_another_stay",
+        "if finding.own_host not in hosts and finding.host not in hosts",
+        "if finding.host not in hosts",
+    ),
+    bug(
+        "the old address is still announced",
+        "tests/node/discovery/test_reaching.py::test_node_that_moved_announces_no_old_address_and_is_knocked_at_anew",
+        "self._evidence.forget_from(change.gone)",
+        "self._evidence.forget_from(())",
+    ),
+    bug(
+        "links from an address that is gone are waited for",
+        "tests/swarm/test_members.py::test_links_from_an_address_that_is_gone_are_made_again_and_who_rested_is_dialled",
+        "self.links.end_from(gone, OWN_ADDRESS_GONE)",
+        "self.links.end_from((), OWN_ADDRESS_GONE)",
+    ),
+    bug(
+        "an address that went and came back was there all the time",
+        "tests/swarm/reaching/test_own_addresses.py"
+        "::test_address_that_went_and_came_back_is_both_and_what_changes_nothing_is_no_change",
+        "gone = (before - self.now) | (heard.removed & before)",
+        "gone = before - self.now",
+    ),
 )
