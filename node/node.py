@@ -68,6 +68,7 @@ from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training.training_client import TrainingClient
+from shoal.node.waking import Waking
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -217,7 +218,17 @@ class Node:
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
         rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
         moving = Moving(parts, [one.moved for one in (self.reaching, self.finding, *rendezvous)])
-        services = (moving, self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
+        waking = Waking(parts, moving.connect_anew)
+        services = (
+            moving,
+            waking,
+            self.finding,
+            *rendezvous_services,
+            self.reaching,
+            self.auditing,
+            *writers,
+            self.page,
+        )
         self.services: Sequence[Service] = [service for service in services if service is not None]
 
     def _wire(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Final
 
 import trio
 
@@ -18,7 +19,9 @@ from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
 from shoal.swarm.members import Change
-from shoal.swarm.reaching.own_addresses import AddressChange, OwnAddresses, own_addresses
+from shoal.swarm.reaching.own_addresses import AddressChange, OwnAddresses, own_addresses, usable_hosts
+
+LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1"})
 
 
 class Moving:
@@ -32,6 +35,11 @@ class Moving:
         watch: Callable[[], AbstractContextManager[OwnAddresses]] = own_addresses,
     ) -> None:
         self._parts, self._told, self._watch = parts, told, watch
+
+    def connect_anew(self) -> None:
+        """Make all connections anew, as if every address of this machine had gone and come back."""
+        here = usable_hosts() | LOOPBACK_HOSTS
+        self._carry_out(AddressChange(gone=here, come=here))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled."""
@@ -50,6 +58,10 @@ class Moving:
         if gone or come:
             parts.events.write(events.AddressesChanged(gone=gone, come=come))
             parts.on_progress(Notice(text=moved_text(gone, come, listens=bool(parts.host.addresses))))
+        self._carry_out(change)
+
+    def _carry_out(self, change: AddressChange) -> None:
+        parts = self._parts
         for tell in self._told:
             tell(change)
         parts.lanes.end_from(change.gone)

@@ -418,10 +418,10 @@ SWARM: tuple[Bug, ...] = (
         "self._evidence.forget_from(())",
     ),
     bug(
-        "links from an address that is gone are waited for",
-        "tests/swarm/test_members.py::test_links_from_an_address_that_is_gone_are_made_again_and_who_rested_is_dialled",
-        "self.links.end_from(gone, OWN_ADDRESS_GONE)",
-        "self.links.end_from((), OWN_ADDRESS_GONE)",
+        "links that rest are kept though the address that they led from is gone",
+        "tests/swarm/test_links.py::test_links_from_an_address_that_is_gone_end_also_where_they_rest_and_others_stay",
+        "for peer in [*self._links, *self._resting]:",
+        "for peer in list(self._links):",
     ),
     bug(
         "an address that went and came back was there all the time",
