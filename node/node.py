@@ -31,8 +31,9 @@ from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.chain_places import ChainPlaces
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
+from shoal.node.discovery.moving import Moving
 from shoal.node.discovery.reaching import Reaching
-from shoal.node.discovery.rendezvous import rendezvous_of
+from shoal.node.discovery.rendezvous import Rendezvous, rendezvous_of
 from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.loops.attendance import Attendance
@@ -67,6 +68,7 @@ from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training.training_client import TrainingClient
+from shoal.node.waking import Waking
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -214,7 +216,19 @@ class Node:
         self.page = self._page()
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
-        services = (self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
+        rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
+        moving = Moving(parts, [one.moved for one in (self.reaching, self.finding, *rendezvous)])
+        waking = Waking(parts, moving.connect_anew)
+        services = (
+            moving,
+            waking,
+            self.finding,
+            *rendezvous_services,
+            self.reaching,
+            self.auditing,
+            *writers,
+            self.page,
+        )
         self.services: Sequence[Service] = [service for service in services if service is not None]
 
     def _wire(self) -> None:
@@ -234,6 +248,7 @@ class Node:
             self.trainer.listen(listener)
         parts.members.register(rounds.takers)
         parts.members.on_elsewhere = self.key_use.saw_record
+        parts.members.on_moved = parts.lanes.end_towards
         self.reaching.connect()
         self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
         if rounds.contributed is not None:

@@ -151,6 +151,18 @@ class Dialling:
             self._dials.setdefault(peer, _Dial(at=now))
             self._dial_when_due(peer, now)
 
+    def begin_anew(self) -> None:
+        """Dial all who are not linked without delay: what was tried in vain was from where this node is no more."""
+        self._dials = {peer: dial for peer, dial in self._dials.items() if dial.under_way}
+        for dial in self._dials.values():
+            dial.backoff.reset()
+        here = (peer for peer in self.known() - self._links.linked() - {self._me} if not self._is_leaving(peer))
+        self.dial_now(here)
+
+    def _is_leaving(self, peer: PeerId) -> bool:
+        record = self._book.get(peer)
+        return record is not None and record.phase == "leaving"
+
     def _look(self, now: float) -> None:
         self._book.expire(now)
         known = self.known()
@@ -161,10 +173,9 @@ class Dialling:
             return
         strangers = []
         for peer in known - self._links.linked() - self._links.resting() - {self._me}:
-            record = self._book.get(peer)
-            if record is None or record.phase != "leaving":
+            if not self._is_leaving(peer):
                 self._dial_when_due(peer, now)
-                if record is not None and self._never_heard(peer):
+                if self._book.get(peer) is not None and self._never_heard(peer):
                     strangers.append(peer)
         self.strangers = frozenset(strangers)
 
@@ -185,10 +196,8 @@ class Dialling:
             self._dial_when_due(peer, now)
 
     def _is_here(self, neighbours: Neighbours, peer: PeerId) -> bool:
-        record = self._book.get(peer)
-        is_leaving = record is not None and record.phase == "leaving"
         is_silent = peer in self._links.resting()
-        return not (is_leaving or is_silent or neighbours.is_gone(peer, self._book.order(peer)))
+        return not (self._is_leaving(peer) or is_silent or neighbours.is_gone(peer, self._book.order(peer)))
 
     def _dial_when_due(self, peer: PeerId, now: float) -> None:
         deferral = 0.0 if self._me < peer else DIAL_DEFERRAL_S

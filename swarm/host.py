@@ -148,6 +148,7 @@ class Host:
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.dial_back_probes = DialBackProbes()
         self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory)
+        self._bound: list[tuple[str, int]] = []
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 
@@ -158,7 +159,8 @@ class Host:
         within about CLOSE_DEADLINE_S.
         """
         listeners = await self._bind()
-        self.addresses = reachable_addresses((one.socket.getsockname()[:2] for one in listeners), self.peer_id)
+        self._bound = [one.socket.getsockname()[:2] for one in listeners]
+        self.renew_addresses()
         async with transport.running(self._network), self._gossip.running(), trio.open_nursery() as nursery:
             self._streams = nursery
             try:
@@ -171,6 +173,10 @@ class Host:
                 self._network.sever_all()
                 for watcher in self._watchers:
                     watcher.close()
+
+    def renew_addresses(self) -> None:
+        """Look anew at which addresses this machine has; what listens there stays."""
+        self.addresses = reachable_addresses(self._bound, self.peer_id)
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -325,6 +331,10 @@ class Host:
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of the connection to a peer, None if there is none, or it is relayed."""
         return self._network.host_of(peer)
+
+    def own_host_of(self, peer: PeerId) -> str | None:
+        """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
+        return self._network.own_host_of(peer)
 
     def is_direct(self, peer: PeerId) -> bool:
         """True if a peer is connected, and not through a relay."""

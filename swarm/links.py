@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -111,6 +111,9 @@ class Control(Protocol):
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections with a peer."""
+
+    def own_host_of(self, peer: PeerId) -> str | None:
+        """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
 
     def ping(self, peer: PeerId, number: int) -> None:
         """Ask a connected peer for a sign of life with this number; never waits."""
@@ -357,6 +360,17 @@ class Links:
         was_up = peer in self._links
         if self._part(peer) and was_up:
             self._gate.lost(peer, why)
+
+    def end_from(self, hosts: Collection[str], why: str) -> None:
+        """End the links that lead from these addresses of this machine."""
+        for peer in [*self._links, *self._resting]:
+            if self._host.own_host_of(peer) in hosts:
+                self.drop(peer, why)
+
+    def end_rests(self) -> None:
+        """End what rests: that nothing came may have been for reasons of this node's own."""
+        for peer in list(self._resting):
+            self._part(peer)
 
     def resting(self) -> frozenset[PeerId]:
         """The peers whose links rest: only signs of life go to them, and a word of theirs is all that is needed."""

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -93,6 +93,9 @@ REACH_PERIOD_LIMIT_S, REACH_CALM_S = 8.0, 16.0
 """To the first the pause grows, twofold each time, where it changes all the while whom a node reaches, as in a swarm
 that is starting: there all tell all. After the second it begins anew."""
 CHANGE_LIMIT_ITEMS = 1024
+PLACES_LIMIT_PEERS = 1024
+"""Peers of which it is remembered where they were linked from last."""
+OWN_ADDRESS_GONE = "this machine's address is another one"
 
 Taker = Callable[[PeerId, Any], None]
 """Takes a message of a peer; must not block."""
@@ -139,6 +142,8 @@ class Members:
         self.book = RecordBook(swarm_id, keep=self.admission.first)
         self.on_elsewhere: Callable[[NodeRecord], None] = lambda record: None
         """Called with a record that this node's key signed, and not this node: it is further on."""
+        self.on_moved: Callable[[PeerId, str], None] = lambda peer, host: None
+        """Called with a peer that is linked from another address than before, and the one that it has left."""
         self.probe = KeyProbe(
             host,
             sealer=sealer,
@@ -195,6 +200,7 @@ class Members:
         self.addresses_of = self._dialling.addresses_of
         self.found = self._dialling.found
         self._hosts: dict[PeerId, str | None] = {}  # where links led to
+        self._places: dict[PeerId, str] = {}  # the same, also after their end; who was linked last is last
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._reach_urgent_at = -math.inf
@@ -392,12 +398,34 @@ class Members:
             if len(self.links.linked()) == 1:  # what was published before reached nobody
                 self.announce()
         self._hosts[peer] = self._host.host_of(peer)
+        self._note_place(peer, self._hosts[peer])
         self._note_host(peer)
         self._host.gossip_with(peer)
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
         if self.admission.revocations is not None:
             self.links.send(peer, self.admission.revocations)
+
+    def _note_place(self, peer: PeerId, host: str | None) -> None:
+        """Note where a peer is linked from, and say so if it was elsewhere: nothing leads there any more."""
+        if host is None:
+            return
+        before = self._places.pop(peer, host)
+        self._places[peer] = host
+        if len(self._places) > PLACES_LIMIT_PEERS:
+            del self._places[next(iter(self._places))]
+        if before != host:
+            self.on_moved(peer, before)
+
+    def moved(self, gone: Collection[str]) -> None:
+        """Make the links anew that led from addresses which this machine has no more, and tell all where it is.
+
+        Who was silent or could not be reached is dialled as well, for that was from where this node was.
+        """
+        self.links.end_from(gone, OWN_ADDRESS_GONE)
+        self.links.end_rests()
+        self._dialling.begin_anew()
+        self.announce()
 
     def made(self, peer: PeerId, took_s: float) -> None:
         """A link that this node dialled is up, and took so long."""

@@ -161,6 +161,14 @@ class Wire(ReadWriteCloser):  # type: ignore[misc]
             return None
         return host, port
 
+    @property
+    def own_host(self) -> str | None:
+        """The IP address of this end."""
+        try:
+            return str(self._stream.socket.getsockname()[0]).removeprefix("::ffff:")
+        except OSError:
+            return None
+
 
 async def read_bounded(receive: Callable[[int], Awaitable[bytes]], n: int | None, allowance: Allowance) -> bytes:
     """Receive exactly `n` bytes, or some where that is None. Raises ConnectionClosedError at the end of the connection,

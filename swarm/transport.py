@@ -102,6 +102,7 @@ class _Upgrader(TransportUpgrader):  # type: ignore[misc]
     async def upgrade_security(self, raw_conn: Any, is_initiator: bool, peer_id: ID | None = None) -> Any:
         secured = await super().upgrade_security(raw_conn, is_initiator, peer_id)
         secured.allowance = raw_conn.stream.allowance
+        secured.wire = raw_conn.stream
         return secured
 
     async def upgrade_connection(self, conn: Any, peer_id: ID) -> Muxer:
@@ -434,6 +435,11 @@ class Network(Swarm):  # type: ignore[misc]
         """The IP address at the other end of the connection to a peer, None if there is none."""
         conn = self.link(ID.from_base58(peer))
         return None if conn is None else _host_of(conn.muxed_conn)
+
+    def own_host_of(self, peer: PeerId) -> str | None:
+        """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
+        conn = self.link(ID.from_base58(peer))
+        return None if conn is None else conn.muxed_conn.secured_conn.wire.own_host
 
     def is_direct(self, peer: PeerId) -> bool:
         """True if a peer is connected, and not through a relay."""

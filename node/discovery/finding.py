@@ -33,6 +33,7 @@ from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
 from shoal.swarm.host import Host
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 from shoal.swarm.members import Change, Members
+from shoal.swarm.reaching.own_addresses import AddressChange
 from shoal.swarm.rendezvous.mdns import LocalDiscovery
 from shoal.swarm.transport import NobodyListens
 
@@ -107,6 +108,7 @@ class Finding:
         self._worked: dict[PeerId, str] = {}  # of the addresses that the user named
         self._changed = trio.Event()  # the book is not what is on disk
         self._alone = trio.Event()  # the last link was lost
+        self._moved = trio.Event()  # this machine is in another network
         self._alone_since: float | None = None
         self._failed: dict[str, str] = {}  # by address that the user named
         self.book = read_book(self._path)
@@ -143,6 +145,11 @@ class Finding:
         elif change.kind == "revoked":
             self.book.forget(change.peer)
             self._changed.set()
+
+    def moved(self, change: AddressChange) -> None:
+        """Own addresses are others: the local network is another one, and who was not reached there may be here."""
+        self._moved.set()
+        self._moved = trio.Event()
 
     # -- nobody is found -----------------------------------------------------------------------------------------
 
@@ -270,7 +277,8 @@ class Finding:
                 await self._alone.wait()
                 retries.reset()
             else:
-                await trio.sleep(retries.next_s())
+                with trio.move_on_after(retries.next_s()):
+                    await self._moved.wait()
 
     async def _seek(self, known: KnownPeer) -> None:
         peer = PeerId(known.peer)
@@ -293,6 +301,14 @@ class Finding:
     # -- the local network -------------------------------------------------------------------------------------
 
     async def _discover(self) -> None:
+        """Announce this node and find others on the local network, and begin anew whenever it is another one."""
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._discover_here)
+                await self._moved.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _discover_here(self) -> None:
         discovery = LocalDiscovery(
             peer=self._host.peer_id,
             swarm_id=self._config.manifest.swarm_id.hex(),

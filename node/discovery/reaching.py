@@ -34,6 +34,7 @@ from shoal.swarm.reaching.dial_back import DialBackServer, Evidence, ask_dial_ba
 from shoal.swarm.reaching.direct_upgrade import DirectUpgrade
 from shoal.swarm.reaching.networks import is_private, own_hosts
 from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
+from shoal.swarm.reaching.own_addresses import AddressChange
 from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.reach import Reach, Way
 from shoal.swarm.reaching.relayed_lanes import RelayedLaneServer, ask_relayed_lane
@@ -73,8 +74,10 @@ class Reaching:
         self._mapping_tried = False
         self._check = trio.Event()
         self._reserve = trio.Event()
+        self._checked = frozenset[PeerId]()  # the linked peers that knocked, of late
         self._control: tuple[str, ...] = ()  # the listeners' own addresses
         self._lane_addresses: tuple[str, ...] = ()
+        self._control_port = self._lane_port = 0
         self._told: tuple[object, ...] = ()
         self._stranded_since: float | None = None
         self._stranded_told = False
@@ -183,7 +186,7 @@ class Reaching:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Find out, announce and reserve until cancelled; what was mapped at the router is removed then."""
-        self._control, self._lane_addresses = self._host.addresses, self._lanes.addresses
+        self._look_at_own()
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -195,11 +198,32 @@ class Reaching:
             if self._mapping is not None:
                 await self._mapping.remove()
 
+    def _look_at_own(self) -> None:
+        """Take note of the listeners' own addresses, whose ports stay what they are."""
+        self._control, self._lane_addresses = self._host.addresses, self._lanes.addresses
+        if self._control:
+            self._control_port = parse_address(self._control[0]).port
+        if self._lane_addresses:
+            self._lane_port = parse_lane(self._lane_addresses[0])[1]
+
+    def moved(self, change: AddressChange) -> None:
+        """Own addresses are others: what was found of those that are gone does not hold, and all is asked anew."""
+        self._look_at_own()
+        self._checked = frozenset()
+        self._evidence.forget_from(change.gone)
+        if change.gone:
+            self._mapping, self._mapping_tried = None, False  # it leads to where this machine was
+        self._weigh()
+        self._check.set()
+        self._reserve.set()
+
     def heard(self, change: Change) -> None:
         """A link that came up is one more to ask; one that was lost may have been a relay."""
         if change.kind == "linked":
             self._check.set()
             self._direct_upgrade.look()
+        if change.kind == "lost":
+            self._checked -= {change.peer}  # linked again, this node may be seen elsewhere
         if change.kind in ("linked", "lost", "died"):
             self._reserve.set()
             self._parted.discard(change.peer)
@@ -216,7 +240,6 @@ class Reaching:
     # -- checking ------------------------------------------------------------------------------------------------
 
     async def _keep_checking(self) -> None:
-        known = frozenset[PeerId]()
         while True:
             again = True
             with trio.move_on_after(CHECK_PERIOD_S if len(self._evidence) else CHECK_RETRY_S):
@@ -224,19 +247,18 @@ class Reaching:
                 await trio.sleep(CHECK_SETTLE_S)
                 again = False
             self._check = trio.Event()
-            asked = await self._ask(frozenset() if again else known)
-            known = asked if again else (known | asked)
-            if asked:
+            if again:
+                self._checked = frozenset()
+            if await self._ask():
                 await self._conclude()
 
-    async def _ask(self, known: frozenset[PeerId]) -> frozenset[PeerId]:
-        """Have members knock that did not yet, as long as they are fewer than CHECKERS; who answered."""
+    async def _ask(self) -> bool:
+        """Have members knock that did not yet, as long as they are fewer than CHECKERS; whether one answered."""
         linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
         linked.sort(
             key=lambda peer: (is_private(self._host.host_of(peer) or ""), not self._host.comes_first(peer), peer)
         )
-        fresh = [peer for peer in linked if peer not in known]
-        answered: set[PeerId] = set()
+        fresh = [peer for peer in linked if peer not in self._checked]
 
         async def ask(peer: PeerId) -> None:
             try:
@@ -246,23 +268,17 @@ class Reaching:
             except RemoteError as error:
                 logger.warning("%s", error)
             else:
-                answered.add(peer)
+                self._checked |= {peer}
 
         async with trio.open_nursery() as nursery:
-            for peer in fresh[: max(0, CHECKERS - len(known.intersection(linked)))]:
+            for peer in fresh[: max(0, CHECKERS - len(self._checked.intersection(linked)))]:
                 nursery.start_soon(ask, peer)
-        return frozenset(answered)
+        return not self._checked.isdisjoint(fresh)
 
     def _ports(self) -> tuple[int, ...]:
         """The ports to knock at, as the world would number them: the listeners', and those of the mapping."""
         mapped = () if self._mapping is None else self._mapping.external
-        return tuple(dict.fromkeys((self._control_port(), self._lane_port(), *mapped)))
-
-    def _control_port(self) -> int:
-        return parse_address(self._control[0]).port
-
-    def _lane_port(self) -> int:
-        return parse_lane(self._lane_addresses[0])[1]
+        return tuple(dict.fromkeys((self._control_port, self._lane_port, *mapped)))
 
     async def _conclude(self) -> None:
         """Tell what follows, and ask the router if nobody reaches this node."""
@@ -271,12 +287,13 @@ class Reaching:
         if self._needs_relay and self._config.port_mapping and not self._mapping_tried:
             self._mapping_tried = True
             if await self._map():
-                await self._ask(frozenset())
+                self._checked = frozenset()
+                await self._ask()
                 self._weigh()
                 self._reserve.set()
 
     def _weigh(self) -> None:
-        control, lanes = [self._control_port()], [self._lane_port()]
+        control, lanes = [self._control_port], [self._lane_port]
         if self._mapping is not None:
             control.append(self._mapping.external[0])
             lanes.append(self._mapping.external[1])
@@ -295,7 +312,7 @@ class Reaching:
 
     async def _map(self) -> bool:
         """Ask the router to pass both ports on to this machine; whether it does."""
-        mapping = PortMapping((self._control_port(), self._lane_port()))
+        mapping = PortMapping((self._control_port, self._lane_port))
         try:
             await mapping.add()
         except MappingFailed as error:
@@ -392,15 +409,15 @@ class Reaching:
         self._stranded_since = now if self._stranded_since is None else self._stranded_since
         if now - self._stranded_since >= STRANDED_S and not self._stranded_told:
             self._stranded_told = True
-            self._events.write(events.Stranded(control_port=self._control_port(), lane_port=self._lane_port()))
-            self._on_progress(Notice(text=stranded_text(self._control_port(), self._lane_port())))
+            self._events.write(events.Stranded(control_port=self._control_port, lane_port=self._lane_port))
+            self._on_progress(Notice(text=stranded_text(self._control_port, self._lane_port)))
 
     def _tell_parted(self, peer: PeerId) -> None:
         """Say, once for a link, that nothing but control goes between this node and a member."""
         if self._is_linked(peer) and peer not in self._parted:
             self._parted.add(peer)
             self._events.write(events.Parted(peer=peer))
-            self._on_progress(Notice(text=parted_text(peer, self._control_port(), self._lane_port())))
+            self._on_progress(Notice(text=parted_text(peer, self._control_port, self._lane_port)))
 
 
 def parted_text(peer: PeerId, control_port: int, lane_port: int) -> str:

@@ -26,6 +26,7 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address_book import AddressBook
 from shoal.swarm.members import Change, Members
+from shoal.swarm.reaching.own_addresses import AddressChange
 from shoal.swarm.rendezvous.hivemind import Hivemind
 from shoal.swarm.rendezvous.hivemind_messages import Start
 from shoal.swarm.rendezvous.kademlia import Kademlia
@@ -124,6 +125,10 @@ class Rendezvous:
         """Wake the task if the last link was lost, or if one came and the point was announced while there was none."""
         if (change.kind == "lost" and not self._members.links.linked()) or (change.kind == "linked" and not self._said):
             self._wake.set()
+
+    def moved(self, change: AddressChange) -> None:
+        """Own addresses are others: say so where others look."""
+        self._wake.set()
 
     async def _go(self) -> None:
         try:

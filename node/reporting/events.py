@@ -85,6 +85,12 @@ class Left(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Woke(Event, frozen=True, kw_only=True):
+    """The machine slept, or the process was stopped, for so many seconds."""
+
+    seconds: float = 0.0
+
+
 class Holding(Event, frozen=True, kw_only=True):
     """The node stands still at a point of a round where it was asked to hold, in test mode. progress: in 0..1."""
 
@@ -235,6 +241,13 @@ class Reachability(Event, frozen=True, kw_only=True):
 
     reachability: str
     addresses: tuple[str, ...] = ()
+
+
+class AddressesChanged(Event, frozen=True, kw_only=True):
+    """Addresses of this machine are gone, and others have come."""
+
+    gone: tuple[str, ...] = ()
+    come: tuple[str, ...] = ()
 
 
 class PortsMapped(Event, frozen=True, kw_only=True):

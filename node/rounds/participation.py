@@ -50,6 +50,8 @@ class Participation:
         self._training_client = parts.training_client
         self._manifest = manifest
         """The settings that contributions and trainer keep to."""
+        self._worked_on: int | None = None
+        """The round of the state on which the trainer learnt something last."""
         self._found: Found | None = None
         self._spent = False
         self._contributions = Contributions(
@@ -111,16 +113,31 @@ class Participation:
         return self._ready(self.made)
 
     async def stand_on_head(self) -> None:
-        """Give the trainer the state at the head; what it learnt on one that was abandoned is dropped."""
+        """Give the trainer the state at the head; what was learnt on one that was abandoned, or is old, is dropped."""
         self._p.reduce.prepare()
         state, chain = self._state_store.state, self._state_store.chain
         assert state is not None
         fresh = self._contributions.stand_on(chain)
+        if self._is_too_old(state.round):
+            self._contributions.drop()
+            fresh = True
         self._p.resumption.stands_on(None)
         await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
         if not self._manifest.sync.exchanges_gradients:
             self._p.resumption.stands_on(chain.standing)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
+
+    def _is_too_old(self, round: int) -> bool:
+        """True if the trainer, which is to stand on the state of `round`, has learnt nothing for too many rounds.
+
+        That is so of who slept meanwhile, was paused, or had no link: what it learnt amid a round goes along in its
+        replica from state to state, and what no round counted in its residuals, and neither says how old it is.
+        """
+        before, is_paused = self._worked_on, self._training_client.paused
+        is_too_old = before is not None and round - before > self._manifest.round.staleness_rounds
+        if before is None or is_too_old or not is_paused:
+            self._worked_on = round
+        return is_too_old
 
     async def _keep_to(self, round: int) -> None:
         """Go on by the settings in force in `round`."""

@@ -74,6 +74,7 @@ class TrainingClient:
         self._steady = SteadySpeed()
         self.speed_is_news = False
         """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
+        self._is_odd = False  # the stretch under way, in which this node did not run for a while
         self._initial = trio.Event()
         self._applied = trio.Event()
         self._applied.set()
@@ -129,15 +130,29 @@ class TrainingClient:
             self.metric, self._measured = event.value, event.round
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
-            self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
+            self.loss = event.loss
             self.resting |= not isinstance(event, Progress)
-            if isinstance(event, Contribution):
-                self.speed_is_news = self._steady.measured(event.tokens_per_s)
-                self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
+            if not self._is_odd:
+                self._measured_speed(event)
+            self._is_odd &= isinstance(event, Progress)
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
+            self._is_odd = False
             self._applied.set()
             self._evaluated.set()
             self.resting = True
+
+    def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
+        self.tokens_per_s = event.tokens_per_s
+        if isinstance(event, Contribution):
+            self.speed_is_news = self._steady.measured(event.tokens_per_s)
+            self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
+
+    def measure_anew(self) -> None:
+        """Forget how fast this node was: it did not run for a while, and may have another processor, or less power.
+
+        Until a whole stretch was made since, its speed is not known.
+        """
+        self._steady, self.tokens_per_s, self._is_odd = SteadySpeed(), 0.0, True
 
     async def initial_state(self, vectors: VectorPool) -> CertifiedState:
         """S(0), in memory of `vectors`: the parameters drawn from the manifest's seed; every other vector is zero.

@@ -33,7 +33,7 @@ from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.queue import Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
 from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
-from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, frame_buffers, moved, path_of, prepare
+from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, ends_of, frame_buffers, moved, path_of, prepare
 
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
@@ -218,6 +218,12 @@ class Lane:
     def is_local(self) -> bool:
         """True if the peer is on this machine."""
         return on_one_machine(self._socket)
+
+    @property
+    def ends(self) -> tuple[str, str] | None:
+        """The IP addresses of its own and of its other end; None when it has ended."""
+        with self._changed:
+            return ends_of(self._socket) if self._running else None
 
     @property
     def moved(self) -> Moved:

@@ -8,12 +8,11 @@ stranger who saw it cannot use it up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -42,6 +41,7 @@ from shoal.swarm.limits import (
     UnprovenConnections,
 )
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
+from shoal.swarm.reaching.networks import bound_hosts, is_loopback
 
 STRANGER_DEADLINE_S = 2.0  # for a connection to authenticate
 UNAUTHENTICATED_LIMIT = 64  # such connections at once
@@ -223,22 +223,14 @@ class LaneListener:
         self._adopt(stream, keys, sealer, opener, dialled=False)
 
 
-def addresses_of(listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-    """Addresses, 'host:port', for others to dial: the listeners', with a wildcard spelled out as the machine's own."""
+def addresses_of(listeners: Iterable[trio.SocketListener]) -> tuple[str, ...]:
+    """Addresses, 'host:port', for others to dial: the listeners', with a wildcard spelled out as the machine's own.
+
+    Loopback is one of those only if there is nothing else.
+    """
     found: list[str] = []
     for listener in listeners:
         host, port = listener.socket.getsockname()[:2]
-        hosts = _machine_hosts(listener.socket.family) if host in ("0.0.0.0", "::") else [host]
-        found += [format_address(name, port) for name in hosts]
+        every = bound_hosts(host)
+        found += [format_address(name, port) for name in [one for one in every if not is_loopback(one)] or every]
     return tuple(dict.fromkeys(found))[:ADDRESS_LIMIT]
-
-
-def _machine_hosts(family: int) -> list[str]:
-    """The machine's addresses of one family; loopback only if there is nothing else."""
-    every = [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == family and "%" not in entry.address  # link-local needs an interface
-    ]
-    return [host for host in every if not host.startswith("127.") and host != "::1"] or every

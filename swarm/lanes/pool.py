@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -100,6 +100,7 @@ class LanePool:
         self._me = me
         self._swarm_id = swarm_id
         self._sink = sink
+        self._listeners: list[trio.SocketListener] = []
         self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)
         self._dialler = LaneDialler(me=me, swarm_id=swarm_id, request=request, adopt=self._adopt)
         self._request = request
@@ -121,13 +122,13 @@ class LanePool:
 
         Cancellation: all lanes are aborted and their threads have ended when this returns.
         """
-        listeners = await self._listener.open()
+        self._listeners = await self._listener.open()
         self._trio = trio.lowlevel.current_trio_token()
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    self.addresses = addresses_of(listeners)
-                    nursery.start_soon(self._listener.serve, listeners)
+                    self.renew_addresses()
+                    nursery.start_soon(self._listener.serve, self._listeners)
                     self._up = True
                     task_status.started()
                     async for job in self._job_queue:
@@ -142,6 +143,10 @@ class LanePool:
             self._job_queue.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._join_all)
+
+    def renew_addresses(self) -> None:
+        """Look anew at which addresses this machine has; what listens there stays."""
+        self.addresses = addresses_of(self._listeners)
 
     def use(
         self,
@@ -221,6 +226,18 @@ class LanePool:
             lane.abort("dropped here")
         self._listener.forget(peer)
         self._table.pair(peer).asked_for = 1
+
+    def end_from(self, hosts: Collection[str]) -> None:
+        """Abort all lanes whose own end is at one of these addresses, which this machine does not have any more."""
+        for lane in self._table.all():
+            if (ends := lane.ends) is not None and ends[0] in hosts:
+                lane.abort("this machine's address is another one")
+
+    def end_towards(self, peer: PeerId, host: str) -> None:
+        """Abort the lanes to `peer` whose other end is at an address that it has left."""
+        for lane in self.lanes_of(peer):
+            if (ends := lane.ends) is not None and ends[1] == host:
+                lane.abort("its address is another one")
 
     def cap(self, *, upload: int | None, download: int | None) -> None:
         """Cap what lanes move from now on, in bytes per second; None is no cap.

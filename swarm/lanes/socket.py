@@ -147,6 +147,15 @@ class Path:
         return self.rtt_s + (size + self.unsent_bytes) / self.bytes_per_s
 
 
+def ends_of(connection: socket.socket) -> tuple[str, str] | None:
+    """The IP addresses of the own and of the other end of an open TCP connection; None of one that ended."""
+    try:
+        own, other = connection.getsockname()[0], connection.getpeername()[0]
+    except OSError:
+        return None
+    return str(own).removeprefix("::ffff:"), str(other).removeprefix("::ffff:")
+
+
 def path_of(connection: socket.socket) -> Path | None:
     """The path of an open TCP connection; None where the system does not tell."""
     if _TCP_INFO is None:

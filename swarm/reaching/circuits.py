@@ -151,6 +151,11 @@ class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
         """Nobody's: what is at the far end cannot be seen from here."""
         return None
 
+    @property
+    def own_host(self) -> str | None:
+        """None: the connection to the relay has one."""
+        return None
+
     def raw(self, *, dialled: bool) -> Any:
         """This, as the connection that libp2p secures."""
         return RawConnection(self, dialled, connection_type=ConnectionType.RELAYED, addresses=[])

@@ -12,7 +12,7 @@ from this node's own network, or back from its own router, proves nothing of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -116,12 +116,16 @@ async def _probe_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Finding of one member: the host at which it sees this node, and which of this node's ports it reached."""
+    """Finding of one member: the host at which it sees this node, and which of this node's ports it reached.
+
+    own_host: the address of this machine from which the two were connected; it holds as long as there is that one.
+    """
 
     checker: PeerId
     host: str
     asked: tuple[int, ...]
     reached: frozenset[int]
+    own_host: str = ""
 
 
 async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> Finding:
@@ -129,7 +133,7 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
 
     Raises NetworkError if it does not answer, or will not; RemoteError for an answer that cannot be.
     """
-    expected = Expected(ports=ports)
+    expected, own_host = Expected(ports=ports), host.own_host_of(checker) or ""
     host.dial_back_probes.expect(expected)
     try:
         reply: DialedBack = await ask(
@@ -147,7 +151,7 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     if not claimed.issubset(expected.came):
         raise RemoteError(f"says it reached ports {sorted(claimed - expected.came.keys())}, and did not", peer=checker)
     reached = frozenset(port for port in claimed if _from_outside(expected.came[port], reply.host))
-    return Finding(checker=checker, host=reply.host, asked=ports, reached=reached)
+    return Finding(checker=checker, host=reply.host, asked=ports, reached=reached, own_host=own_host)
 
 
 def _from_outside(prober: str, seen_as: str) -> bool:
@@ -165,9 +169,13 @@ class Evidence:
         """Note what a member found."""
         self._findings[finding.checker] = finding
 
-    def forget(self, checker: PeerId) -> None:
-        """A member has gone; what it found may not hold for much longer, and it is not here to say so."""
-        self._findings.pop(checker, None)
+    def forget_from(self, hosts: Collection[str]) -> None:
+        """These addresses of this machine are gone, and with them what was found of it there."""
+        self._findings = {
+            checker: finding
+            for checker, finding in self._findings.items()
+            if finding.own_host not in hosts and finding.host not in hosts
+        }
 
     def __len__(self) -> int:
         return len(self._findings)

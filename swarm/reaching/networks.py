@@ -42,6 +42,11 @@ def is_private(host: str) -> bool:
     return any(address in network for network in PRIVATE_NETWORKS)
 
 
+def is_loopback(host: str) -> bool:
+    """True for an IP address that means this machine alone."""
+    return ipaddress.ip_address(host).is_loopback
+
+
 def own_networks() -> tuple[Network, ...]:
     """The networks that this machine has an interface in."""
     found: list[Network] = []
@@ -92,20 +97,30 @@ def own_hosts() -> frozenset[str]:
 
 
 def reachable_addresses(bound: Iterable[tuple[str, int]], peer: PeerId) -> tuple[str, ...]:
-    """Dialable addresses of sockets bound to (host, port), wildcards expanded to this machine's interfaces.
+    """Dialable addresses of sockets bound to (host, port), those that `bound_hosts` says.
 
     Loopback comes last: it helps only those on the same machine.
     """
     found: dict[str, bool] = {}  # address → whether it is loopback; also removes repetitions
     for host, port in bound:
-        ip = ipaddress.ip_address(host)
-        for candidate in _interface_addresses(ip.version) if ip.is_unspecified else [host]:
+        for candidate in bound_hosts(host):
             found[format_address(candidate, port, peer)] = ipaddress.ip_address(candidate).is_loopback
     return tuple(sorted(found, key=lambda address: found[address]))
 
 
-def _interface_addresses(version: int) -> list[str]:
-    family = socket.AF_INET if version == 4 else socket.AF_INET6
+def bound_hosts(host: str) -> list[str]:
+    """The addresses that a socket bound to `host` is at: a wildcard is all of this machine's interfaces.
+
+    It is at none while the machine does not have the address that it was bound to.
+    """
+    ip = ipaddress.ip_address(host)
+    if ip.is_unspecified:
+        return interface_hosts(socket.AF_INET if ip.version == 4 else socket.AF_INET6)
+    return [host] if ip.is_loopback or host in own_hosts() else []
+
+
+def interface_hosts(family: int) -> list[str]:
+    """The addresses of this machine's interfaces, of one family."""
     addresses = [
         entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family
     ]

@@ -410,4 +410,30 @@ SWARM: tuple[Bug, ...] = (
         "zeroconf = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)",
         "zeroconf = await trio.to_thread.run_sync(self._open)",
     ),
+    bug(
+        "proofs of an address that is gone stay",
+        "tests/swarm/reaching/test_dial_back.py"
+        "::test_proofs_of_an_address_that_is_gone_are_dropped_and_those_of_another_stay",
+        "if finding.own_host not in hosts and finding.host not in hosts",
+        "if finding.host not in hosts",
+    ),
+    bug(
+        "the old address is still announced",
+        "tests/node/discovery/test_reaching.py::test_node_that_moved_announces_no_old_address_and_is_knocked_at_anew",
+        "self._evidence.forget_from(change.gone)",
+        "self._evidence.forget_from(())",
+    ),
+    bug(
+        "links that rest are kept though the address that they led from is gone",
+        "tests/swarm/test_links.py::test_links_from_an_address_that_is_gone_end_also_where_they_rest_and_others_stay",
+        "for peer in [*self._links, *self._resting]:",
+        "for peer in list(self._links):",
+    ),
+    bug(
+        "an address that went and came back was there all the time",
+        "tests/swarm/reaching/test_own_addresses.py"
+        "::test_address_that_went_and_came_back_is_both_and_what_changes_nothing_is_no_change",
+        "gone = (before - self.now) | (heard.removed & before)",
+        "gone = before - self.now",
+    ),
 )

@@ -176,4 +176,37 @@ TRAINING: tuple[Bug, ...] = (
         "keep_keys_out()  # of what it dumps as well: no key has been read yet, whose reader would see to it",
         "pass",
     ),
+    bug(
+        "work of before a sleep is counted",
+        "tests/node/rounds/test_participation.py"
+        "::test_what_was_learnt_before_too_many_rounds_without_this_node_is_dropped",
+        "is_too_old = before is not None and round - before > self._manifest.round.staleness_rounds",
+        "is_too_old = False",
+    ),
+    bug(
+        "work of before a pause is counted",
+        "tests/node/rounds/test_participation.py"
+        "::test_what_was_learnt_before_too_many_rounds_without_this_node_is_dropped",
+        "if before is None or is_too_old or not is_paused:",
+        "if True:",
+    ),
+    bug(
+        "the speed of before a sleep is kept",
+        "tests/node/training/test_fair_share.py"
+        "::test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none",
+        "self._steady, self.tokens_per_s, self._is_odd = SteadySpeed(), 0.0, True",
+        "self._is_odd = True",
+    ),
+    bug(
+        "a stretch with a sleep in it says how fast a node is",
+        "tests/node/training/test_fair_share.py"
+        "::test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none",
+        """
+        if not self._is_odd:
+            self._measured_speed(event)
+        """,
+        """
+        self._measured_speed(event)
+        """,
+    ),
 )

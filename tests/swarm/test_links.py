@@ -566,6 +566,34 @@ async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
         await two.hears(one, nack(4))
 
 
+async def test_links_from_an_address_that_is_gone_end_also_where_they_rest_and_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with nodes(1, 2, 3, 4) as (one, two, three, four):
+        for other in (two, three, four):
+            await other.join(one)
+        await until(lambda: len(one.links.linked()) == 3)
+        assert one.host.own_host_of(two.peer) == "127.0.0.1"
+        assert one.host.own_host_of(one.peer) is None
+        one.links.rest(three.peer)
+        gone = {two.peer: "192.0.2.1", three.peer: "192.0.2.1", four.peer: "192.0.2.2"}
+        monkeypatch.setattr(one.host, "own_host_of", gone.get)
+        one.links.end_from({"192.0.2.1"}, "its address is gone")
+        assert (one.links.linked(), one.links.resting()) == ({four.peer}, frozenset())
+        assert (one.gate.downs, one.gate.reasons) == ([two.peer], ["its address is gone"])
+        await until(lambda: one.host.connected() == {four.peer})
+
+
+async def test_what_rests_is_ended_where_its_silence_was_this_nodes_own() -> None:
+    async with nodes(1, 2) as (one, two):
+        await two.join(one)
+        await until(lambda: two.peer in one.links.linked())
+        one.links.rest(two.peer)
+        one.links.end_rests()
+        assert (one.links.holds(two.peer), one.gate.downs) == (False, []), "it was lost when it began to rest"
+        await until(lambda: one.host.connected() == frozenset())
+
+
 PING_DEADLINE_S = 20.0
 
 

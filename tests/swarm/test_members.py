@@ -502,6 +502,47 @@ async def test_link_lost_between_the_living_is_made_again_and_nobody_dies(monkey
             assert not {"suspected", "died"} & {change.kind for change in node.changes}
 
 
+async def test_links_from_an_address_that_is_gone_are_made_again_and_who_rested_is_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", WAIT_S)
+    monkeypatch.setattr(dialling_module, "DIAL_DEFERRAL_S", 1e6)
+    nodes = mover, gone, rests, stays = Node(3), Node(1), Node(2), Node(4)
+    assert max(gone.peer, rests.peer, stays.peer) < mover.peer, "which would else wait for them"
+    async with running(*nodes):
+        for other in (gone, rests, stays):
+            await mover.join(other)
+        await until(lambda: len(mover.linked()) == 3)
+        own = {gone.peer: "192.0.2.1", rests.peer: "192.0.2.2", stays.peer: "192.0.2.2"}
+        with monkeypatch.context() as before:
+            before.setattr(mover.host, "own_host_of", own.get)
+            mover.members.links.rest(rests.peer)
+            mover.members.moved({"192.0.2.1"})
+        for other in (gone, rests):
+            await until(lambda o=other: mover.changes.count(Change("linked", o.peer)) == 2)  # type: ignore[misc]
+        lost = [(one.peer, one.why) for one in mover.changes if one.kind == "lost"]
+        assert lost == [(rests.peer, "it is dead of silence"), (gone.peer, members_module.OWN_ADDRESS_GONE)]
+
+
+async def test_peer_that_is_linked_from_another_address_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "PLACES_LIMIT_PEERS", 1)
+    one, two, three = Node(1), Node(2), Node(3)
+    hosts = {two.peer: "192.0.2.1", three.peer: "192.0.2.9"}
+    monkeypatch.setattr(one.host, "host_of", hosts.get)
+    moves: list[tuple[PeerId, str]] = []
+    one.members.on_moved = lambda peer, host: moves.append((peer, host))
+    async with running(one, two, three):
+        await two.join(one)
+        await until(lambda: one.says("linked", two))
+        hosts[two.peer] = "192.0.2.2"
+        one.members.links.drop(two.peer)
+        await until(lambda: moves != [])
+        await three.join(one)
+        await until(lambda: one.says("linked", three))
+        assert moves == [(two.peer, "192.0.2.1")]
+        assert one.members._places == {three.peer: "192.0.2.9"}, "bounded, who was linked last stays"
+
+
 # -- restarts and deaths -------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -21,7 +21,7 @@ from shoal.node.discovery.port_mapping import PortMapping
 from shoal.node.discovery.reaching import RELAY, Reaching, stranded_text
 from shoal.node.outcome import Notice
 from shoal.node.reporting.event_log import EventLog
-from shoal.protocol.address import format_circuit, parse_address
+from shoal.protocol.address import format_address, format_circuit, parse_address
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.records import NodeRecord
@@ -30,6 +30,8 @@ from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.members import Change
 from shoal.swarm.reaching import networks
+from shoal.swarm.reaching.dial_back import Evidence
+from shoal.swarm.reaching.own_addresses import AddressChange
 from shoal.swarm.reaching.relayed_lanes import ask_relayed_lane
 from tests.node.discovery.test_port_mapping import Router, router
 from tests.swarm.lane_net import RecordingSink
@@ -173,6 +175,45 @@ async def test_reached_node_relays_and_another_is_reached_through_it(
         assert hidden.reaching.reachability == "unknown"
 
 
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_node_that_moved_announces_no_old_address_and_is_knocked_at_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
+        await until(lambda: one.reaching.reachability == other.reaching.reachability == "public")
+        old = one.host.addresses
+        port, lane_port = parse_address(old[0]).port, int(one.lanes.addresses[0].split(":")[1])
+        new, new_lane = format_address("192.0.2.8", port, one.host.peer_id), f"192.0.2.8:{lane_port}"
+        one.host.addresses, one.lanes.addresses = (new,), (new_lane,)
+        monkeypatch.setattr("shoal.node.discovery.reaching.ask_dial_back", refuses)
+        one.reaching.moved(AddressChange(gone=frozenset({"127.0.0.1"}), come=frozenset({"192.0.2.8"})))
+        told = (one.reaching.reachability, one.reaching.control_addresses, one.reaching.lane_addresses)
+        assert told == ("unknown", (new,), (new_lane,)), "all that it has, until somebody has looked"
+        assert (one.reaching.proven, one.reaching.proven_lanes, one.reaching.capabilities) == ((), (), ())
+        monkeypatch.undo()
+        one.host.addresses, one.lanes.addresses = (), ()
+        one.reaching.moved(AddressChange(gone=frozenset({"192.0.2.8"})))
+        assert (one.reaching.control_addresses, one.reaching.lane_addresses) == ((), ())
+        one.reaching.heard(Change("linked", other.host.peer_id))
+        await until(lambda: len(one.reaching._evidence) == 1)
+
+
+async def refuses(host: Host, checker: PeerId, ports: tuple[int, ...]) -> NoReturn:
+    await trio.lowlevel.checkpoint()
+    raise NetworkError("not now")
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_peer_that_was_linked_anew_knocks_anew(tmp_path: Path) -> None:
+    """The router may have another address by now, of which this machine's own say nothing."""
+    async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
+        await until(lambda: len(one.reaching._evidence) == 1)
+        one.reaching._evidence = Evidence()
+        one.reaching.heard(Change("lost", other.host.peer_id))
+        one.reaching.heard(Change("linked", other.host.peer_id))
+        await until(lambda: len(one.reaching._evidence) == 1)
+
+
 def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> None:
     member = Member(tmp_path, {})
     with contextlib.closing(member.events):
@@ -204,7 +245,7 @@ def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pyte
         async with swarm_of(tmp_path, {}, {"reached": False, "port_mapping": True}) as ((_, hidden), scopes):
             await until(lambda: hidden.reaching._mapping is not None and len(device.mapped) == 2)
             internal = {port for port, _ in device.mapped.values()}
-            assert internal == {hidden.reaching._control_port(), hidden.reaching._lane_port()}
+            assert internal == {hidden.reaching._control_port, hidden.reaching._lane_port}
             scopes[1].cancel()
             await until(lambda: device.mapped == {})
 

@@ -59,6 +59,7 @@ class Part:
                 give_back_contribution=trio.lowlevel.checkpoint,
                 train=self._train,
                 balances=balances,
+                paused=False,
             ),
             reduce=SimpleNamespace(prepare=lambda: None),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
@@ -104,6 +105,36 @@ class Part:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
         return bool(contributions._input(np.zeros(GRID.numel, np.float32), 1, contributions._left[0], GRID).any())
+
+
+@pytest.mark.parametrize(("missed", "dropped"), [(2, False), (3, True)])
+@pytest.mark.parametrize("is_paused", [False, True], ids=["asleep", "paused"])
+def test_what_was_learnt_before_too_many_rounds_without_this_node_is_dropped(
+    missed: int, dropped: bool, is_paused: bool
+) -> None:
+    """A sleeper stands on the newest state at once when it wakes; who is paused stands on each, and learns nothing."""
+    here = Part(3)
+    here.stand()
+    here.make()
+    here.ledger.certify()
+    here.settle()
+    here.stand()
+    assert here.residual, "its contribution was not counted, and comes again"
+    client = here.part._training_client
+    client.paused = is_paused
+    for _ in range(missed):
+        here.ledger.certify()
+        if is_paused:
+            here.stand()
+    client.paused = False
+    here.ledger.certify()
+    here.stand()
+    here.ledger.certify()
+    here.stand()
+    fresh = [is_fresh for _, is_fresh in here.stood]
+    assert (any(fresh), here.residual) == (dropped, not dropped)
+    assert fresh.count(True) == dropped, "what is learnt since stays"
+    assert not fresh[-1]
 
 
 @pytest.mark.parametrize("balances", [False, True])

@@ -147,6 +147,35 @@ def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
     assert steps_ordered(dict.fromkeys(PEERS[1:], 100.0), 100.0, at_once=True) == 1
 
 
+def test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none() -> None:
+    trainer = Orders()
+    told = dict.fromkeys(PEERS[1:], 100.0)
+    client = TrainingClient(trainer, seed=0, inner_steps=H, speeds=lambda peers: list(told.values()))  # type: ignore[arg-type]
+    head = genesis(SwarmId(bytes(32)), PEERS)
+
+    def contributes(tokens_per_s: float) -> None:
+        client.heard(
+            Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=tokens_per_s)
+        )
+
+    def steps() -> int:
+        trio.run(lambda: client.train(head, PEERS[0], 0))
+        return trainer.trains[-1].steps
+
+    for _ in range(3):
+        contributes(800.0)
+    assert (client.steady_tokens_per_s, steps()) == (800.0, 4 * H * 8 // 11)
+    client.measure_anew()
+    assert (client.steady_tokens_per_s, steps()) == (0.0, H), "not known, and as many as the others"
+    client.heard(Progress(round=1, step=1, loss=1.0, tokens_per_s=0.5))
+    contributes(0.5)
+    assert (client.steady_tokens_per_s, client.loss, steps()) == (0.0, 1.0, H)
+    client.heard(Progress(round=2, step=1, loss=1.0, tokens_per_s=50.0))
+    assert client.steady_tokens_per_s == 50.0
+    contributes(100.0)
+    assert (client.steady_tokens_per_s, client.speed_is_news, steps()) == (100.0, True, H)
+
+
 def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
     trainer = Orders()
     training_client = TrainingClient(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]

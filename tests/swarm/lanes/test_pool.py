@@ -68,6 +68,24 @@ async def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
         assert alice.sent_bytes(CAROL) == alice.queued_bytes(CAROL) == 0
 
 
+async def test_lanes_end_whose_own_or_other_end_is_at_an_address_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        (lane,) = lanes_of(alice, BOB)
+        assert lane.ends == ("127.0.0.1", "127.0.0.1")
+        alice.end_from({"192.0.2.1"})
+        bob.end_towards(ALICE, "192.0.2.1")
+        alice.post(BOB, NOTE, b"hello")
+        assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello"), "they lead elsewhere"
+        alice.end_from({"127.0.0.1"})
+        assert (await net.sinks[ALICE].next_closed())[0] == BOB
+        assert (await net.sinks[BOB].next_closed())[0] == ALICE
+        assert lane.ends is None
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        bob.end_towards(ALICE, "127.0.0.1")
+        assert (await net.sinks[BOB].next_closed())[0] == ALICE
+
+
 async def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_table, "IDLE_PAIRS_LIMIT", 2)
     async with open_net() as net:

@@ -91,7 +91,11 @@ async def test_port_at_which_this_node_listens_is_reached_and_another_is_not() -
         mine, nobodys = port_of(asker), await closed_port()
         finding = await ask_dial_back(asker, checker.peer_id, (mine, nobodys, stranger))
         assert finding == Finding(
-            checker=checker.peer_id, host="127.0.0.1", asked=(mine, nobodys, stranger), reached=frozenset({mine})
+            checker=checker.peer_id,
+            host="127.0.0.1",
+            asked=(mine, nobodys, stranger),
+            reached=frozenset({mine}),
+            own_host="127.0.0.1",
         )
         assert [len(data) for data in heard] == [16], "a stranger is sent a knock and nothing else"
         assert checker.peer_id in asker.connected(), "a knock is no connection"
@@ -209,6 +213,21 @@ def test_newest_word_of_a_member_counts_once_and_at_its_own_address() -> None:
     only_inside = Evidence()
     only_inside.add(found(1, reached=True, host="10.1.2.3"))
     assert not only_inside.outside()
+
+
+def test_proofs_of_an_address_that_is_gone_are_dropped_and_those_of_another_stay() -> None:
+    evidence = Evidence()
+    for number, (host, own_host) in enumerate(
+        [("192.0.2.7", "192.168.1.5"), ("198.51.100.3", "10.8.0.7"), ("192.168.1.5", ""), ("10.8.0.7", "10.8.0.7")]
+    ):
+        finding = Finding(
+            checker=MEMBERS[number], host=host, asked=(4001,), reached=frozenset({4001}), own_host=own_host
+        )
+        evidence.add(finding)
+    evidence.forget_from({"192.168.1.5"})
+    assert evidence.reached(4001) == ("10.8.0.7", "198.51.100.3")
+    evidence.forget_from({"10.8.0.7"})
+    assert (len(evidence), evidence.outside()) == (0, False)
 
 
 def test_addresses_are_dialled_in_the_order_in_which_they_are_likely_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
