@@ -194,7 +194,8 @@ def main() -> None:
     notes = Notes(folder / NOTES_NAME)
     note_heard(notes)
     period_s = float((folder.parent / PERIOD_NAME).read_text())
-    engine.running_agent = lambda threads: StubAgent(notes, period_s).running(threads)  # type: ignore[assignment, return-value]
+    stub = StubAgent(notes, period_s)
+    engine.running_agent = lambda threads, program=(): stub.running(threads)  # type: ignore[assignment]
     command_line.main()
 
 
