@@ -195,7 +195,7 @@ def main() -> None:
     note_heard(notes)
     period_s = float((folder.parent / PERIOD_NAME).read_text())
     stub = StubAgent(notes, period_s)
-    engine.running_agent = lambda threads, program=(): stub.running(threads)  # type: ignore[assignment]
+    engine.running_agent = lambda threads, program=(): stub.running(threads)  # type: ignore[assignment, misc]
     command_line.main()
 
 
