@@ -188,4 +188,10 @@ TRAINING: tuple[Bug, ...] = (
             pass
         """,
     ),
+    bug(
+        "a child that can read no orders any more waits for one for ever",
+        "tests/node/test_parent_pipe.py::test_child_whose_orders_cannot_be_read_says_so_and_ends",
+        "except Exception as error:  # whatever it is: nobody reads orders after it",
+        "except LocalError as error:",
+    ),
 )
