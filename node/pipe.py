@@ -181,7 +181,7 @@ class ParentPipe(Generic[Order]):
                 self.take(self._unpack(frame))
         except OSError:
             pass
-        except (LocalError, queue.Full) as error:
+        except Exception as error:  # whatever it is: nobody reads orders after it
             told = f"{self._who}: the daemon's orders cannot be followed: {one_line(error)}"
             print(told, file=sys.stderr, flush=True)
             os._exit(EXIT_CONFUSED)

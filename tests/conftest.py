@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,28 +27,31 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 LIMIT_S, LONG_LIMIT_S = 300.0, 1500.0
-"""For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. A coroutine
-is cancelled then."""
+"""For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. What runs of
+trio's in the main thread is cancelled then."""
 GRACE_S = 60.0
-"""After that: a coroutine that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so
-is what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
+"""After that: a run that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so is
+what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
+LATE = "it is not over in time; where each thread and task was is in what it wrote to standard error"
 
 
 class Limit:
     """Called by a signal when a test takes too long: says where each thread and task waits, and fails the test."""
 
     def __init__(self) -> None:
-        self.cancel: Callable[[], object] | None = None
-        """Of the coroutine under way."""
+        self.is_over = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        first, self.is_over = not self.is_over, True
         faulthandler.dump_traceback(2)
         if trio.lowlevel.in_trio_run():
             print(*tasks_and_where(), sep="\n", file=sys.stderr)
-        cancel, self.cancel = self.cancel, None
-        if cancel is None:
-            pytest.fail("it is not over in time; where each thread and task was is in what it wrote to standard error")
-        cancel()
+            root = trio.lowlevel.current_root_task()
+            if first and root is not None:
+                *_, of_main = root.child_nurseries
+                trio.lowlevel.current_trio_token().run_sync_soon(of_main.cancel_scope.cancel)
+                return
+        pytest.fail(LATE)
 
 
 def tasks_and_where() -> Iterator[str]:
@@ -70,6 +72,7 @@ LIMIT = Limit()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Limit the time of a test, with its fixtures, wherever it waits."""
+    LIMIT.is_over = False
     before = signal.signal(signal.SIGALRM, LIMIT)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S if item.get_closest_marker("long") is None else LONG_LIMIT_S, GRACE_S)
     try:
@@ -92,20 +95,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     limit_s = math.inf if virtual is None else virtual.kwargs.get("limit_s", math.inf)
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
-    async def within_limits() -> None:
-        with trio.CancelScope() as scope:
-            LIMIT.cancel = partial(trio.lowlevel.current_trio_token().run_sync_soon, scope.cancel)
-            with trio.fail_after(limit_s):
-                await test(**arguments)
-        if scope.cancelled_caught:
-            pytest.fail("it is not over in time; where each task was is in what it wrote to standard error")
+    async def within_limit() -> None:
+        with trio.fail_after(limit_s):
+            await test(**arguments)
 
     try:
-        trio.run(within_limits, clock=MockClock(autojump_threshold=0) if virtual else None)
-    except pytest.fail.Exception as late:
-        raise late.with_traceback(None) from None  # in its frames the run would live on, and there can be only one
-    finally:
-        LIMIT.cancel = None
+        trio.run(within_limit, clock=MockClock(autojump_threshold=0) if virtual else None)
+    except Exception:
+        raise
+    except BaseException as error:
+        if not LIMIT.is_over:
+            raise
+        error.__traceback__ = None  # in its frames a run that was not cancelled would live on; there can be only one
+        raise pytest.fail.Exception(LATE) from None
     return True
 
 

@@ -30,6 +30,9 @@ async def test_task():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_in_a_task)
 
+def test_run_of_its_own():
+    trio.run(trio.sleep_forever)
+
 async def test_task_that_cannot_be_cancelled():
     await trio.to_thread.run_sync(wait_in_a_thread)
 
@@ -65,10 +68,11 @@ def test_test_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
         ("ERROR", "test_end"),
         ("FAILED", "test_all_wait_on_a_clock_that_jumps"),
         ("FAILED", "test_loop_on_a_clock_that_jumps"),
+        ("FAILED", "test_run_of_its_own"),
         ("FAILED", "test_task"),
         ("FAILED", "test_task_that_cannot_be_cancelled"),
         ("FAILED", "test_thread"),
     ], done.stdout
-    assert "5 failed, 2 passed" in done.stdout
+    assert "6 failed, 2 passed" in done.stdout
     assert done.stdout.count("in wait_in_a_thread\n") >= 3
     assert done.stdout.count("in wait_in_a_task\n") == 1

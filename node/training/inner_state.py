@@ -254,8 +254,10 @@ class Snapshotter:
             return ()
 
         def write_and_report() -> None:
-            written = writing.write()
-            self.done()
+            try:
+                written = writing.write()
+            finally:
+                self.done()  # or who comes next would wait for ever
             send(written.report(order))
 
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()

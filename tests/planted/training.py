@@ -209,4 +209,22 @@ TRAINING: tuple[Bug, ...] = (
         self._measured_speed(event)
         """,
     ),
+    bug(
+        "a snapshot that fails in the midst of its writing holds up the next for ever",
+        "tests/node/training/test_inner_state.py::test_snapshot_that_a_device_fails_amid_its_writing_holds_up_no_other",
+        """
+        finally:
+            self.done()  # or who comes next would wait for ever
+        """,
+        """
+        finally:
+            pass
+        """,
+    ),
+    bug(
+        "a child that can read no orders any more waits for one for ever",
+        "tests/node/test_parent_pipe.py::test_child_whose_orders_cannot_be_read_says_so_and_ends",
+        "except Exception as error:  # whatever it is: nobody reads orders after it",
+        "except LocalError as error:",
+    ),
 )

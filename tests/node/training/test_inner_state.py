@@ -16,7 +16,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.state.tensor_files import DamagedFile
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import SavedInner, Snapshotter
+from shoal.node.training.inner_state import SavedInner, Snapshotter, Writing, Written
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     SNAPSHOT_BASE,
@@ -313,6 +313,29 @@ def test_snapshot_of_a_contribution_waits_for_one_amid_the_round(tmp_path: Path)
     second.join()
     with pytest.raises(LocalError, match="while the one before it is being written"):
         snapshotter.take(life.replica.inner_state(3), tmp_path / "3.trainer")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_snapshot_that_a_device_fails_amid_its_writing_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    snapshotter, failing = Snapshotter(), threading.Event()
+
+    def fail(writing: Writing) -> Written:
+        failing.set()
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(Writing, "write", fail)
+    snapshotter.save(life.replica.inner_state(1, midway=True), midway(tmp_path / "midway"), lambda _: None)
+    assert failing.wait(60)
+    state = life.replica.inner_state(2)
+    second = threading.Thread(target=snapshotter.take, args=(state, tmp_path / "2.trainer"), daemon=True)
+    second.start()
+    second.join(60)
+    assert not second.is_alive()
 
 
 def test_older_snapshot_gives_moments_only(tmp_path: Path) -> None:
