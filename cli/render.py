@@ -222,6 +222,7 @@ def status_lines(status: Status) -> list[str]:
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
+        *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
         *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
@@ -229,10 +230,17 @@ def status_lines(status: Status) -> list[str]:
         ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
+        *(("caps", caps) for caps in filter(None, [caps_told(status)])),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
     return lines + rollback_lines(status) + missing_lines(status)
+
+
+def caps_told(status: Status) -> str:
+    """What the node uploads and downloads at most; empty without any cap."""
+    caps = (("up", status.max_upload), ("down", status.max_download))
+    return ", ".join(f"{quantity(cap, 'B/s')} {way} at most" for way, cap in caps if cap)
 
 
 def peer_lines(status: Status) -> list[str]:

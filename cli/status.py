@@ -70,5 +70,5 @@ def pause(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 
 def resume(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Let the node that runs here train again, after `shoal pause`."""
-    request(data_dir, "resume", deadline_s=ORDER_DEADLINE_S)
-    typer.echo(f"the node on {data_dir} trains again")
+    why = request(data_dir, "resume", deadline_s=ORDER_DEADLINE_S).get("why_paused")
+    typer.echo(f"the node on {data_dir} trains again{f' when it may: {why}' if why else ''}")

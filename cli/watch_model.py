@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.render import losses_told, marked, missing_lines, notable_members, peer_counts
+from shoal.cli.render import caps_told, losses_told, marked, missing_lines, notable_members, peer_counts
 from shoal.cli.text import figure, in_one_line, quantity
 from shoal.node.control_client import MemberStatus, Status, request
+from shoal.node.loops.attendance import WAITS_MARK
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
@@ -132,7 +133,9 @@ class Picture:
                 "the swarm has banned this node; the proof is in evidence/ of the others: `shoal evidence` checks it"
             )
         if known.phase == "paused":
-            told.append("paused: it votes and keeps the state, and trains nothing; r goes on")
+            why = f": {known.why_paused}" if known.why_paused else ""
+            goes_on = "" if WAITS_MARK in why else "; r goes on"
+            told.append(f"paused{why}; it votes and keeps the state, and trains nothing{goes_on}")
         if banned:
             more = f"; and {len(banned) - BANS_SHOWN} more" if len(banned) > BANS_SHOWN else ""
             told.append("; ".join(banned[:BANS_SHOWN]) + more)
@@ -145,9 +148,10 @@ class Picture:
             return ""
         sent, received = self.status.bytes.sent, self.status.bytes.received
         reach = "" if self.status.reachability == "unknown" else f" · {in_one_line(self.status.reachability)}"
+        caps = f" · {caps_told(self.status)}" if caps_told(self.status) else ""
         return (
             f"sent {quantity(sent, 'B')} ({quantity(self.sent_per_s, 'B/s')}) · "
-            f"received {quantity(received, 'B')} ({quantity(self.received_per_s, 'B/s')}){reach}"
+            f"received {quantity(received, 'B')} ({quantity(self.received_per_s, 'B/s')}){caps}{reach}"
         )
 
 

@@ -121,6 +121,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
     loss: the newest evaluation, of which metric says in words what it is; train_loss: this node's own.
+    why_paused: why it trains nothing, empty while it does. max_upload, max_download: its caps now, in bytes/s, or None.
     names: of all peers that the node knows, by PeerId, as they are to be shown; none of one that says no name.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
@@ -132,6 +133,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reachability: str = "unknown"
     proven: list[str] = []
     phase: str
+    why_paused: str = ""
     term: str
     round: int
     digest: str | None
@@ -154,6 +156,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     train_loss: float | None = None
     tokens_per_s: float | None
     bytes: BytesStatus
+    max_upload: int | None = None
+    max_download: int | None = None
     blocked_fraction: float | None = None
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None

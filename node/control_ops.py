@@ -45,7 +45,7 @@ def handlers(
 
     async def resume() -> Mapping[str, JsonValue]:
         user.pause(False)
-        return {}
+        return {"why_paused": user.why_paused()}
 
     async def release() -> Mapping[str, JsonValue]:
         parts.holds.release()

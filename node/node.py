@@ -38,6 +38,7 @@ from shoal.node.gossip.exchange import VectorCache
 from shoal.node.holds import Holds
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
+from shoal.node.machine_readings import Machine
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
@@ -69,6 +70,7 @@ from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, Traine
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.waking import Waking
+from shoal.node.when import OnlyWhen, Rule
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -210,7 +212,7 @@ class Node:
         """Make what goes on beside the rounds."""
         parts, rounds = self.parts, self.rounds
         self.attendance = Attendance(put=rounds.engine.put, on_progress=parts.on_progress)
-        self.user = UserOrders(leave=self._leave, pause=self.attendance.pause)
+        self.user = UserOrders(leave=self._leave, pause=self.attendance.pause, why_paused=lambda: self.attendance.why)
         self.reaching = Reaching(parts)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
         self.page = self._page()
@@ -218,17 +220,10 @@ class Node:
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
         rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
         moving = Moving(parts, [one.moved for one in (self.reaching, self.finding, *rendezvous)])
-        waking = Waking(parts, moving.connect_anew)
-        services = (
-            moving,
-            waking,
-            self.finding,
-            *rendezvous_services,
-            self.reaching,
-            self.auditing,
-            *writers,
-            self.page,
-        )
+        machine: list[Service] = [moving, Waking(parts, moving.connect_anew)]
+        if parts.config.only_when:
+            machine.append(OnlyWhen(Rule(parts.config.only_when, Machine()), self.attendance.wait))
+        services = (*machine, self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
         self.services: Sequence[Service] = [service for service in services if service is not None]
 
     def _wire(self) -> None:
@@ -286,7 +281,15 @@ class Node:
         return "" if record is None else claimed_name(record.capabilities)
 
     def _status(self) -> Mapping[str, JsonValue]:
-        return status(self.parts, self.rounds, self.finding, self.reaching, self.page, self.record_phase)
+        return status(
+            self.parts,
+            self.rounds,
+            self.finding,
+            self.reaching,
+            self.page,
+            self.record_phase,
+            why_paused=self.attendance.why,
+        )
 
     def _peers(self) -> Sequence[PeerFacts]:
         return peer_rows(self.parts, self.rounds, self.record_phase)

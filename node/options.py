@@ -19,6 +19,7 @@ import platformdirs
 from shoal.node.option import HostPort, Option, Within, check_exists, parse_host_port, parse_rate
 from shoal.node.reporting.event_sinks import check_installed
 from shoal.node.training.rank_messages import PROCESSES_LIMIT
+from shoal.node.when import When, check_whens, parse_when
 from shoal.protocol.address import parse_address, parse_listen_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
@@ -245,6 +246,19 @@ class NodeOptions:
             check=Within(1, PROCESSES_LIMIT, "1 starts one trainer"),
         ),
     ] = 1
+    only_when: Annotated[
+        tuple[When, ...],
+        Option(
+            "--only-when",
+            help="Train only then, and else be paused as by `shoal pause`: mains (not on battery), idle (for two "
+            "minutes other programs used less than a quarter of the processors, and nobody typed in a terminal), or a "
+            "time of day such as 22:00-07:30. Repeatable: all kinds must hold, of times of day one.",
+            metavar="idle|mains|HH:MM-HH:MM",
+            panel=TRAINING,
+            parse=parse_when,
+            check=check_whens,
+        ),
+    ] = ()
     data: Data = None
     """Never taken from the manifest."""
     rounds: Annotated[

@@ -17,10 +17,14 @@ from shoal.swarm.members import Change
 
 @dataclass(frozen=True, slots=True)
 class UserOrders:
-    """Orders that a node's user may give at any time: to leave the swarm, to pause (True), to go on (False)."""
+    """Orders that a node's user may give at any time: to leave the swarm, to pause (True), to go on (False).
+
+    why_paused: why it trains nothing now, for what order or want; empty while it does.
+    """
 
     leave: Callable[[], None]
     pause: Callable[[bool], None]
+    why_paused: Callable[[], str]
 
 
 class Service(Protocol):

@@ -51,9 +51,17 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 
 
 def status(
-    parts: Parts, rounds: Rounds, finding: Finding, reaching: Reaching, page: PageService | None, phase: Phase
+    parts: Parts,
+    rounds: Rounds,
+    finding: Finding,
+    reaching: Reaching,
+    page: PageService | None,
+    phase: Phase,
+    *,
+    why_paused: str,
 ) -> dict[str, JsonValue]:
     """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
+    upload, download = parts.lanes.caps
     standing, traffic = rounds.standing(), parts.host.traffic
     peers = peer_rows(parts, rounds, phase)
     rows = {row.peer: row for row in peers}
@@ -65,6 +73,7 @@ def status(
         reachability=reaching.reachability,
         proven=[*reaching.proven, *reaching.proven_lanes],
         phase=rounds.engine.phase,
+        why_paused=why_paused,
         term=term_text(standing.term),
         round=standing.round,
         digest=standing.digest,
@@ -91,6 +100,8 @@ def status(
         refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
         dashboard=None if page is None else page.url,
         dashboard_link=None if page is None else page.link,
+        max_upload=upload,
+        max_download=download,
         bytes=BytesStatus(
             sent=parts.lanes.bytes_sent + traffic.bytes_sent,
             received=parts.lanes.bytes_received + traffic.bytes_received,

@@ -93,7 +93,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     certifies: whether voters certify each round, by the strategy. lying: whether some of them may lie. alerts: what
     keeps it from signing, and what helps. turn_in_rounds: in how many rounds it has a seat, where these are few.
-    peer_errors, own_errors: requests of others that failed here, by whose fault that was.
+    peer_errors, own_errors: requests of others that failed here, by whose fault that was. why_paused: why it trains
+    nothing, empty while it does. max_upload, max_download: the caps, in bytes/s, None where there is none.
     """
 
     peer: str
@@ -130,6 +131,9 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     bans: Sequence[BanFacts] = ()
     alerts: Sequence[str] = ()
     turn_in_rounds: int | None = None
+    why_paused: str = ""
+    max_upload: int | None = None
+    max_download: int | None = None
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +250,7 @@ class NodeSource:
             self._p.config.manifest,
             self._p.training_client,
         )
+        upload, download = parts.lanes.caps
         return NodeFacts(
             peer=parts.identity.peer_id,
             swarm=parts.swarm_id.hex(),
@@ -280,6 +285,9 @@ class NodeSource:
             bans=_bans(parts.chain.banned),
             alerts=tuple(parts.standstill.alerts),
             turn_in_rounds=standing.turn_in_rounds,
+            why_paused=self._user.why_paused(),
+            max_upload=upload,
+            max_download=download,
             traffic=self.traffic(),
         )
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from shoal.node.dashboard.facts import NodeFacts
+from shoal.node.loops.attendance import WAITS_MARK
 from shoal.node.peer_facts import PeerSummary
 from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import FaultModel, are_enough
@@ -89,7 +90,9 @@ def _links(peers: PeerSummary) -> Check:
 
 def _training(node: NodeFacts) -> Check:
     if node.paused:
-        return Check(name="Training", state="warn", detail="paused", remedy="go on with Resume, or shoal resume")
+        detail = f"paused: {node.why_paused}" if node.why_paused else "paused"
+        remedy = "" if WAITS_MARK in detail else "go on with Resume, or shoal resume"
+        return Check(name="Training", state="warn", detail=detail, remedy=remedy)
     if node.phase == "no quorum":
         return Check(name="Training", state="warn", detail="on alone, until there is a majority")
     if node.phase in ("joining", "leaving"):

@@ -115,6 +115,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
         *("peers", "names", "metric", "train_loss", "turn_in_rounds"),
+        *("why_paused", "max_upload", "max_download"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -169,6 +170,16 @@ def status_of(peers: Sequence[PeerFacts]) -> Status:
     ]
     missing = [member.peer_id for member in members if member.reach == "gone"]
     return msgspec.structs.replace(STATUS, members=members, missing=missing, peers=summary_of(peers))
+
+
+def test_status_says_why_a_node_is_paused_and_what_it_moves_at_most() -> None:
+    why = "the machine is on its battery (--only-when)"
+    lines = status_lines(msgspec.structs.replace(STATUS, phase="paused", why_paused=why, max_upload=5 << 20))
+    at = lines.index("phase      paused")
+    assert lines[at + 1] == f"paused     {why}"
+    assert lines[lines.index("bytes      1.5 MB sent, 999 B received") + 1] == "caps       5.2 MB/s up at most"
+    both = msgspec.structs.replace(STATUS, max_upload=1_000_000, max_download=2_000_000)
+    assert "caps       1.0 MB/s up at most, 2.0 MB/s down at most" in status_lines(both)
 
 
 def test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first(

@@ -176,6 +176,10 @@ def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> Non
     [
         ({"phase": "paused"}, "r goes on"),
         (
+            {"phase": "paused", "why_paused": "its user paused it"},
+            "paused: its user paused it; it votes and keeps the state, and trains nothing; r goes on",
+        ),
+        (
             {"bans": [BanStatus(peer_id="12D3C", term="0.0", round=5, until=9, evidence="ab")]},
             "tom is banned until round 9",
         ),
@@ -189,6 +193,15 @@ def test_watch_says_what_stands_in_the_way(changes: dict[str, Any], expected: st
     picture = Picture(status=msgspec.structs.replace(STATUS, missing=[], **changes))
     assert any(expected in line for line in picture.advice)
     assert Picture(status=msgspec.structs.replace(STATUS, missing=[])).advice == ()
+
+
+def test_watch_promises_no_end_to_a_pause_that_no_order_ends_and_shows_caps() -> None:
+    why = "the machine is in use (--only-when)"
+    picture = Picture(status=msgspec.structs.replace(STATUS, missing=[], phase="paused", why_paused=why))
+    assert picture.advice == (f"paused: {why}; it votes and keeps the state, and trains nothing",)
+    assert "at most" not in picture.bytes_line
+    capped = Picture(status=msgspec.structs.replace(STATUS, max_download=2_000_000))
+    assert capped.bytes_line.endswith(" · 2.0 MB/s down at most")
 
 
 def test_watch_cuts_names_where_the_terminal_is_narrow(tmp_path: Path) -> None:

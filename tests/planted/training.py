@@ -227,4 +227,29 @@ TRAINING: tuple[Bug, ...] = (
         "except Exception as error:  # whatever it is: nobody reads orders after it",
         "except LocalError as error:",
     ),
+    bug(
+        "one kind that holds is enough to train",
+        "tests/node/test_when.py::test_all_kinds_have_to_hold_and_each_that_does_not_is_named",
+        'return " and ".join(reasons)',
+        'return "" if len(self._kinds) > len(reasons) else " and ".join(reasons)',
+    ),
+    bug(
+        "a resumed node trains on its battery",
+        "tests/node/loops/test_attendance.py"
+        "::test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_and_says_why",
+        """
+        self._paused = paused
+        self._put(SetPaused(bool(self.why)))
+        """,
+        """
+        self._paused = paused
+        self._put(SetPaused(paused or self._away))
+        """,
+    ),
+    bug(
+        "a node that trains takes its own load for others'",
+        "tests/node/test_when.py::test_own_processes_are_not_others",
+        "return min(max((busy_s - before[1] - own_s) / passed_s, 0.0), 1.0) if passed_s > 0 else 0.0",
+        "return min(max((busy_s - before[1]) / passed_s, 0.0), 1.0) if passed_s > 0 else 0.0",
+    ),
 )

@@ -32,6 +32,10 @@ export function noticeOf(node) {
       rest: `This node trains on alone meanwhile.${whom}${gone}`,
     };
   }
-  if (node.paused) return { soft: true, first: "This node is paused.", rest: "It votes and keeps the state, but trains nothing until you resume it." };
+  if (node.paused) {
+    const why = node.why_paused ? `This node is paused: ${node.why_paused}.` : "This node is paused.";
+    const until = (node.why_paused || "").endsWith("(--only-when)") ? "as long as that is so" : "until you resume it";
+    return { soft: true, first: why, rest: `It votes and keeps the state, but trains nothing ${until}.` };
+  }
   return null;
 }

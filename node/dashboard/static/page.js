@@ -49,6 +49,7 @@ function drawNode() {
   const facts = [
     ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cpu || 0).toFixed(2)} cores`],
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
+    ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];
   find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
   put("pause", node.paused ? "Resume" : "Pause");

@@ -34,3 +34,14 @@ def test_page_tells_when_it_is_the_nodes_turn_where_seats_are_few() -> None:
         node = msgspec.structs.replace(facts.node, turn_in_rounds=rounds)
         checks = health_of(node, summary_of(facts.peers))
         assert [check.detail for check in checks if check.name == "Seat"] == told
+
+
+def test_page_says_why_a_node_trains_nothing_and_what_ends_that() -> None:
+    facts = SyntheticSwarm(peers=3, now=time.time(), rounds=3).look()
+    for why, remedy_told in (
+        ("its user paused it", "go on with Resume, or shoal resume"),
+        ("the machine is on its battery (--only-when)", ""),
+    ):
+        node = msgspec.structs.replace(facts.node, paused=True, why_paused=why)
+        (check,) = [one for one in health_of(node, summary_of(facts.peers)) if one.name == "Training"]
+        assert (check.state, check.detail, check.remedy) == ("warn", f"paused: {why}", remedy_told)

@@ -57,6 +57,27 @@ def test_a_node_that_is_resumed_without_a_loop_goes_on_observing() -> None:
     assert not node.paused
 
 
+def test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_and_says_why() -> None:
+    node = Node()
+    node.attendance.wait("the machine is in use")
+    assert (node.paused, node.attendance.why) == (True, "the machine is in use (--only-when)")
+    node.attendance.pause(True)
+    node.attendance.heard(GONE)
+    why = "its user paused it; no training loop is attached; the machine is in use (--only-when)"
+    assert node.attendance.why == why
+    node.attendance.pause(False)
+    node.attendance.heard(BACK)
+    assert (node.paused, node.attendance.why) == (True, "the machine is in use (--only-when)")
+    node.attendance.wait("the machine is on its battery")
+    assert node.paused
+    node.attendance.wait("")
+    assert (node.paused, node.attendance.why) == (False, "")
+    told = [str(one) for one in node.told]
+    assert len(told) == 3, "a reason in another's place is no news"
+    assert "training waits: the machine is in use (--only-when)" in told[0]
+    assert "training goes on" in told[2]
+
+
 def test_a_trainer_of_the_daemons_own_that_is_started_again_changes_nothing() -> None:
     node = Node()
     node.attendance.pause(True)
