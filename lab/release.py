@@ -32,7 +32,7 @@ INTERPRETERS: Final = ("python3.11", "python3.12", "python3.13")
 """Those that a release is for; `--python` names others."""
 STEP_DEADLINE_S: Final = 1800.0
 """Of one command: the slowest fetches and unpacks several GB of PyTorch with CUDA."""
-WITH_WHEELS: Final[Mapping[str, str]] = {"fastecdsa": "4.0.0"}
+WITH_WHEELS: Final[dict[str, str]] = {"fastecdsa": "4.0.0"}
 """Versions in place of those that a dependency pins. Of fastecdsa 2.3.2, which libp2p 0.8.1 pins, there is no wheel for
 Linux. libp2p uses it for P-256 keys and SecIO alone; a node has Ed25519 keys and Noise."""
 UNTIED: Final = frozenset({"torch"})
@@ -106,7 +106,7 @@ def run(*command: str | Path, cwd: Path, more: Mapping[str, str] | None = None) 
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env=environment | (more or {}),
+        env={**environment, **(more or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,7 +115,8 @@ def run(*command: str | Path, cwd: Path, more: Mapping[str, str] | None = None) 
     )
     if done.returncode != 0:
         raise ConfigError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stdout[-2000:].strip()}")
-    return done.stdout
+    told: str = done.stdout
+    return told
 
 
 def build(root: Path, out: Path, commit: str = "HEAD") -> list[Path]:
