@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
 from shoal.cli.peer_lines import PeerLines
-from shoal.cli.text import count, figure, in_one_line, quantity, who_contributed
+from shoal.cli.text import count, escaped, figure, in_one_line, quantity, who_contributed
 from shoal.node.control_client import MemberStatus, Status
 from shoal.node.outcome import (
     HELD_OUT_LOSS,
@@ -230,7 +230,8 @@ def status_lines(status: Status) -> list[str]:
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
-    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status) + peer_lines(status)
+    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
+    lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
     return lines + rollback_lines(status) + missing_lines(status)
 
@@ -330,6 +331,19 @@ def rollout_lines(status: Status) -> list[str]:
         f"groups     {known.made} made, {pulled}, {known.taken} taken",
         f"refused    {reasons or 'nothing'}",
     ]
+
+
+def sample_lines(status: Status) -> list[str]:
+    """What the certified model said, a prompt a line; nothing where it was not asked."""
+    known = status.samples
+    if known is None:
+        return []
+    return [f"sample     {sample_text(prompt, text)} (round {known.round})" for prompt, text in known.texts.items()]
+
+
+def sample_text(prompt: str, text: str) -> str:
+    """`"The " → "cat\\nsat"`: what a model said after a prompt, in one line that no terminal takes for a command."""
+    return f'"{escaped(prompt)}" → "{escaped(text)}"'
 
 
 def voter_lines(status: Status) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, ProgressBar, RichLog, Sparkline, Static, TabbedContent, TabPane
 
@@ -20,7 +20,7 @@ from shoal.protocol.names import short
 PERIOD_S: Final = 0.5
 NARROW_COLUMNS: Final = 120
 """Below which PeerIds, beside names, are cut to their ends, by which people tell nodes apart."""
-PANES: Final = ("members", "loss", "faults")
+PANES: Final = ("members", "loss", "faults", "samples")
 
 
 class ConfirmLeave(ModalScreen[bool]):
@@ -62,6 +62,7 @@ class WatchApp(App[None]):
         Binding("1", "pane('members')", "members", show=False),
         Binding("2", "pane('loss')", "loss", show=False),
         Binding("3", "pane('faults')", "faults", show=False),
+        Binding("4", "pane('samples')", "samples", show=False),
     ]
 
     def __init__(self, watcher: Watcher, *, period_s: float = PERIOD_S) -> None:
@@ -74,7 +75,7 @@ class WatchApp(App[None]):
         self.pictures = 0
 
     def compose(self) -> ComposeResult:
-        """A head of a few lines, and a pane for each of members, loss and faults."""
+        """A head of a few lines, and a pane for each of members, loss, faults and samples."""
         with Vertical(id="head"):
             yield Static("asking the node …", id="headline")
             yield Static("", id="trouble")
@@ -91,6 +92,8 @@ class WatchApp(App[None]):
                 yield Sparkline([], id="curve")
             with TabPane("3 Faults", id="faults"):
                 yield RichLog(id="log", wrap=True, max_lines=500)
+            with TabPane("4 Samples", id="samples"), VerticalScroll():
+                yield Static("", id="samples-text")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -133,6 +136,8 @@ class WatchApp(App[None]):
         self.query_one("#peers", Static).update(Text(picture.peer_line))
         self._show_members(picture)
         self._show_loss(picture)
+        samples = "\n".join(picture.samples) or "nothing was sampled yet: workloads of text say something"
+        self.query_one("#samples-text", Static).update(Text(samples))
         if picture.faults != self._faults:
             self._show_faults(picture.faults)
 

@@ -110,6 +110,13 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int] = {}
 
 
+class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the certified model of `round` said: `texts` by the prompt that each goes on from."""
+
+    round: int
+    texts: dict[str, str]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """State of a running node: the reply to the op `status`. `missing` are PeerIds of voters not heard of.
 
@@ -157,6 +164,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     blocked_fraction: float | None = None
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
+    samples: SamplesStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None
 

@@ -34,6 +34,10 @@ PHASES_S = (5.0, 0.4, 2.1, 0.5)
 """Train, plan, reduce, certify."""
 ROUND_TOKENS = 65_536
 STATE_BYTES = 40_000_000
+SAID = {
+    "def ": "read_all(path):\n    with open(path) as file:\n        return file.read()\n",
+    "The ": "river ran low that summer, and in the evenings the children walked across it to the mill.",
+}
 _NEXT_PHASES = {
     events.RoundStarted: "train",
     events.Contributed: "plan",
@@ -177,6 +181,7 @@ class SyntheticSwarm:
             )
         )
         self._tell(events.Evaluated(at=at + 0.1, round=number, loss=loss, metric="bits per byte"))
+        self._tell(events.Sampled(at=at + 0.1, round=number, texts=samples_of(number)))
 
     def _plan_rollouts(self, number: int, start: float, seconds: float) -> None:
         reward = 0.85 - 0.7 * math.exp(-number / 18) + self._random.gauss(0, 0.02)
@@ -368,3 +373,14 @@ class SyntheticSwarm:
             self.paused = op == "pause"
         else:
             self.phase = "leaving"
+
+
+def samples_of(number: int) -> dict[str, str]:
+    """What a made-up model says after so many rounds: less and less of it is noise."""
+    noise = random.Random(number)
+    share = math.exp(-number / 14)
+    letters = "etaoin shrdlu,.\n("
+    return {
+        prompt: "".join(noise.choice(letters) if noise.random() < share else letter for letter in text)
+        for prompt, text in SAID.items()
+    }

@@ -49,6 +49,8 @@ class Model:
         self._summary: Fields = {}
         self._health: list[Check] = []
         self._groups: dict[str, GroupFacts] = {}
+        self._samples: tuple[events.Sampled, ...] = ()
+        """The first that are known, and the newest."""
         self._news: Fields = {}
         self._total: tuple[float, int, int] | None = None
 
@@ -63,6 +65,9 @@ class Model:
             case events.Evaluated():
                 self.metric = event.metric
                 self._measure("held_out", event.round, event.loss)
+            case events.Sampled():
+                self._samples = (*self._samples[:1], event)
+                self._news["samples"] = self._samples
             case events.TrainerStarted():
                 self.device = event.device
             case events.Rollouts():
@@ -71,6 +76,8 @@ class Model:
             case events.RolledBack():
                 for curve in self.curves.values():
                     curve.rewind(event.to)
+                self._samples = tuple(known for known in self._samples if known.round <= event.to)
+                self._news["samples"] = self._samples
 
     def _measure(self, curve: str, round: int, value: float | None) -> None:
         if value is not None and isfinite(value):
@@ -174,6 +181,7 @@ class Model:
             "curves": {name: curve.points for name, curve in self.curves.items()},
             "bandwidth": list(self.bandwidth),
             "groups": list(self._groups.values()),
+            "samples": self._samples,
         }
 
 

@@ -149,6 +149,13 @@ class Evaluated(Event, frozen=True, kw_only=True):
     metric: str = ""
 
 
+class Sampled(Event, frozen=True, kw_only=True):
+    """What the certified model of `round` said, evaluated then: `texts` by the prompt that each goes on from."""
+
+    round: int
+    texts: Mapping[str, str] = {}
+
+
 class AgentStarted(Event, frozen=True, kw_only=True):
     """Strategy rollouts: the agent is ready, after `round` rounds.
 

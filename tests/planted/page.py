@@ -100,4 +100,22 @@ PAGE: tuple[Bug, ...] = (
         'rf"`[^`]*`|',
         'rf"`\\|',
     ),
+    bug(
+        "a status passes on what a model says to the terminal",
+        "tests/cli/test_status.py::test_samples_are_lines_that_no_terminal_takes_for_a_command",
+        """ return f'"{escaped(prompt)}" → "{escaped(text)}"' """.strip(),
+        """ return f'"{prompt}" → "{text}"' """.strip(),
+    ),
+    bug(
+        "samples of an abandoned state stay on the page",
+        "tests/node/dashboard/test_model.py"
+        "::test_the_first_sample_is_kept_beside_the_newest_and_goes_with_the_state_it_is_of",
+        """
+        self._samples = tuple(known for known in self._samples if known.round <= event.to)
+        self._news["samples"] = self._samples
+        """,
+        """
+        pass
+        """,
+    ),
 )

@@ -4,7 +4,6 @@ import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } 
 import { choose, drawMap, startMap } from "./map.js";
 import { noticeOf } from "./notice.js";
 import { drawBans, drawSummary, markPeer, openPeer, renewPeers, startPeers } from "./peers.js";
-import { drawRollouts } from "./rollouts.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
 import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
 import { NONE, at, bytes, called, count, decimal, duration, find, make, percent, plural, put, rate, tell } from "./text.js";
@@ -82,7 +81,8 @@ const DRAWN = [
   [["curves", "points"], () => drawChart("loss", joined(state.curves.held_out, state.curves.train))],
   [["curves", "points", "node"], () => state.node.rollouts && drawChart("reward", joined(state.curves.reward, state.curves.others_reward))],
   [["bandwidth"], () => drawChart("bandwidth", [0, 1, 2].map((place) => state.bandwidth.map((point) => point[place])))],
-  [["groups", "node"], () => drawRollouts(state.node, state.groups)],
+  [["groups", "node"], () => state.node.rollouts && import("./rollouts.js").then((part) => part.drawRollouts(state.node, state.groups))],
+  [["samples"], () => (state.samples.length || !find("samples-card").hidden) && import("./samples.js").then((part) => part.drawSamples(state.samples))],
 ];
 
 let news = new Set();

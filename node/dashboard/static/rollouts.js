@@ -1,6 +1,6 @@
 // Groups of rollouts, to be read. What is shown was written by models of others: it is text and nothing else.
 
-import { called, count, find, make, plural, put } from "./text.js";
+import { called, count, find, make, plural, put, readable } from "./text.js";
 
 let reading = null;
 
@@ -9,12 +9,11 @@ const score = (reward) =>
 
 export function drawRollouts(node, groups) {
   const known = node.rollouts;
-  find("rollouts-card").hidden = find("reward-card").hidden = !known;
-  if (!known) return;
+  find("rollouts-card").hidden = find("reward-card").hidden = false;
   const refused = Object.values(known.rejected).reduce((sum, value) => sum + value, 0);
   put("rollouts-sum", `${plural(known.made, "group")} made · ${count(known.pulled)} pulled · ${count(known.taken)} taken · ${count(refused)} refused`);
   const rows = groups.toReversed().map((group) => {
-    const button = make("button", { type: "button", "aria-pressed": String(group.digest === reading) }, make("span", {}, group.family), score(group.reward),
+    const button = make("button", { type: "button", "aria-pressed": String(group.digest === reading) }, make("span", {}, readable(group.family)), score(group.reward),
       make("small", {}, `${group.own ? "own" : called(group.peer)} · round ${group.round} · ${plural(group.completions, "answer")}`));
     button.addEventListener("click", () => read(group));
     return make("li", {}, button);
@@ -40,9 +39,9 @@ async function read(group) {
     return;
   }
   if (reading !== group.digest) return;
-  const parts = [make("h3", {}, "Question"), make("pre", {}, found.question)];
+  const parts = [make("h3", {}, "Question"), make("pre", {}, readable(found.question))];
   found.completions.forEach((text, index) => {
-    parts.push(make("h3", {}, `Answer ${index + 1} · `, score(found.rewards[index] ?? null)), make("pre", {}, text));
+    parts.push(make("h3", {}, `Answer ${index + 1} · `, score(found.rewards[index] ?? null)), make("pre", {}, readable(text)));
   });
   page.replaceChildren(...parts);
   page.scrollTop = 0;

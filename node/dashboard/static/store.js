@@ -7,7 +7,7 @@ const SILENCE_MS = 6000;
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 export const state = {
-  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [],
+  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [], samples: [],
 };
 
 const append = (name, items, limit = LIMITS[name]) => {
@@ -34,6 +34,7 @@ const merge = {
   happenings: (items) => append("happenings", items),
   bandwidth: (items) => append("bandwidth", items),
   groups: (items) => append("groups", items),
+  samples: (known) => (state.samples = known),
   curves: (redone) => Object.assign(state.curves, redone),
   points: (news) => {
     for (const [name, points] of Object.entries(news)) {

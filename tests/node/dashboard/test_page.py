@@ -11,7 +11,7 @@ from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
-from shoal.node.reporting.events import Failed
+from shoal.node.reporting.events import Failed, Sampled
 from shoal.protocol.names import called
 from tests.node.dashboard.browser import Page, Served, browsing
 
@@ -136,6 +136,22 @@ def test_two_hundred_peers_can_be_seen_and_walked_through(tmp_path: Path) -> Non
         page.driver.find_element("id", "map").send_keys("\ue007")  # Enter
         page.until("document.querySelectorAll('#peer-more dt').length > 3")
         assert page.text("#peer-name") == picked
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_what_the_model_says_is_read_beside_what_it_said_first(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>\x1b[2J\u202ea\nb\u2028"
+    with Served(swarm_of(4, rounds=3), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        page.until("document.querySelectorAll('#samples-card figure').length === 4")
+        assert page.text("#samples-card figcaption") == "after round 1"
+        assert page.text("#samples-card pre b") == "def "
+        served.do(lambda: served.swarm.waiting.append(Sampled(round=90, texts={"<b>": hostile, "x": ""})))
+        page.until("document.querySelector('#samples-card').textContent.includes('after round 90')")
+        newest = page.run("return document.querySelectorAll('#samples-card figure pre')[1].textContent")
+        assert newest == "<b><img src=x onerror=alert(1)>\ufffd[2J\ufffda\nb\ufffd"
+        assert page.count("#samples-card img, #samples-card b b") == 0
         assert_clean(page)
 
 
