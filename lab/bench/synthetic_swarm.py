@@ -24,10 +24,12 @@ from shoal.node.dashboard.facts import (
     RolloutFacts,
     Traffic,
 )
+from shoal.node.dashboard.settings import JoinFacts, SettingFacts, Settings
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
 from shoal.protocol.identity import Identity
+from shoal.protocol.swarm_link import join_line
 
 ROUND_S = 8.0
 PHASES_S = (5.0, 0.4, 2.1, 0.5)
@@ -67,6 +69,7 @@ class SyntheticSwarm:
     phase: str = "joining"
     paused: bool = False
     bans: tuple[BanFacts, ...] = ()
+    invites: bool = False
     waiting: deque[Event] = field(default_factory=deque)
     orders: list[str] = field(default_factory=list)
     _random: random.Random = field(init=False)
@@ -306,6 +309,23 @@ class SyntheticSwarm:
             capabilities=("relay",),
             control_addresses=(known.facts.address,),
             lane_addresses=("/ip4/192.0.2.1/tcp/4002",),
+        )
+
+    def settings(self) -> Settings:
+        """See `Source`."""
+        node = [SettingFacts(name="--device", value="cuda", changed=True), SettingFacts(name="--threads", value="0")]
+        swarm = [SettingFacts(name="sync.codec", value='"int8"', changed=True)]
+        return Settings(node=node, swarm=swarm)
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """See `Source`. The line holds a secret where the swarm admits by `invite`."""
+        line = join_line(f"shoal:{'A' * 240}", "text")
+        return JoinFacts(
+            line=line if secret or not self.invites else None,
+            secret=self.invites,
+            admits=True,
+            admission="invite" if self.invites else "open",
+            workload="text",
         )
 
     def _facts(self, place: int, known: _Peer) -> PeerFacts:

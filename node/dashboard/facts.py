@@ -13,6 +13,8 @@ from typing import Protocol
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
+from shoal.node.dashboard.settings import JoinFacts, Settings, join_facts, settings_of
+from shoal.node.discovery.link_ops import swarm_link
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
@@ -21,6 +23,7 @@ from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds, Standing
+from shoal.protocol.amending import amended_settings
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import NodeRecord, Phase
@@ -179,6 +182,12 @@ class Source(Protocol):
     async def order(self, op: str) -> None:
         """Carry out "leave", "pause" or "resume"."""
 
+    def settings(self) -> Settings:
+        """What the node runs with."""
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """The line that others join with; one that holds a secret only if that is asked for."""
+
 
 class NodeSource:
     """The facts of a running node. phase: that of its record."""
@@ -233,6 +242,20 @@ class NodeSource:
             self._user.leave()
         else:
             self._user.pause(op == "pause")
+
+    def settings(self) -> Settings:
+        """See `Source`."""
+        config, amended = self._p.config, self._rounds.standing().amended
+        return settings_of(
+            config,
+            caps=self._p.lanes.caps,
+            in_force=amended or config.manifest,
+            amended=tuple(amended_settings(config.manifest, amended)),
+        )
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """See `Source`."""
+        return join_facts(swarm_link(self._p), self._p.config.manifest, secret=secret)
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         return tuple(_in_a_line(group) for group in engine.recent)

@@ -118,4 +118,22 @@ PAGE: tuple[Bug, ...] = (
         pass
         """,
     ),
+    bug(
+        "a line with a secret in it is shown to whoever looks at the page",
+        "tests/node/dashboard/test_settings.py::test_a_secret_is_shown_to_who_asks_for_it_alone",
+        "shown = secret or link.invite is None",
+        "shown = True",
+    ),
+    bug(
+        "a line with a secret in it is told without the token",
+        "tests/node/dashboard/test_settings.py::test_a_line_with_a_secret_takes_the_token_even_on_loopback",
+        'found = parts.source.joining(secret=request.method == "POST")',
+        "found = parts.source.joining(secret=True)",
+    ),
+    bug(
+        "a setting that was amended is shown as it was when the swarm began",
+        "tests/node/dashboard/test_settings.py::test_settings_are_those_in_force_by_the_names_that_users_give_them",
+        'for key, value in _flat("", msgspec.to_builtins(in_force))',
+        'for key, value in _flat("", msgspec.to_builtins(config.manifest))',
+    ),
 )

@@ -159,16 +159,25 @@ function askForToken() {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" && find("token").value.trim()), { once: true }));
 }
 
-async function carryOut(op) {
+// What an order comes to; the token is asked for where it is wanted.
+async function withToken(give) {
   for (;;) {
     try {
-      return await order(op);
+      return await give();
     } catch (error) {
-      if (!(error instanceof TokenWanted)) return confirmed("That did not work", error.message, "Close", false);
+      if (!(error instanceof TokenWanted)) throw error;
       const token = await askForToken();
-      if (!token) return;
+      if (!token) throw error;
       keepToken(token);
     }
+  }
+}
+
+async function carryOut(op) {
+  try {
+    await withToken(() => order(op));
+  } catch (error) {
+    if (!(error instanceof TokenWanted)) await confirmed("That did not work", error.message, "Close", false);
   }
 }
 
@@ -179,6 +188,11 @@ find("pause").addEventListener("click", async () => {
 find("leave").addEventListener("click", async () => {
   if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained since its last round is lost. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
 });
+
+find("setup").addEventListener("toggle", async () => find("setup").open && (await import("./settings.js")).openSettings(withToken));
+const unfold = () => location.hash === "#setup-card" && (find("setup").open = true);
+addEventListener("hashchange", unfold);
+unfold();
 
 // -- light and dark ------------------------------------------------------------------------------------------------
 

@@ -121,11 +121,12 @@ export class TokenWanted extends Error {}
 export async function order(op) {
   const headers = { "x-shoal-order": "1", ...(token && { authorization: `Bearer ${token}` }) };
   const answer = await fetch(`/api/${op}`, { method: "POST", headers });
-  if (answer.status === 401) throw new TokenWanted();
+  if (answer.status === 401) throw new TokenWanted("It takes the page’s token.");
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
+  return answer;
 }
 
-async function asked(path) {
+export async function asked(path) {
   const answer = await fetch(path);
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
   return answer.json();

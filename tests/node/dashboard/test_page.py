@@ -14,6 +14,7 @@ from shoal.node.dashboard.token import load_token
 from shoal.node.reporting.events import Failed, Sampled
 from shoal.protocol.names import called
 from tests.node.dashboard.browser import Page, Served, browsing
+from tests.node.dashboard.test_settings import read_code
 
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 FOREIGN = """
@@ -153,6 +154,43 @@ def test_what_the_model_says_is_read_beside_what_it_said_first(tmp_path: Path) -
         assert newest == "<b><img src=x onerror=alert(1)>\ufffd[2J\ufffda\nb\ufffd"
         assert page.count("#samples-card img, #samples-card b b") == 0
         assert_clean(page)
+
+
+@pytest.mark.long
+def test_the_line_that_joins_can_be_copied_and_read_by_a_camera(tmp_path: Path) -> None:
+    with Served(swarm_of(0), tmp_path) as served, browsing(390, 844) as page:
+        opened(page, served)
+        page.click("#map-alone a")
+        page.until("document.querySelector('#joining .qr path')")
+        line = page.text("#join-line")
+        assert line.startswith("shoal run 'shoal:")
+        assert page.run("return document.documentElement.scrollWidth") <= 390
+        assert page.text("#settings .changed") == "cuda"
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            page.run("document.querySelector('.qr').scrollIntoView({block: 'center'})")
+            page.shoot(tmp_path / f"{scheme}.png")
+            assert read_code(tmp_path / f"{scheme}.png") == line
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_a_line_with_a_secret_is_shown_to_who_asks_and_has_the_token(tmp_path: Path) -> None:
+    swarm = swarm_of(2)
+    swarm.invites = True
+    with Served(swarm, tmp_path) as served, browsing() as page:
+        opened(page, served)
+        page.click("#setup summary")
+        page.until("document.getElementById('show-secret')")
+        page.until("document.querySelectorAll('#settings dt').length === 3")
+        assert "shoal:A" not in page.run("return document.documentElement.outerHTML")
+        page.click("#show-secret")
+        page.until("document.getElementById('key').open")
+        page.driver.find_element("id", "token").send_keys(load_token(tmp_path))
+        page.click("#key .primary")
+        page.until("document.getElementById('join-line')")
+        assert page.text("#join-line").startswith("shoal run 'shoal:A")
+        assert "Whoever has this line may join" in page.text("#joining")
 
 
 @pytest.mark.long
