@@ -16,7 +16,16 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.render import losses_told, marked, missing_lines, notable_members, peer_counts, sample_text
+from shoal.cli.render import (
+    group_lines,
+    losses_told,
+    marked,
+    missing_lines,
+    notable_members,
+    peer_counts,
+    rollout_lines,
+    sample_text,
+)
 from shoal.cli.text import figure, in_one_line, quantity
 from shoal.node.control_client import MemberStatus, Status, request
 from shoal.node.reporting import events
@@ -74,6 +83,7 @@ class Picture:
     losses: tuple[float, ...] = ()
     metric: str = ""
     samples: tuple[str, ...] = ()
+    rewards: tuple[float, ...] = ()
     faults: tuple[str, ...] = ()
     round_began_at: float | None = None
     usual_round_s: float | None = None
@@ -119,6 +129,13 @@ class Picture:
         return min(max((self.seen_at - self.round_began_at) / self.usual_round_s, 0.0), 1.0)
 
     @property
+    def rollout_lines(self) -> tuple[str, ...]:
+        """What was made, taken and refused, and the newest groups; nothing of a node that shares no rollouts."""
+        if self.status is None or self.status.rollouts is None:
+            return ()
+        return (*rollout_lines(self.status), "", *group_lines(self.status))
+
+    @property
     def advice(self) -> tuple[str, ...]:
         """Obstacles, and what to do about each; empty where all is well."""
         known = self.status
@@ -160,6 +177,7 @@ class Watcher:
     data_dir: Path
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     _faults: deque[Event] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     _sampled: tuple[events.Sampled, ...] = ()
     """The first samples that the log still tells of, and the newest."""
     _names: dict[str, str] = field(default_factory=dict)
@@ -196,6 +214,7 @@ class Watcher:
             losses=tuple(self._losses),
             metric=self._metric,
             samples=_sample_lines(self._sampled),
+            rewards=tuple(self._rewards),
             faults=tuple(_told(event, self._names, self._own) for event in self._faults),
             round_began_at=self._round_began_at,
             usual_round_s=sum(self._round_s) / len(self._round_s) if self._round_s else None,
@@ -224,6 +243,8 @@ class Watcher:
                 self._faults.append(event)
             case events.RoundStarted():
                 self._round_began_at = event.at
+            case events.Rollouts(reward=float(reward)):
+                self._rewards.append(reward)
             case events.Certified() | events.Stepped():
                 self._round_s.append(event.total_s)
             case _ if isinstance(event, _TOLD):

@@ -36,6 +36,7 @@ PHASES_S = (5.0, 0.4, 2.1, 0.5)
 """Train, plan, reduce, certify."""
 ROUND_TOKENS = 65_536
 STATE_BYTES = 40_000_000
+FAMILIES = ("chain_sum", "letter_counting", "basic_arithmetic")
 SAID = {
     "def ": "read_all(path):\n    with open(path) as file:\n        return file.read()\n",
     "The ": "river ran low that summer, and in the evenings the children walked across it to the mill.",
@@ -196,6 +197,7 @@ class SyntheticSwarm:
                 own=4,
                 external=4,
                 external_reward=min(1.0, reward + 0.05),
+                origins=dict.fromkeys([peer for peer in self._members() if peer != self._me][:4], 1),
                 tokens=4096,
                 seconds=seconds,
             )
@@ -353,6 +355,8 @@ class SyntheticSwarm:
             pulled_bytes=9000 * rounds,
             generated_tokens=4096 * rounds,
             rejected={"no variance": rounds, "duplicate": rounds // 5},
+            tasks=dict.fromkeys(FAMILIES, events.TaskRewards(own=2, reward=0.5, external=1, external_reward=0.4)),
+            round=self._round,
         )
 
     def _groups(self) -> list[GroupFacts]:
@@ -364,7 +368,9 @@ class SyntheticSwarm:
                 peer=self._me if own else others[number % len(others)],
                 own=own,
                 round=number,
-                family=("chain_sum", "letter_counting", "basic_arithmetic")[number % 3],
+                family=FAMILIES[number % 3],
+                policy=number - (not own),
+                came=number,
                 completions=4,
                 reward=min(1.0, 0.2 + 0.02 * number) if own else 0.5,
             )

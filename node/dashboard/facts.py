@@ -18,6 +18,7 @@ from shoal.node.discovery.link_ops import swarm_link
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
+from shoal.node.reporting.events import TaskRewards
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
@@ -66,7 +67,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`."""
+    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`. round: of its agent's."""
 
     role: str
     reward: float | None
@@ -76,6 +77,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     pulled_bytes: int
     generated_tokens: int
     rejected: dict[str, int]
+    tasks: Mapping[str, TaskRewards] = {}
+    round: int = 0
 
 
 class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +139,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`."""
+    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`.
+
+    round: of its origin's; policy: the version of the policy that wrote it, as its origin counts; came: in which of
+    this node's rounds.
+    """
 
     digest: str
     peer: str
@@ -145,6 +152,8 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     completions: int
     reward: float | None
+    policy: int = 0
+    came: int = 0
 
 
 class GroupText(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +365,8 @@ def _in_a_line(known: RecentGroup) -> GroupFacts:
         family=announced.task.family,
         completions=announced.completions,
         reward=announced.reward_mean,
+        policy=announced.policy_version,
+        came=known.came,
     )
 
 
@@ -370,4 +381,6 @@ def _rollouts(engine: RolloutEngine) -> RolloutFacts:
         pulled_bytes=status.pulled_bytes,
         generated_tokens=status.generated_tokens,
         rejected=status.rejected,
+        tasks=status.tasks,
+        round=engine.state_round,
     )

@@ -136,4 +136,16 @@ PAGE: tuple[Bug, ...] = (
         'for key, value in _flat("", msgspec.to_builtins(in_force))',
         'for key, value in _flat("", msgspec.to_builtins(config.manifest))',
     ),
+    bug(
+        "a report passes on what turns a line around",
+        "tests/testnet/reports/test_report_merge.py::test_hostile_texts_are_escaped",
+        "return escape(printable(text))",
+        "return escape(text)",
+    ),
+    bug(
+        "a node that left in good order is marked in red",
+        "tests/testnet/reports/test_report_merge.py::test_a_node_that_left_in_good_order_is_marked_calmly",
+        'calm=incident.kind == "left"',
+        "calm=False",
+    ),
 )

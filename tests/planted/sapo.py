@@ -159,4 +159,10 @@ SAPO: tuple[Bug, ...] = (
         '"norm_perceptron": "norm_2", "query_key_value": "qkv", "project": "out"',
         '"query_key_value": "qkv", "project": "out", "norm_perceptron": "norm_2"',
     ),
+    bug(
+        "what others earned counts as own, by task",
+        "tests/node/sapo/test_intake.py::test_rewards_of_a_task_are_means_over_completions_of_own_groups_and_of_others",
+        "reward=mean_reward(own.get(family, ())),",
+        "reward=mean_reward((*own.get(family, ()), *external.get(family, ()))),",
+    ),
 )

@@ -28,6 +28,7 @@ function drawNode() {
   put("t-loss-name", rollouts ? "Reward" : heldOut ? "Held-out loss" : "Training loss");
   find("loss-card").hidden = Boolean(rollouts);
   find("certificates-card").hidden = !node.certifies;
+  for (const key of document.querySelectorAll("[data-phase]")) key.hidden = !node.certifies && (Boolean(rollouts) || key.dataset.phase !== "reduce");
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
   put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
   const gone = summary.states?.gone;
@@ -81,7 +82,7 @@ const DRAWN = [
   [["curves", "points"], () => drawChart("loss", joined(state.curves.held_out, state.curves.train))],
   [["curves", "points", "node"], () => state.node.rollouts && drawChart("reward", joined(state.curves.reward, state.curves.others_reward))],
   [["bandwidth"], () => drawChart("bandwidth", [0, 1, 2].map((place) => state.bandwidth.map((point) => point[place])))],
-  [["groups", "node"], () => state.node.rollouts && import("./rollouts.js").then((part) => part.drawRollouts(state.node, state.groups))],
+  [["groups", "node", "sources"], () => state.node.rollouts && import("./rollouts.js").then((part) => part.drawRollouts(state))],
   [["samples"], () => (state.samples.length || !find("samples-card").hidden) && import("./samples.js").then((part) => part.drawSamples(state.samples))],
 ];
 

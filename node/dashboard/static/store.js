@@ -7,7 +7,7 @@ const SILENCE_MS = 6000;
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 export const state = {
-  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [], samples: [],
+  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [], samples: [], sources: [],
 };
 
 const append = (name, items, limit = LIMITS[name]) => {
@@ -35,6 +35,7 @@ const merge = {
   bandwidth: (items) => append("bandwidth", items),
   groups: (items) => append("groups", items),
   samples: (known) => (state.samples = known),
+  sources: (known) => (state.sources = known),
   curves: (redone) => Object.assign(state.curves, redone),
   points: (news) => {
     for (const [name, points] of Object.entries(news)) {

@@ -57,6 +57,7 @@ def apply(known: dict[str, Any], delta: dict[str, Any]) -> None:
     for part, limit in KEPT.items():
         known[part] = (known[part] + delta.get(part, []))[-limit:]
     known["groups"] = (known["groups"] + delta.get("groups", []))[-24:]
+    known["sources"] = delta.get("sources", known["sources"])
     known["samples"] = delta.get("samples", known["samples"])
     known["curves"] |= delta.get("curves", {})
     for name, points in delta.get("points", {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -47,6 +48,11 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         assert page.count("#rounds li") >= 12
         assert page.count("#health .ok") == 5
         assert page.run("return document.querySelector('#loss canvas').width") > 100
+        labels = page.run("return [...document.querySelectorAll('#map .peer:not(.self) text')].map(t => t.textContent)")
+        others = {peer.peer for peer in served.swarm.look().peers if peer.reach != "self"}
+        assert set(labels) == {called(peer, served.swarm.names) for peer in others}
+        assert "–" not in page.text("#loss .u-legend"), "nobody points at the curve, so it says the newest values"
+        assert page.count("[data-phase]:not([hidden])") == 3
         killed: list[str] = []
         served.do(lambda: killed.extend(served.swarm.kill()))
         page.until("document.querySelectorAll('#map .peer.gone').length === 1")
@@ -200,6 +206,15 @@ def test_texts_of_others_stay_text(tmp_path: Path) -> None:
         opened(page, served)
         page.until("document.querySelectorAll('#reading pre').length === 5")
         assert "<script>" in page.text("#reading")
+        assert page.count("[data-phase]:not([hidden])") == 0, "no round here has these phases"
+        assert "others’ 0.40 in 1 group" in page.text("#rollout-facts")
+        assert "Refusedno variance 1" in page.text("#rollout-facts")
+        assert called(served.swarm.look().peers[1].peer, served.swarm.names) in page.text("#rollout-facts")
+        group = re.search(
+            r"round (\d+), policy (\d+) · 4 answers · (in this round|\d+ rounds? ago)", page.text("#groups")
+        )
+        assert group is not None
+        assert int(group[1]) == int(group[2]) + 1
         assert page.count("#reading img, #reading script, b#b") == 0
         page.until("document.querySelector('#happenings .bad')")
         assert "<b id=b>x" in page.text("#happenings")
