@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
 from shoal.cli.peer_lines import PeerLines
-from shoal.cli.text import count, figure, in_one_line, quantity, who_contributed
-from shoal.node.control_client import MemberStatus, Status
+from shoal.cli.text import count, escaped, figure, in_one_line, quantity, who_contributed
+from shoal.node.control_client import GroupStatus, MemberStatus, Status
 from shoal.node.outcome import (
     HELD_OUT_LOSS,
     TRAINING_LOSS,
@@ -34,6 +34,7 @@ from shoal.node.outcome import (
     TrainerTraceback,
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import FaultModel, are_enough
@@ -232,7 +233,8 @@ def status_lines(status: Status) -> list[str]:
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
         *(("caps", caps) for caps in filter(None, [caps_told(status)])),
     ]
-    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status) + peer_lines(status)
+    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
+    lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
     return lines + rollback_lines(status) + missing_lines(status)
 
@@ -337,7 +339,45 @@ def rollout_lines(status: Status) -> list[str]:
         f"reward     {figure(known.reward)} ({known.role})",
         f"groups     {known.made} made, {pulled}, {known.taken} taken",
         f"refused    {reasons or 'nothing'}",
+        *(_task_line(family, rewards) for family, rewards in sorted(known.tasks.items())),
     ]
+
+
+def _task_line(family: str, rewards: TaskRewards) -> str:
+    kinds = (("own", rewards.own, rewards.reward), ("others'", rewards.external, rewards.external_reward))
+    told = ", ".join(f"{whose} {figure(mean)} in {count(groups, 'group')}" for whose, groups, mean in kinds if groups)
+    return f"task       {in_one_line(family)}: {told or '–'}"
+
+
+def group_lines(status: Status) -> list[str]:
+    """The newest groups of rollouts, newest first: of whom, how old, by which policy, the reward claimed."""
+    known = status.rollouts
+    return [_group_line(group, status) for group in reversed(known.groups if known is not None else ())]
+
+
+def _group_line(group: GroupStatus, status: Status) -> str:
+    policy = "" if group.policy == group.round else f", policy of round {group.policy}"
+    return in_one_line(
+        f"{group.family}: {_who(group.peer_id, status)}, round {group.round}{policy}, {_rounds_ago(group.age)}: "
+        f"reward {figure(group.reward)} of {count(group.completions, 'answer')}"
+    )
+
+
+def _rounds_ago(rounds: int) -> str:
+    return "in this round" if rounds <= 0 else f"{count(rounds, 'round')} ago"
+
+
+def sample_lines(status: Status) -> list[str]:
+    """What the certified model said, a prompt a line; nothing where it was not asked."""
+    known = status.samples
+    if known is None:
+        return []
+    return [f"sample     {sample_text(prompt, text)} (round {known.round})" for prompt, text in known.texts.items()]
+
+
+def sample_text(prompt: str, text: str) -> str:
+    """`"The " → "cat\\nsat"`: what a model said after a prompt, in one line that no terminal takes for a command."""
+    return f'"{escaped(prompt)}" → "{escaped(text)}"'
 
 
 def voter_lines(status: Status) -> list[str]:

@@ -22,14 +22,16 @@ class MergeOptions:
             help="Data folders of nodes, event logs themselves, or the --out folder of a testnet.", metavar="DIR…"
         ),
     ]
+    title: Annotated[str, Option("--title", help="Of the page; without it, who is in it.", metavar="TEXT")] = ""
     output: Annotated[Path, Option("-o", "--output", help="The page to write.", metavar="FILE")] = Path("report.html")
 
 
 def report(options: MergeOptions) -> None:
     """Merge several nodes' event logs into one page: who was there, what was certified, what went wrong and when.
 
-    Clocks of different machines are aligned by the rounds that their nodes certified together. Lines that are cut or
-    damaged are counted and stepped over, so logs of running and of killed nodes will do.
+    Where rollouts are shared it shows rewards, by task too, groups made, taken and refused, and who samples how much;
+    of a text model, what it said. Clocks of different machines are aligned by the rounds that their nodes certified
+    together. Lines that are cut or damaged are counted and stepped over: logs of running and of killed nodes will do.
     """
     from shoal.node.state.store import disk_errors
     from shoal.testnet.reports.page_merged import render_merged
@@ -37,9 +39,9 @@ def report(options: MergeOptions) -> None:
 
     history = merge(find_logs(options.places))
     with disk_errors(options.output, option="-o"):
-        options.output.write_text(render_merged(history), encoding="utf-8")
+        options.output.write_text(render_merged(history, options.title), encoding="utf-8")
     damaged = sum(log.damaged for log in history.logs)
-    rounds = count(len(history.rounds.facts.kept), "round")
+    rounds = count(history.rounds.number, "round")
     broken = f", {count(damaged, 'damaged line')} stepped over" if damaged else ""
     typer.echo(f"wrote {options.output}: {count(len(history.logs), 'event log')}, {rounds}{broken}")
     if history.rounds.forks:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, ProgressBar, RichLog, Sparkline, Static, TabbedContent, TabPane
 
@@ -20,7 +20,7 @@ from shoal.protocol.names import short
 PERIOD_S: Final = 0.5
 NARROW_COLUMNS: Final = 120
 """Below which PeerIds, beside names, are cut to their ends, by which people tell nodes apart."""
-PANES: Final = ("members", "loss", "faults")
+PANES: Final = ("members", "loss", "faults", "samples", "rollouts")
 
 
 class ConfirmLeave(ModalScreen[bool]):
@@ -62,6 +62,8 @@ class WatchApp(App[None]):
         Binding("1", "pane('members')", "members", show=False),
         Binding("2", "pane('loss')", "loss", show=False),
         Binding("3", "pane('faults')", "faults", show=False),
+        Binding("4", "pane('samples')", "samples", show=False),
+        Binding("5", "pane('rollouts')", "rollouts", show=False),
     ]
 
     def __init__(self, watcher: Watcher, *, period_s: float = PERIOD_S) -> None:
@@ -74,7 +76,7 @@ class WatchApp(App[None]):
         self.pictures = 0
 
     def compose(self) -> ComposeResult:
-        """A head of a few lines, and a pane for each of members, loss and faults."""
+        """A head of a few lines, and a pane for each of members, loss, faults, samples and rollouts."""
         with Vertical(id="head"):
             yield Static("asking the node …", id="headline")
             yield Static("", id="trouble")
@@ -91,6 +93,10 @@ class WatchApp(App[None]):
                 yield Sparkline([], id="curve")
             with TabPane("3 Faults", id="faults"):
                 yield RichLog(id="log", wrap=True, max_lines=500)
+            with TabPane("4 Samples", id="samples"), VerticalScroll():
+                yield Static("", id="samples-text")
+            with TabPane("5 Rollouts", id="rollouts"), VerticalScroll():
+                yield Static("", id="rollouts-text")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -133,6 +139,10 @@ class WatchApp(App[None]):
         self.query_one("#peers", Static).update(Text(picture.peer_line))
         self._show_members(picture)
         self._show_loss(picture)
+        samples = "\n".join(picture.samples) or "nothing was sampled yet: workloads of text say something"
+        self.query_one("#samples-text", Static).update(Text(samples))
+        rollouts = "\n".join(picture.rollout_lines) or "this node shares no rollouts"
+        self.query_one("#rollouts-text", Static).update(Text(rollouts))
         if picture.faults != self._faults:
             self._show_faults(picture.faults)
 
@@ -155,12 +165,14 @@ class WatchApp(App[None]):
                     table.update_cell_at((line, column), Text(cell), update_width=True)  # type: ignore[arg-type]
 
     def _show_loss(self, picture: Picture) -> None:
-        losses = picture.losses
+        losses, rewards = picture.losses, picture.rewards
         told = "nobody has evaluated yet"
         if losses:
             told = f"{figure(losses[0])} → {figure(losses[-1])} {picture.metric}, {count(len(losses), 'evaluation')}"
+        elif rewards:
+            told = f"reward {figure(rewards[0])} → {figure(rewards[-1])}, {count(len(rewards), 'round')} of this node's"
         self.query_one("#loss-text", Static).update(Text(told))
-        self.query_one("#curve", Sparkline).data = list(losses)
+        self.query_one("#curve", Sparkline).data = list(losses or rewards)
 
     def _show_faults(self, faults: tuple[str, ...]) -> None:
         log = self.query_one("#log", RichLog)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,17 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.render import caps_told, losses_told, marked, missing_lines, notable_members, peer_counts
+from shoal.cli.render import (
+    caps_told,
+    group_lines,
+    losses_told,
+    marked,
+    missing_lines,
+    notable_members,
+    peer_counts,
+    rollout_lines,
+    sample_text,
+)
 from shoal.cli.text import figure, in_one_line, quantity
 from shoal.node.control_client import MemberStatus, Status, request
 from shoal.node.loops.attendance import WAITS_MARK
@@ -24,6 +34,7 @@ from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import Event
+from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.names import by_name, called
 from shoal.protocol.seats import turn_text
@@ -73,6 +84,8 @@ class Picture:
     members_left_out: int = 0
     losses: tuple[float, ...] = ()
     metric: str = ""
+    samples: tuple[str, ...] = ()
+    rewards: tuple[float, ...] = ()
     faults: tuple[str, ...] = ()
     round_began_at: float | None = None
     usual_round_s: float | None = None
@@ -116,6 +129,13 @@ class Picture:
         if self.round_began_at is None or not self.usual_round_s:
             return 0.0
         return min(max((self.seen_at - self.round_began_at) / self.usual_round_s, 0.0), 1.0)
+
+    @property
+    def rollout_lines(self) -> tuple[str, ...]:
+        """What was made, taken and refused, and the newest groups; nothing of a node that shares no rollouts."""
+        if self.status is None or self.status.rollouts is None:
+            return ()
+        return (*rollout_lines(self.status), "", *group_lines(self.status))
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -162,6 +182,9 @@ class Watcher:
     data_dir: Path
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     _faults: deque[Event] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    _sampled: tuple[events.Sampled, ...] = ()
+    """The first samples that the log still tells of, and the newest."""
     _names: dict[str, str] = field(default_factory=dict)
     _own: str = ""
     _metric: str = ""
@@ -195,6 +218,8 @@ class Watcher:
             members_left_out=left_out,
             losses=tuple(self._losses),
             metric=self._metric,
+            samples=_sample_lines(self._sampled),
+            rewards=tuple(self._rewards),
             faults=tuple(_told(event, self._names, self._own) for event in self._faults),
             round_began_at=self._round_began_at,
             usual_round_s=sum(self._round_s) / len(self._round_s) if self._round_s else None,
@@ -216,8 +241,15 @@ class Watcher:
             case events.Evaluated(loss=float(loss)):
                 self._losses.append(loss)
                 self._metric = in_one_line(event.metric)
+            case events.Sampled():
+                self._sampled = (*self._sampled[:1], event)
+            case events.RolledBack():
+                self._sampled = tuple(known for known in self._sampled if known.round <= event.to)
+                self._faults.append(event)
             case events.RoundStarted():
                 self._round_began_at = event.at
+            case events.Rollouts(reward=float(reward)):
+                self._rewards.append(reward)
             case events.Certified() | events.Stepped():
                 self._round_s.append(event.total_s)
             case _ if isinstance(event, _TOLD):
@@ -244,6 +276,17 @@ def _row(member: MemberStatus, name: str) -> MemberRow:
         speed=figure(member.tokens_per_s),
         reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
     )
+
+
+def _sample_lines(sampled: Sequence[events.Sampled]) -> tuple[str, ...]:
+    """Each prompt of the newest samples, with what the model said after it first, and what it says now."""
+    if not sampled:
+        return ()
+    lines = []
+    for prompt in sampled[-1].texts:
+        told = [(event.round, event.texts[prompt]) for event in sampled if prompt in event.texts]
+        lines += [f"round {round}: {sample_text(prompt, text[:SAMPLE_LIMIT_CHARS])}" for round, text in told]
+    return tuple(lines)
 
 
 def _whose(peer: str, status: Status) -> str:

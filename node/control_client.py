@@ -22,6 +22,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shoal.node.peer_facts import PeerFacts, PeerSummary
+from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 
 SOCKET_NAME = "control.sock"
@@ -92,12 +93,29 @@ class BanStatus(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that went through the node lately. reward: the mean, as its origin claims it.
+
+    round: of its origin's; policy: the version of the policy that wrote it, as its origin counts; age: in rounds of
+    this node's since it came.
+    """
+
+    peer_id: str
+    family: str
+    round: int
+    policy: int
+    age: int
+    completions: int
+    reward: float
+
+
 class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a node that shares rollouts, since it started.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
-    offers and groups that were refused, by reason.
+    offers and groups that were refused, by reason. tasks: of each task family, the newest round that had any of it.
+    groups: the newest, oldest first.
     """
 
     role: str
@@ -108,6 +126,15 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     pulled_bytes: int = 0
     generated_tokens: int = 0
     rejected: dict[str, int] = {}
+    tasks: dict[str, TaskRewards] = {}
+    groups: list[GroupStatus] = []
+
+
+class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the certified model of `round` said: `texts` by the prompt that each goes on from."""
+
+    round: int
+    texts: dict[str, str]
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +188,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     blocked_fraction: float | None = None
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
+    samples: SamplesStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None
 

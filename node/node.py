@@ -403,6 +403,9 @@ class Node:
         elif isinstance(event, Evaluated):
             metric = self.trainer.started.metric
             self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
+            if event.samples:
+                texts = {sample.prompt: sample.text for sample in event.samples}
+                self.parts.events.write(events.Sampled(round=event.round, texts=texts))
         elif isinstance(event, Restored):
             self.parts.events.write(
                 events.Resumed(round=event.round, exact=event.exact, refused=event.refused, tokens=event.tokens)

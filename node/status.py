@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
-from shoal.node.control_client import AmendStatus, BanStatus
+from shoal.node.control_client import AmendStatus, BanStatus, SamplesStatus
 from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
@@ -16,6 +16,7 @@ from shoal.node.peer_facts import PeerFacts, Reach, summary_of
 from shoal.node.peers import UNKNOWN_PHASE, peer_rows
 from shoal.node.reporting.round_log import term_text
 from shoal.node.strategies.rounds import Rounds
+from shoal.node.training.trainer_messages import Evaluated
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
@@ -97,6 +98,7 @@ def status(
         tokens_per_s=parts.training_client.tokens_per_s,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,
+        samples=_samples(parts.training_client.sampled),
         refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
         dashboard=None if page is None else page.url,
         dashboard_link=None if page is None else page.link,
@@ -110,6 +112,12 @@ def status(
     )
     built: dict[str, JsonValue] = msgspec.to_builtins(document)
     return built
+
+
+def _samples(sampled: Evaluated | None) -> SamplesStatus | None:
+    if sampled is None:
+        return None
+    return SamplesStatus(round=sampled.round, texts={sample.prompt: sample.text for sample in sampled.samples})
 
 
 def left_in_order(change: Change, record: NodeRecord | None) -> bool:

@@ -15,7 +15,7 @@ import importlib
 import importlib.metadata
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Assignment",
     "ExportingWorkload",
+    "SamplingWorkload",
     "Scalar",
     "SeekableWorkload",
     "Workload",
@@ -40,7 +41,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""Methods of every workload. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
+"""Methods of every workload; others are optional: see `SeekableWorkload`, `SamplingWorkload`, `ExportingWorkload`."""
 
 
 class Workload(Protocol):
@@ -79,6 +80,22 @@ class SeekableWorkload(Protocol):
 
     def batches_after(self, assignment: Assignment, drawn: int) -> Iterator[Any]:
         """Yield what `batches(assignment)` yields after its first `drawn` batches."""
+
+
+@runtime_checkable
+class SamplingWorkload(Protocol):
+    """A workload whose model says something that people can read: they see it after evaluations."""
+
+    @property
+    def prompts(self) -> Sequence[str]:
+        """Fixed beginnings, a few short ones, that the model goes on from."""
+
+    def continuations(self, model: torch.nn.Module, prompts: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield what the model has said so far after each prompt, a little more every time.
+
+        No more is drawn from it once there is enough to read, or it took too long. Called as `evaluate` is. Whoever
+        draws at random does so with a generator of its own: training must not depend on what was sampled.
+        """
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ SHORT_CHARS: Final = 6
 UNNAMED: Final = "node"
 """Of a machine whose own name has none of the characters."""
 THIS_NODE: Final = " (this node)"
+UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 
 _NAME: Final = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{NAME_LIMIT_CHARS - 1}}}", re.ASCII)
 _ALONE: Final = re.compile(rf"`[^`]*`|(?<![/\w])12D3Koo\w{{{PEER_ID_CHARS - 7}}}(?!\w)", re.ASCII)
@@ -52,6 +53,11 @@ def claimed_name(capabilities: Iterable[str]) -> str:
     """The name that a record's capabilities say; empty if they say none, or what is none."""
     said = (known.removeprefix(PREFIX) for known in capabilities if known.startswith(PREFIX))
     return next(filter(_NAME.fullmatch, said), "")
+
+
+def printable(text: str) -> str:
+    """Text of others for people to read: but for line breaks and tabs, what cannot be seen is replaced by a sign."""
+    return "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
 
 
 def short(peer: str) -> str:

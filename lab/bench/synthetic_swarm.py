@@ -24,16 +24,23 @@ from shoal.node.dashboard.facts import (
     RolloutFacts,
     Traffic,
 )
+from shoal.node.dashboard.settings import JoinFacts, SettingFacts, Settings
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
 from shoal.protocol.identity import Identity
+from shoal.protocol.swarm_link import join_line
 
 ROUND_S = 8.0
 PHASES_S = (5.0, 0.4, 2.1, 0.5)
 """Train, plan, reduce, certify."""
 ROUND_TOKENS = 65_536
 STATE_BYTES = 40_000_000
+FAMILIES = ("chain_sum", "letter_counting", "basic_arithmetic")
+SAID = {
+    "def ": "read_all(path):\n    with open(path) as file:\n        return file.read()\n",
+    "The ": "river ran low that summer, and in the evenings the children walked across it to the mill.",
+}
 _NEXT_PHASES = {
     events.RoundStarted: "train",
     events.Contributed: "plan",
@@ -63,6 +70,7 @@ class SyntheticSwarm:
     phase: str = "joining"
     paused: bool = False
     bans: tuple[BanFacts, ...] = ()
+    invites: bool = False
     waiting: deque[Event] = field(default_factory=deque)
     orders: list[str] = field(default_factory=list)
     _random: random.Random = field(init=False)
@@ -177,6 +185,7 @@ class SyntheticSwarm:
             )
         )
         self._tell(events.Evaluated(at=at + 0.1, round=number, loss=loss, metric="bits per byte"))
+        self._tell(events.Sampled(at=at + 0.1, round=number, texts=samples_of(number)))
 
     def _plan_rollouts(self, number: int, start: float, seconds: float) -> None:
         reward = 0.85 - 0.7 * math.exp(-number / 18) + self._random.gauss(0, 0.02)
@@ -188,6 +197,7 @@ class SyntheticSwarm:
                 own=4,
                 external=4,
                 external_reward=min(1.0, reward + 0.05),
+                origins=dict.fromkeys([peer for peer in self._members() if peer != self._me][:4], 1),
                 tokens=4096,
                 seconds=seconds,
             )
@@ -303,6 +313,23 @@ class SyntheticSwarm:
             lane_addresses=("/ip4/192.0.2.1/tcp/4002",),
         )
 
+    def settings(self) -> Settings:
+        """See `Source`."""
+        node = [SettingFacts(name="--device", value="cuda", changed=True), SettingFacts(name="--threads", value="0")]
+        swarm = [SettingFacts(name="sync.codec", value='"int8"', changed=True)]
+        return Settings(node=node, swarm=swarm)
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """See `Source`. The line holds a secret where the swarm admits by `invite`."""
+        line = join_line(f"shoal:{'A' * 240}", "text")
+        return JoinFacts(
+            line=line if secret or not self.invites else None,
+            secret=self.invites,
+            admits=True,
+            admission="invite" if self.invites else "open",
+            workload="text",
+        )
+
     def _facts(self, place: int, known: _Peer) -> PeerFacts:
         noise = 1 + 0.03 * math.sin(self.now / 3 + place)
         sent = self._dead.get(known.facts.peer, self._sent)
@@ -328,6 +355,8 @@ class SyntheticSwarm:
             pulled_bytes=9000 * rounds,
             generated_tokens=4096 * rounds,
             rejected={"no variance": rounds, "duplicate": rounds // 5},
+            tasks=dict.fromkeys(FAMILIES, events.TaskRewards(own=2, reward=0.5, external=1, external_reward=0.4)),
+            round=self._round,
         )
 
     def _groups(self) -> list[GroupFacts]:
@@ -339,7 +368,9 @@ class SyntheticSwarm:
                 peer=self._me if own else others[number % len(others)],
                 own=own,
                 round=number,
-                family=("chain_sum", "letter_counting", "basic_arithmetic")[number % 3],
+                family=FAMILIES[number % 3],
+                policy=number - (not own),
+                came=number,
                 completions=4,
                 reward=min(1.0, 0.2 + 0.02 * number) if own else 0.5,
             )
@@ -368,3 +399,14 @@ class SyntheticSwarm:
             self.paused = op == "pause"
         else:
             self.phase = "leaving"
+
+
+def samples_of(number: int) -> dict[str, str]:
+    """What a made-up model says after so many rounds: less and less of it is noise."""
+    noise = random.Random(number)
+    share = math.exp(-number / 14)
+    letters = "etaoin shrdlu,.\n("
+    return {
+        prompt: "".join(noise.choice(letters) if noise.random() < share else letter for letter in text)
+        for prompt, text in SAID.items()
+    }

@@ -6,6 +6,8 @@
     /api/peers            a part of all peers; ?find, group, sort, down and first say which (`peers.Wanted`)
     /api/peers/PEERID     all that is known of one
     /api/rollouts/DIGEST  the texts of one group
+    /api/settings         what the node runs with
+    /api/joining          the line that others join with; POST: also where it holds a secret
     /api/leave … resume   POST: what `shoal leave`, `pause` and `resume` do
     /metrics              for Prometheus
 
@@ -34,6 +36,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.node.dashboard.facts import Source
 from shoal.node.dashboard.feed import Feed, TooManyViewers, server_event
 from shoal.node.dashboard.peers import Fields, PeerPage, Wanted
+from shoal.node.dashboard.settings import qr_code
 from shoal.protocol.errors import ShoalError
 
 ORDERS = ("leave", "pause", "resume")
@@ -137,6 +140,14 @@ def make_app(parts: Parts) -> Starlette:
             return PlainTextResponse(f"{error}\n", HTTPStatus.CONFLICT)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
+    async def settings(request: Request) -> Response:
+        return _json(request, parts.source.settings())
+
+    async def joining(request: Request) -> Response:
+        found = parts.source.joining(secret=request.method == "POST")  # the guard asks these for the token
+        code = None if found.line is None else await trio.to_thread.run_sync(qr_code, found.line)
+        return _json(request, {**msgspec.to_builtins(found), "qr": code})
+
     async def metrics(request: Request) -> Response:
         content, kind = parts.metrics(request.headers.get("accept", ""))
         return _squeezed(request, content, {"content-type": kind})
@@ -151,6 +162,8 @@ def make_app(parts: Parts) -> Starlette:
             Route("/api/peers", peers),
             Route("/api/peers/{peer}", peer),
             Route("/api/rollouts/{digest}", group),
+            Route("/api/settings", settings),
+            Route("/api/joining", joining, methods=["GET", "POST"]),
             Route("/api/{op}", order, methods=["POST"]),
             Route("/metrics", metrics),
         ]

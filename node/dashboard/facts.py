@@ -13,14 +13,18 @@ from typing import Protocol
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
+from shoal.node.dashboard.settings import JoinFacts, Settings, join_facts, settings_of
+from shoal.node.discovery.link_ops import swarm_link
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
+from shoal.node.reporting.events import TaskRewards
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
 from shoal.node.services import UserOrders
 from shoal.node.strategies.rounds import Rounds, Standing
+from shoal.protocol.amending import amended_settings
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import NodeRecord, Phase
@@ -63,7 +67,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`."""
+    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`. round: of its agent's."""
 
     role: str
     reward: float | None
@@ -73,6 +77,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     pulled_bytes: int
     generated_tokens: int
     rejected: dict[str, int]
+    tasks: Mapping[str, TaskRewards] = {}
+    round: int = 0
 
 
 class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +143,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`."""
+    """Group of rollouts, in a line. reward: the mean, as its origin claims it unless `own`.
+
+    round: of its origin's; policy: the version of the policy that wrote it, as its origin counts; came: in which of
+    this node's rounds.
+    """
 
     digest: str
     peer: str
@@ -146,6 +156,8 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     completions: int
     reward: float | None
+    policy: int = 0
+    came: int = 0
 
 
 class GroupText(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +194,12 @@ class Source(Protocol):
 
     async def order(self, op: str) -> None:
         """Carry out "leave", "pause" or "resume"."""
+
+    def settings(self) -> Settings:
+        """What the node runs with."""
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """The line that others join with; one that holds a secret only if that is asked for."""
 
 
 class NodeSource:
@@ -237,6 +255,20 @@ class NodeSource:
             self._user.leave()
         else:
             self._user.pause(op == "pause")
+
+    def settings(self) -> Settings:
+        """See `Source`."""
+        config, amended = self._p.config, self._rounds.standing().amended
+        return settings_of(
+            config,
+            caps=self._p.lanes.caps,
+            in_force=amended or config.manifest,
+            amended=tuple(amended_settings(config.manifest, amended)),
+        )
+
+    def joining(self, *, secret: bool) -> JoinFacts:
+        """See `Source`."""
+        return join_facts(swarm_link(self._p), self._p.config.manifest, secret=secret)
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         return tuple(_in_a_line(group) for group in engine.recent)
@@ -341,6 +373,8 @@ def _in_a_line(known: RecentGroup) -> GroupFacts:
         family=announced.task.family,
         completions=announced.completions,
         reward=announced.reward_mean,
+        policy=announced.policy_version,
+        came=known.came,
     )
 
 
@@ -355,4 +389,6 @@ def _rollouts(engine: RolloutEngine) -> RolloutFacts:
         pulled_bytes=status.pulled_bytes,
         generated_tokens=status.generated_tokens,
         rejected=status.rejected,
+        tasks=status.tasks,
+        round=engine.state_round,
     )

@@ -10,7 +10,7 @@ it; and however large the swarm, a delta is small (`shoal.node.dashboard.peers`)
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final
@@ -29,7 +29,9 @@ from shoal.node.reporting.events import Event
 BANDWIDTH_POINTS = 300
 BANDWIDTH_PERIOD_S = 2.0
 NAMED_LIMIT = 8
-"""Missing members that are named on the page."""
+"""Missing members that are named on the page, and peers of whom most groups were taken."""
+SOURCE_LIMIT = 4096
+"""Peers of whom is counted how many groups were taken."""
 CURVES: Final = ("train", "held_out", "reward", "others_reward")
 
 
@@ -49,6 +51,10 @@ class Model:
         self._summary: Fields = {}
         self._health: list[Check] = []
         self._groups: dict[str, GroupFacts] = {}
+        self._sources: Counter[str] = Counter()
+        """How many groups were taken of whom, as far as the log tells."""
+        self._samples: tuple[events.Sampled, ...] = ()
+        """The first that are known, and the newest."""
         self._news: Fields = {}
         self._total: tuple[float, int, int] | None = None
 
@@ -63,14 +69,27 @@ class Model:
             case events.Evaluated():
                 self.metric = event.metric
                 self._measure("held_out", event.round, event.loss)
+            case events.Sampled():
+                self._samples = (*self._samples[:1], event)
+                self._news["samples"] = self._samples
             case events.TrainerStarted():
                 self.device = event.device
             case events.Rollouts():
                 self._measure("reward", event.round, event.reward)
                 self._measure("others_reward", event.round, event.external_reward)
+                self._count_sources(event.origins)
             case events.RolledBack():
                 for curve in self.curves.values():
                     curve.rewind(event.to)
+                self._samples = tuple(known for known in self._samples if known.round <= event.to)
+                self._news["samples"] = self._samples
+
+    def _count_sources(self, origins: Mapping[str, int]) -> None:
+        self._sources.update(origins)
+        if len(self._sources) > SOURCE_LIMIT:
+            self._sources = Counter(dict(self._sources.most_common(SOURCE_LIMIT // 2)))
+        if origins:
+            self._news["sources"] = self._sources.most_common(NAMED_LIMIT)
 
     def _measure(self, curve: str, round: int, value: float | None) -> None:
         if value is not None and isfinite(value):
@@ -174,6 +193,8 @@ class Model:
             "curves": {name: curve.points for name, curve in self.curves.items()},
             "bandwidth": list(self.bandwidth),
             "groups": list(self._groups.values()),
+            "samples": self._samples,
+            "sources": self._sources.most_common(NAMED_LIMIT),
         }
 
 

@@ -20,22 +20,26 @@ def link_handlers(parts: Parts) -> Mapping[str, Handler]:
     """The op `link`."""
 
     async def link() -> Mapping[str, JsonValue]:
-        invite = kept_invite(parts.store.folder, parts.swarm_id)
-        shared = invite if invite is not None and invite.key is not None else None  # one for this node helps nobody
-        made = SwarmLink(
-            swarm=parts.swarm_id,
-            addresses=tuple(link_addresses(parts)),
-            invite=shared,
-            checkpoint=parts.chain.checkpoint,
-        )
+        made, admission = swarm_link(parts), parts.config.manifest.swarm.admission
         return {
             "link": format_link(made),
-            "admits": parts.config.manifest.swarm.admission == "open" or shared is not None,
-            "admission": parts.config.manifest.swarm.admission,
+            "admits": admission == "open" or made.invite is not None,
+            "admission": admission,
             "workload": parts.config.manifest.workload.name,
         }
 
     return {"link": link}
+
+
+def swarm_link(parts: Parts) -> SwarmLink:
+    """The link that others join with. An invite in it is for whoever has the link, and so a secret."""
+    invite = kept_invite(parts.store.folder, parts.swarm_id)
+    return SwarmLink(
+        swarm=parts.swarm_id,
+        addresses=tuple(link_addresses(parts)),
+        invite=invite if invite is not None and invite.key is not None else None,  # one for this node helps nobody
+        checkpoint=parts.chain.checkpoint,
+    )
 
 
 def link_orders(parts: Parts) -> Mapping[str, Order]:

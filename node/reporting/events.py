@@ -155,6 +155,13 @@ class Evaluated(Event, frozen=True, kw_only=True):
     metric: str = ""
 
 
+class Sampled(Event, frozen=True, kw_only=True):
+    """What the certified model of `round` said, evaluated then: `texts` by the prompt that each goes on from."""
+
+    round: int
+    texts: Mapping[str, str] = {}
+
+
 class AgentStarted(Event, frozen=True, kw_only=True):
     """Strategy rollouts: the agent is ready, after `round` rounds.
 
@@ -434,6 +441,15 @@ class Stepped(RoundEnded, frozen=True, kw_only=True):
     control_received: int = 0
 
 
+class TaskRewards(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of one task family in a round: a node's own and those of others, how many and their mean reward."""
+
+    own: int = 0
+    reward: float | None = None
+    external: int = 0
+    external_reward: float | None = None
+
+
 class Rollouts(RoundEnded, frozen=True, kw_only=True):
     """Strategy rollouts: the agent is through a round of its own, which took `seconds`.
 
@@ -441,7 +457,8 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     completions that it generated, None for a judge; external_reward: that of the external groups; informative: groups
     whose rewards vary. tokens: those that it generated; bytes: of groups pulled in this round; used_bytes: of all that
     were taken since the agent began. rejected: refusals in this round by reason; ignored: whose offers are not looked
-    at for the time being. control_sent counts since the process started.
+    at for the time being. made: groups that it announced in this round; pulled: groups of others that came; tasks: the
+    rewards by task family. control_sent counts since the process started.
     """
 
     reward: float | None = None
@@ -450,6 +467,9 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     external_reward: float | None = None
     origins: Mapping[str, int] = {}
     informative: int = 0
+    made: int = 0
+    pulled: int = 0
+    tasks: Mapping[str, TaskRewards] = {}
     bytes: int = 0
     control_sent: int = 0
     used_bytes: int = 0

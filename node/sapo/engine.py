@@ -19,7 +19,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import msgspec
 import trio
 
 from shoal.node.child_process import Child, ChildDied, ChildRaised, Deaths, running_child
-from shoal.node.control_client import RolloutStatus
+from shoal.node.control_client import GroupStatus, RolloutStatus
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
 from shoal.node.pipe import Failed, Pause, Resume
@@ -52,7 +52,7 @@ from shoal.node.sapo.agent_messages import (
     unpack_agent_report,
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
-from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, total_bytes
+from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, mean_reward, total_bytes
 from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
@@ -86,6 +86,8 @@ ANNOUNCE_DEADLINE_S = 10.0
 """So long the agent waits for others to take what it announces; what is not announced by then is not."""
 UNENCODABLE = "unencodable"
 """Counted among the refusals: an accepted group that the policy has no tokens for."""
+GROUPS_TOLD = 8
+"""Of the newest groups, in a status."""
 MARK_NAME = "announced"
 MARK_LIMIT_BYTES = 32
 
@@ -141,6 +143,8 @@ class RolloutEngine:
         self._take_ends_at = 0.0
         self._pulled_bytes = 0
         self._waited = ("", -1)  # why for its engine, and in which round
+        self._made: dict[str, list[Sequence[float]]] = {}  # rewards of this round's own groups, by task family
+        self._counted = RolloutStatus(role=parts.config.rollouts)  # as of the end of the last round
         self._refused: Counter[Reason] = Counter()  # by the exchange, as of the last round
         self._status = RolloutStatus(role=parts.config.rollouts)
         self._random = random.Random(parts.identity.peer_id)
@@ -200,8 +204,9 @@ class RolloutEngine:
 
     @property
     def status(self) -> RolloutStatus:
-        """Counts of what was made, pulled and refused since this node started."""
-        return self._status
+        """Counts of what was made, pulled and refused since this node started, and the newest groups."""
+        groups = [_in_a_line(group, self.state_round) for group in tuple(self.recent)[-GROUPS_TOLD:]]
+        return msgspec.structs.replace(self._status, groups=groups)
 
     # -- the agent -------------------------------------------------------------------------------------------
 
@@ -364,7 +369,12 @@ class RolloutEngine:
             self._announced = announcement.round + 1
             mark = str(self._announced).encode()
             await trio.to_thread.run_sync(write_atomically, self._p.folder / MARK_NAME, mark)
-        self.recent.add(RecentGroup(announcement=announcement, origin=me, group=made.group, rewards=made.rewards))
+        self._made.setdefault(announcement.task.family, []).append(made.rewards)
+        self.recent.add(
+            RecentGroup(
+                announcement=announcement, origin=me, group=made.group, rewards=made.rewards, came=self.state_round
+            )
+        )
         with trio.move_on_after(ANNOUNCE_DEADLINE_S) as scope:
             await self._exchange.announce(announcement, made.group)
         if scope.cancelled_caught:
@@ -421,7 +431,9 @@ class RolloutEngine:
             wanted = intake.receive(came)
         for offer, group in intake.pulled:
             await child.send(Pulled(offer=offer, group=group))
-            self.recent.add(RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group))
+            self.recent.add(
+                RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group, came=self.state_round)
+            )
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
         await child.send(Delivered())
 
@@ -441,9 +453,11 @@ class RolloutEngine:
         rejected += Counter({UNENCODABLE: done.unencodable})
         fetched = self._exchange.bytes_fetched
         pulled_bytes, self._pulled_bytes = fetched - self._pulled_bytes, fetched
-        known = self._status
-        self._status = msgspec.structs.replace(
+        known, before = self._status, self._counted
+        tasks, self._made = rewards_by_task(self._made, taken.rewards), {}
+        self._status = self._counted = msgspec.structs.replace(
             known,
+            tasks=known.tasks | tasks,
             reward=known.reward if done.reward is None else done.reward,
             taken=known.taken + done.external,
             pulled_bytes=fetched,
@@ -459,6 +473,9 @@ class RolloutEngine:
                 external_reward=taken.reward,
                 origins=dict(taken.origins.items()),
                 informative=done.informative,
+                made=known.made - before.made,
+                pulled=known.pulled - before.pulled,
+                tasks=tasks,
                 tokens=done.generated_tokens,
                 bytes=pulled_bytes,
                 control_sent=self._p.host.traffic.bytes_sent,
@@ -477,6 +494,34 @@ class RolloutEngine:
                 seconds=done.seconds,
             )
         )
+
+
+def _in_a_line(known: RecentGroup, now: int) -> GroupStatus:
+    announced = known.announcement
+    return GroupStatus(
+        peer_id=known.origin,
+        family=announced.task.family,
+        round=announced.round,
+        policy=announced.policy_version,
+        age=max(0, now - known.came),
+        completions=announced.completions,
+        reward=announced.reward_mean,
+    )
+
+
+def rewards_by_task(
+    own: Mapping[str, Sequence[Sequence[float]]], external: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, events.TaskRewards]:
+    """What groups earned, by task family: own ones, and those of others as this node scored them."""
+    return {
+        family: events.TaskRewards(
+            own=len(own.get(family, ())),
+            reward=mean_reward(own.get(family, ())),
+            external=len(external.get(family, ())),
+            external_reward=mean_reward(external.get(family, ())),
+        )
+        for family in sorted({*own, *external})
+    }
 
 
 def _read_mark(path: Path) -> int:

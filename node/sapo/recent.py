@@ -18,7 +18,8 @@ TEXT_LIMIT_BYTES = 4 << 20
 class RecentGroup:
     """An encoded group, and what `origin` announced of it. rewards: what this node scored its own completions with.
 
-    question: what the completions answer, as this node's agent has it; empty where it did not open the group.
+    question: what the completions answer, as this node's agent has it; empty where it did not open the group. came: in
+    which of this node's rounds.
     """
 
     announcement: Announcement
@@ -26,6 +27,7 @@ class RecentGroup:
     group: bytes
     rewards: Sequence[float] = ()
     question: str = ""
+    came: int = 0
 
     @property
     def digest(self) -> bytes:

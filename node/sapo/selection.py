@@ -188,16 +188,20 @@ class ByteBudget:
 
 @dataclass(slots=True, kw_only=True)
 class RoundIntake:
-    """The intake of a round. origins: accepted groups of whom; rejected: offers and groups that were not, by reason."""
+    """The intake of a round.
+
+    origins: accepted groups of whom; rejected: offers and groups that were not, by reason; rewards: of the completions
+    of each accepted group, by its task family.
+    """
 
     origins: Counter[PeerId] = field(default_factory=Counter)
     rejected: Counter[Reason] = field(default_factory=Counter)
-    rewards: list[float] = field(default_factory=list)
+    rewards: dict[str, list[Sequence[float]]] = field(default_factory=dict)
 
     @property
     def reward(self) -> float | None:
         """The mean over the accepted groups' completions."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+        return mean_reward(group for groups in self.rewards.values() for group in groups)
 
 
 class Intake:
@@ -253,7 +257,7 @@ class Intake:
             raise LocalError(f"{len(verdicts)} verdicts on {len(self.pulled)} groups")
         for (offer, data), verdict in zip(self.pulled, verdicts, strict=True):
             self.budget.note(len(data), trained=verdict.refused is None)
-            self._note(offer.origin, verdict)
+            self._note(offer, verdict)
         self.pulled = []
         return self._want(self._replacements(self._missing, self.budget))
 
@@ -268,7 +272,8 @@ class Intake:
         self._round = RoundIntake(rejected=self._selector.rejected)
         return ended
 
-    def _note(self, origin: PeerId, verdict: Verdict) -> None:
+    def _note(self, offer: Offer, verdict: Verdict) -> None:
+        origin = offer.origin
         if verdict.refused is not None:
             self.rejected[verdict.refused] += 1
             if verdict.blamed:
@@ -276,7 +281,7 @@ class Intake:
             return
         self._missing -= 1
         self._round.origins[origin] += 1
-        self._round.rewards += verdict.rewards
+        self._round.rewards.setdefault(offer.announcement.task.family, []).append(verdict.rewards)
         self.trust.good(origin)
 
     def _replacements(self, count: int, budget: ByteBudget | None = None) -> list[Offer]:
@@ -295,6 +300,12 @@ class Intake:
     def _want(self, offers: Sequence[Offer]) -> list[Offer]:
         self._wanted = {offer.digest: offer for offer in offers}
         return list(offers)
+
+
+def mean_reward(groups: Iterable[Sequence[float]]) -> float | None:
+    """Return the mean over all completions of these groups, None where there are none."""
+    rewards = [reward for group in groups for reward in group]
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def total_bytes(offers: Iterable[Offer]) -> int:

@@ -23,6 +23,7 @@ from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
 from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable, room_bytes
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState
+from shoal.node.training.samples import Sampler
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     Assignment,
@@ -333,23 +334,30 @@ class Replica:
             self._restored = _Restored(counters=counters, random=saved.random)
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Return the workload's metric of the base; the replica is untouched. Raises before an `apply`."""
+    def evaluate(self, sampler: Sampler | None = None) -> float:
+        """Return the workload's metric of the base; the replica is untouched. Raises before an `apply`.
+
+        sampler: takes samples of the base too, where it may.
+        """
         base = self.accounts.base
         if base is None:
             raise LocalError("an evaluation was ordered before any anchor was applied")
         local = self._flat.set_aside()
         self._flat.scatter(base)
         try:
-            return self._measure()
+            return self._measure(sampler)
         finally:
             self._flat.scatter(local)
 
-    def _measure(self) -> float:
+    def _measure(self, sampler: Sampler | None) -> float:
         """The workload's metric of the parameters as they are."""
         self.model.eval()
         try:
-            return float(self._workload.evaluate(self.model))
+            began = time.perf_counter()
+            value = float(self._workload.evaluate(self.model))
+            if sampler is not None:
+                sampler.sample(self.model, evaluated_s=time.perf_counter() - began)
+            return value
         finally:
             self.model.train()
 

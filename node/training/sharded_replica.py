@@ -32,6 +32,7 @@ from shoal.node.training.rank_messages import (
     Wake,
 )
 from shoal.node.training.ranks import Ranks
+from shoal.node.training.samples import Sampler
 from shoal.node.training.shard import Shard, join_group, rank_device
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Assignment, Start
@@ -169,7 +170,8 @@ class ShardedReplica(Replica):
         self._ranks.tell(Clip(norm=limit))
         return self._shard.clip(limit)
 
-    def _measure(self) -> float:
+    def _measure(self, sampler: Sampler | None) -> float:
+        """Measure with the other ranks; there are no samples, as no rank has the whole model to go on with."""
         self._ranks.tell(Measure())
         return self._shard.measure()
 
@@ -215,10 +217,10 @@ class ShardedReplica(Replica):
         with self._awake():
             super().apply(anchor, round=round, taken=taken, fresh=fresh)
 
-    def evaluate(self) -> float:
+    def evaluate(self, sampler: Sampler | None = None) -> float:
         """Evaluate as one process does."""
         with self._awake():
-            return super().evaluate()
+            return super().evaluate(sampler)
 
     def inner_state(self, round: int, *, midway: bool = False) -> InnerState:
         """Return the inner state as one process does."""

@@ -36,9 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Annotated
 
 import blake3
 import msgspec
+from msgspec import Meta
 
 from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.protocol.manifest import InnerSection, Manifest
@@ -46,6 +48,12 @@ from shoal.protocol.manifest import InnerSection, Manifest
 PARAMETERS_LIMIT = 100_000  # named parameters of a model
 SNAPSHOT_BASE = "base"
 """Metadata of a snapshot's file amid a round: the hash of the value that led to its anchor, in hex."""
+
+SAMPLE_LIMIT = 4
+"""Prompts of a workload that are gone on from."""
+PROMPT_LIMIT_CHARS = 80
+SAMPLE_LIMIT_CHARS = 120
+"""Of what a model says after one of them."""
 
 Scalar = bool | int | float | str
 
@@ -349,11 +357,19 @@ class Applied(Message, frozen=True, kw_only=True):
     round: int
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model said after a prompt."""
+
+    prompt: Annotated[str, Meta(max_length=PROMPT_LIMIT_CHARS)]
+    text: Annotated[str, Meta(max_length=SAMPLE_LIMIT_CHARS)]
+
+
 class Evaluated(Message, frozen=True, kw_only=True):
-    """The workload's metric of the base; lower is better."""
+    """The workload's metric of the base; lower is better. samples: of the base too, where any were taken."""
 
     round: int
     value: float
+    samples: Annotated[tuple[Sample, ...], Meta(max_length=SAMPLE_LIMIT)] = ()
 
 
 class Snapshotted(Message, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from shoal.node.training.devices import pick_device
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import Snapshotter, Written, take_up
 from shoal.node.training.ranks import Ranks
+from shoal.node.training.samples import Sampler
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -73,6 +74,7 @@ class TrainerProcess:
         self._memory = memory
         self._replica: Replica | None = None
         self._tensors: shared_tensors.SharedTensors | None = None
+        self._sampler: Sampler | None = None
         self._snapshotter = Snapshotter()
         self._paused = False
         self._held: deque[Command] = deque()  # an `Apply` that waits for the steps of overlap, and what came after it
@@ -176,7 +178,7 @@ class TrainerProcess:
             workload = load_workload(start.workload, start.options, start.data)
             replica = ShardedReplica(workload, start, ranks=self._ranks)
             where = f"{self._ranks.processes} x {replica.device_type}"
-        self._replica = replica
+        self._replica, self._sampler = replica, Sampler(workload)
         self._control.send(
             Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
         )
@@ -189,7 +191,9 @@ class TrainerProcess:
                 replica.apply(tensors.anchor, round=command.round, taken=command.taken, fresh=command.fresh)
                 self._control.send(Applied(round=command.round))
             case Evaluate():
-                self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
+                value = replica.evaluate(self._sampler)
+                samples = () if self._sampler is None else self._sampler.take()
+                self._control.send(Evaluated(round=command.round, value=value, samples=samples))
             case Snapshot():
                 self._save(command, replica)
             case Restore():

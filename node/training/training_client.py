@@ -91,6 +91,8 @@ class TrainingClient:
         self.metric: float | None = None
         self._measured = 0
         """The round after which `metric` was measured."""
+        self.sampled: Evaluated | None = None
+        """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
 
     @property
@@ -128,6 +130,7 @@ class TrainingClient:
             self._applied.set()
         elif isinstance(event, Evaluated):
             self.metric, self._measured = event.value, event.round
+            self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss = event.loss

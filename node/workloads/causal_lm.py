@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +34,13 @@ from shoal.node.workloads.causal_lm_data import (
     training_texts,
 )
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer, split_name
+from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.protocol.errors import ConfigError
 
 EXTRA = ("transformers", "datasets")
 EXPORT_FOLDER = "huggingface"
 HELD_OUT_BLOCKS = 64
+PROMPTS = ("Once upon a time", "The ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,32 @@ class CausalLMWorkload:
         device = next(model.parameters()).device
         parts = [part.to(device) for part in torch.split(self._held_out, self.batch)]
         return sum(float(self.loss(model, part)[0]) * len(part) for part in parts) / len(self._held_out)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """See `SamplingWorkload`."""
+        return PROMPTS
+
+    def continuations(self, model: nn.Module, prompts: Sequence[str]) -> Iterator[list[str]]:
+        """Yield what the model says after each prompt, a token more every time, until it says that the text ends."""
+        device, end = next(model.parameters()).device, self._tokenizer.eos_token_id
+        contexts = self._tokenize(list(prompts))
+        tokens = [list[int]() for _ in contexts]
+        inputs = [torch.tensor([context], device=device) for context in contexts]
+        memories: list[Any] = [None] * len(contexts)
+        generator, open_rows = sample_generator(), [place for place, context in enumerate(contexts) if context]
+        with torch.compiler.set_stance("force_eager") if self.compile else nullcontext():
+            while open_rows:
+                for place in tuple(open_rows):
+                    with arithmetic("bf16" if self.bf16 else "float32", device.type):
+                        out = model(input_ids=inputs[place], past_key_values=memories[place], use_cache=True)
+                    drawn, memories[place] = draw_tokens(out.logits[:, -1], generator), out.past_key_values
+                    inputs[place] = drawn[:, None].to(device)
+                    tokens[place].append(int(drawn[0]))
+                    length = len(contexts[place]) + len(tokens[place])
+                    if tokens[place][-1] == end or length >= self.sequence_length:
+                        open_rows.remove(place)
+                yield [self._tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write model and tokenizer to `folder`/huggingface, as `save_pretrained` does."""

@@ -67,10 +67,10 @@ class Cache:
         self.used = 0
         longest = int(lengths.max())
         shape = (len(lengths), settings.heads, longest + room, settings.head_width)
-        self.keys = [torch.zeros(shape) for _ in range(settings.layers)]
-        self.values = [torch.zeros(shape) for _ in range(settings.layers)]
+        self.keys = [torch.zeros(shape, device=lengths.device) for _ in range(settings.layers)]
+        self.values = [torch.zeros(shape, device=lengths.device) for _ in range(settings.layers)]
         self.lengths = lengths
-        self.visible = torch.arange(shape[2])[None, :] >= longest - lengths[:, None]
+        self.visible = torch.arange(shape[2], device=lengths.device)[None, :] >= longest - lengths[:, None]
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows, in this order; a row may be there several times."""
@@ -141,17 +141,19 @@ class Gpt(nn.Module):
 
     def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
         """Read contexts. Returns logits of the next token (B, V), and a cache with room for more tokens."""
-        lengths = torch.tensor([len(context) for context in contexts])
+        device = self.embed.weight.device
+        lengths = torch.tensor([len(context) for context in contexts], device=device)
         longest = int(lengths.max())
         cache = Cache(self.settings, lengths, room=room)
-        tokens = torch.zeros((len(contexts), longest), dtype=torch.long)
+        tokens = torch.zeros((len(contexts), longest), dtype=torch.long, device=device)
         for row, context in enumerate(contexts):
-            tokens[row, longest - len(context) :] = torch.tensor(context)
-        columns = torch.arange(longest)
+            tokens[row, longest - len(context) :] = torch.tensor(context, device=device)
+        columns = torch.arange(longest, device=device)
         positions = (columns[None, :] - (longest - lengths[:, None])).clamp(min=0)
         causal = columns[:, None] >= columns[None, :]
         seen = causal[None] & cache.visible[:, None, :longest]
-        seen |= torch.eye(longest, dtype=torch.bool)[None]  # padding sees itself, for a softmax needs something
+        # Padding sees itself, for a softmax needs something.
+        seen |= torch.eye(longest, dtype=torch.bool, device=device)[None]
         states = self.hidden(tokens, positions=positions, seen=seen[:, None], cache=cache)
         cache.used = longest
         return self.head(states[:, -1]), cache

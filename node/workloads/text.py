@@ -9,7 +9,7 @@ Shapes: B batch, T time (context).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,7 @@ from torch import nn
 
 from shoal.node.workload import Assignment
 from shoal.node.workloads.arithmetic import DTYPES, arithmetic
+from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.node.workloads.gpt import Gpt, GptSettings
 from shoal.node.workloads.text_data import Corpus, deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
@@ -27,6 +28,8 @@ from shoal.protocol.errors import ConfigError
 SYMBOLS = 256
 HELD_OUT_WINDOWS = 64
 EVALUATION_BATCH = 16
+PROMPTS = ("def ", "The ")
+"""Code is what there is to read where no data are given, prose what people give most."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,29 @@ class TextWorkload:
         with torch.compiler.set_stance("force_eager") if self.compile else nullcontext():
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
         return sum(losses) / len(losses) / math.log(2)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """See `SamplingWorkload`."""
+        return PROMPTS
+
+    def continuations(self, model: nn.Module, prompts: Sequence[str]) -> Iterator[list[str]]:
+        """Yield what the model says after each prompt, a byte more every time, as far as its context reaches."""
+        assert isinstance(model, Gpt)
+        contexts = [list(prompt.encode()) for prompt in prompts]
+        room = self.context - max(map(len, contexts))
+        if room < 1:
+            return
+        texts, generator, device = [bytearray() for _ in contexts], sample_generator(), model.embed.weight.device
+        with arithmetic(self.dtype, device.type):
+            logits, cache = model.prefill(contexts, room=room)
+            for left in range(room, 0, -1):
+                drawn = draw_tokens(logits, generator)
+                for text, symbol in zip(texts, drawn.tolist(), strict=True):
+                    text.append(symbol)
+                yield [text.decode(errors="replace") for text in texts]
+                if left > 1:
+                    logits = model.step(drawn[:, None].to(device), cache)
 
     @cached_property
     def _corpus(self) -> Corpus:

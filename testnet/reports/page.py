@@ -6,13 +6,27 @@ fault.
 
 from __future__ import annotations
 
-from html import escape
 from itertools import chain
 
-from shoal.testnet.reports.page_parts import Mark, Row, Tile, document, figure, loss_curve, table, timeline
+from shoal.testnet.reports.page_parts import (
+    Line,
+    Mark,
+    Row,
+    Tile,
+    chart,
+    document,
+    escaped,
+    figure,
+    folded,
+    table,
+    timeline,
+)
 from shoal.testnet.reports.plot import loss_points
 from shoal.testnet.reports.report import FaultReport, NodeReport, Report, absences, digests_word, ok
 from shoal.testnet.scenario import whom
+
+CALM = frozenset({"continue", "heal", "join", "leave"})
+"""Faults of a scenario by which nothing goes wrong."""
 
 
 def render_page(report: Report) -> str:
@@ -23,7 +37,13 @@ def render_page(report: Report) -> str:
     sections = [
         _verdict(report),
         "<h2>Loss</h2>",
-        figure(loss_curve(losses, rounds=report.scenario.rounds, metric=report.loss.metric, marks=marks)),
+        chart(
+            [Line(label="held out", points=losses)],
+            what="Held-out loss",
+            unit=report.loss.metric or "units of the workload",
+            rounds=report.scenario.rounds,
+            marks=marks,
+        ),
         "<h2>Timeline</h2>",
         figure(timeline(rows, report.wall_s)),
         "<h2>Rounds</h2>",
@@ -46,8 +66,8 @@ def _verdict(report: Report) -> str:
         f"{report.wall_s:.1f} s."
     )
     notes = [*absences(report), *report.unverified, *([report.trouble] if report.trouble else [])]
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<p class="verdict">{word} {escape(facts)}</p>' + (f"<ul>{items}</ul>" if items else "")
+    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    return f'<p class="verdict">{word} {escaped(facts)}</p>' + (f"<ul>{items}</ul>" if items else "")
 
 
 def _fault_name(fault: FaultReport) -> str:
@@ -71,7 +91,7 @@ def _row(node: NodeReport, faults: tuple[FaultReport, ...]) -> Row:
             )
         )
     marks = [
-        Mark(at_s=fault.at_s, text=fault.kind)
+        Mark(at_s=fault.at_s, text=fault.kind, calm=fault.kind in CALM)
         for fault in faults
         if fault.at_s is not None and node.index in (fault.node, *chain(*fault.groups))
     ]
@@ -105,7 +125,7 @@ def _rounds_table(report: Report) -> str:
         "total s",
         report.loss.metric or "loss",
     ]
-    return table(heads, rows)
+    return folded(heads, rows, "rounds")
 
 
 def _faults_table(report: Report) -> str:
@@ -142,4 +162,4 @@ def _bytes_line(report: Report) -> str:
     if sent and report.bytes.fp32_allreduce_every_step:
         share = report.bytes.fp32_allreduce_every_step / sent
         line += f" An fp32 all-reduce at every step would have sent {share:,.0f} times as much."
-    return f"<p>{escape(line)}</p>"
+    return f"<p>{escaped(line)}</p>"

@@ -11,22 +11,25 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Final
 
 from shoal.protocol import names
 from shoal.testnet.reports.page_parts import (
+    Line,
     Mark,
     Row,
     Tile,
     Tint,
+    chart,
     document,
     duration,
+    escaped,
     figure,
-    loss_curve,
+    folded,
     table,
     timeline,
 )
+from shoal.testnet.reports.page_rollouts import rollout_sections
 from shoal.testnet.reports.report_log import Cell, Cells, LogHistory, RoundSpan
 from shoal.testnet.reports.report_merge import Clock, Incident, SwarmHistory
 
@@ -38,6 +41,8 @@ TABLE_LIMIT: Final = 200
 CURVE_POINTS: Final = 400
 MARK_LIMIT: Final = 2000
 DAMAGED_SHOWN: Final = 20
+NAMED_LIMIT: Final = 3
+"""Nodes that a title names."""
 
 MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
@@ -52,18 +57,16 @@ WORDS: Final = {
 """For people, where the event's name does not say it."""
 
 
-def render_merged(history: SwarmHistory) -> str:
-    """The whole page."""
+def render_merged(history: SwarmHistory, title: str = "") -> str:
+    """The whole page. title: of the user's; else who is in it."""
     logs = len(history.logs)
     shown = _shown(history)
     rows = _rows(history, shown)
-    losses = _losses(history)
     sections = [
         _summary(history),
-        "<h2>Loss</h2>",
-        figure(
-            loss_curve(losses, rounds=max((number for number, _ in losses), default=0), metric=history.rounds.metric)
-        ),
+        *rollout_sections(history, _names(history)),
+        *_loss_sections(history),
+        *_sample_sections(history),
         "<h2>Timeline</h2>",
         figure(timeline(rows, history.wall_s)),
         _left_out(logs, len(rows), "nodes", " Those here had the most trouble of their own, or certified least."),
@@ -71,13 +74,46 @@ def render_merged(history: SwarmHistory) -> str:
         _clock_note(history),
         "<h2>What went wrong, or was decided out of turn</h2>",
         _incident_table(history),
-        "<h2>Rounds</h2>",
-        _round_table(history),
+        *(["<h2>Rounds</h2>", _round_table(history)] if history.rounds.facts.kept or not _shares(history) else []),
         "<h2>Nodes</h2>",
         _node_summary(history),
         _node_table(history, shown),
     ]
-    return document(f"{logs} event log{'' if logs == 1 else 's'}", sections)
+    return document(title or _title(history), sections)
+
+
+def _title(history: SwarmHistory) -> str:
+    """`lab-1, lab-2, lab-3 and 5 more, 2026-11-26`."""
+    known = _names(history)
+    named = [known.get(log.peer_id, log.label) for log in history.logs]
+    more = len(named) - NAMED_LIMIT
+    who = ", ".join(named[:NAMED_LIMIT]) + (f" and {more:,} more" if more > 0 else "")
+    day = time.strftime("%Y-%m-%d", time.gmtime(history.began_at))
+    return f"{who}, {day}"
+
+
+def _shares(history: SwarmHistory) -> bool:
+    return any(log.rollouts.rounds for log in history.logs)
+
+
+def _loss_sections(history: SwarmHistory) -> list[str]:
+    losses = _losses(history)
+    if not losses and _shares(history):
+        return []
+    unit = history.rounds.metric or "units of the workload"
+    return ["<h2>Loss</h2>", chart([Line(label="held out", points=losses)], what="Held-out loss", unit=unit)]
+
+
+def _sample_sections(history: SwarmHistory) -> list[str]:
+    """What a text model said, from the first to the newest."""
+    newest = history.rounds.newest_samples
+    if newest is None:
+        return []
+    known = {round: texts for (_, round), texts in history.rounds.samples.kept.items()} | dict([newest])
+    prompts = list(newest[1])
+    rows = [[str(round), *(texts.get(prompt, "") for prompt in prompts)] for round, texts in sorted(known.items())]
+    heads = ["after round", *(f"“{prompt}” and then" for prompt in prompts)]
+    return ["<h2>What the model says</h2>", table(heads, rows, said=True)]
 
 
 def short(peer: str) -> str:
@@ -98,22 +134,22 @@ def _summary(history: SwarmHistory) -> str:
     every = "" if decided.stride == 1 else f" (every {decided.stride}th looked at)"
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.began_at))
     facts = (
-        f"From {began} over {duration(history.wall_s, history.wall_s)}: {len(decided.kept):,} rounds{every}, "
+        f"From {began} over {duration(history.wall_s, history.wall_s)}: {history.rounds.number:,} rounds{every}, "
         f"{sum(log.lines for log in history.logs):,} events"
     )
-    word = '<span class="good">No two digests for one round.</span>'
+    word = '<span class="good">No two digests for one round.</span>' if decided.kept else ""
     if forks:
         rounds = ", ".join(f"{term}/{round}" for term, round in history.rounds.forks[:DAMAGED_SHOWN])
-        word = f'<span class="bad">{forks} rounds have two digests: {escape(rounds)}.</span>'
+        word = f'<span class="bad">{forks} rounds have two digests: {escaped(rounds)}.</span>'
     broken = f" {damaged:,} lines are damaged or unfinished; they were stepped over." if damaged else ""
-    return f'<p class="verdict">{word} {escape(facts)}.{escape(broken)}</p>'
+    return f'<p class="verdict">{word} {escaped(facts)}.{escaped(broken)}</p>'
 
 
 def _legend() -> str:
     return (
         '<p class="note">Pale: it trains. Strong: it agrees, exchanges and certifies, or, where rounds are too many '
-        "to be drawn, a stretch with certified rounds. Red: something went wrong there. A line alone: it runs. "
-        "Point at a stretch to read what it is.</p>"
+        "to be drawn, a stretch with certified rounds. Red: something went wrong there. Grey and dashed: a node left "
+        "in good order. A line alone: it runs. Point at a stretch to read what it is.</p>"
     )
 
 
@@ -130,7 +166,7 @@ def _clock_note(history: SwarmHistory) -> str:
     if lost:
         names = ", ".join(lost[:DAMAGED_SHOWN]) + (", …" if len(lost) > DAMAGED_SHOWN else "")
         parts.append(f"Not aligned, for want of a round in common with the others: {names}.")
-    return f'<p class="note">{escape(" ".join(parts))}</p>' if parts else ""
+    return f'<p class="note">{escaped(" ".join(parts))}</p>' if parts else ""
 
 
 def _left_out(count: int, shown: int, what: str, which: str = "") -> str:
@@ -165,7 +201,7 @@ def _node_summary(history: SwarmHistory) -> str:
         f"{certified[len(certified) // 10]:,} or fewer at one in ten, {certified[-1]:,} at most; "
         f"{troubled:,} with trouble of their own."
     )
-    return f'<p class="note">{escape(text)}</p>'
+    return f'<p class="note">{escaped(text)}</p>'
 
 
 def _losses(history: SwarmHistory) -> list[tuple[int, float]]:
@@ -179,7 +215,7 @@ def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
     shown = [(history.logs[place], history.clocks[place]) for place in places]
     spans = sum(len(log.spans or ()) for log, _ in shown)
     origins = [history.began_at + clock.ahead_s for _, clock in shown]
-    if all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
+    if not _shares(history) and all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
         tiles = [_spans(log, origin) for (log, _), origin in zip(shown, origins, strict=True)]
     else:
         tiles = _resampled([log.cells for log, _ in shown], origins, history.wall_s)
@@ -210,7 +246,9 @@ def _marks(history: SwarmHistory) -> dict[str, list[Mark]]:
     found: dict[str, list[Mark]] = {}
     for incident in [incident for incident in history.incidents if incident.kind in MARKED][:MARK_LIMIT]:
         tip = f"{incident.kind} {incident.text}".strip()
-        found.setdefault(incident.subject, []).append(Mark(at_s=incident.at - history.began_at, tip=tip))
+        found.setdefault(incident.subject, []).append(
+            Mark(at_s=incident.at - history.began_at, tip=tip, calm=incident.kind == "left")
+        )
     return found
 
 
@@ -292,7 +330,7 @@ def _incident_table(history: SwarmHistory) -> str:
         for incident in sorted(worst, key=lambda incident: incident.at)
     ]
     more = len(history.incidents) + sum(log.faults_left_out for log in history.logs)
-    return table(["UTC", "what", "node", "told by", "why"], rows) + _left_out(more, len(rows), "entries")
+    return folded(["UTC", "what", "node", "told by", "why"], rows, "entries") + _left_out(more, len(rows), "entries")
 
 
 def _moment(at: float) -> str:
@@ -332,7 +370,9 @@ def _round_table(history: SwarmHistory) -> str:
             ]
         )
     heads = ["term / round", "logs", "members", "contributors", "coverage", "tokens", "reduce s", "total s"]
-    return table([*heads, history.rounds.metric or "loss", "digest"], rows) + _left_out(len(facts), len(rows), "rounds")
+    return folded([*heads, history.rounds.metric or "loss", "digest"], rows, "rounds") + _left_out(
+        len(facts), len(rows), "rounds"
+    )
 
 
 def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
@@ -342,7 +382,7 @@ def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
         "log",
         "node",
         "PeerId",
-        "rounds certified",
+        "rounds",
         "processes",
         "clock ahead s",
         "rounds in common",

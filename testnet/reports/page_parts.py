@@ -6,26 +6,35 @@ that light and dark come for free. All text that is handed in is text: it is esc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from shoal.protocol.names import printable
+
 WIDTH = 860
-CURVE_HEIGHT = 240
+CURVE_HEIGHT = 250
 ROW_HEIGHT = 34
 LOW_ROW_HEIGHT = 14
 TALL_ROWS = 24
 """So many rows are drawn in full height; of more, each is low."""
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 28
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 18, 34
 DOTS_SHOWN = 60
 TICKS = 5
+COLOURS = 6
+"""Of lines; of more, the first comes again."""
+LOG_RATIO = 5.0
+"""From so much between the smallest value and the largest on, a linear scale shows the early values alone."""
+ROWS_SHOWN = 20
 
 STYLE = """
 :root { color-scheme: light dark; --ink:#1c2430; --soft:#67717e; --paper:#fbfaf7; --card:#ffffff; --line:#dcdfe3;
-  --a:#1f6f8b; --b:#8fc1d0; --fault:#c8553d; --good:#2b7a4b; }
+  --a:#1f6f8b; --b:#8fc1d0; --fault:#c8553d; --good:#2b7a4b; --c:#a8690f; --d:#6a4fb0; --e:#2b7a4b; --f:#a8457b; }
 @media (prefers-color-scheme: dark) { :root { --ink:#e6e9ee; --soft:#98a2af; --paper:#14181d; --card:#1b2027;
-  --line:#333b45; --a:#6cc0da; --b:#2d5a69; --fault:#ee8a70; --good:#6cc793; } }
+  --line:#333b45; --a:#6cc0da; --b:#2d5a69; --fault:#ee8a70; --good:#6cc793; --c:#e0b25c; --d:#b39cf0; --e:#6cc793;
+  --f:#e694bf; } }
 * { box-sizing: border-box }
 body { margin:0 auto; padding:2rem 1rem 4rem; max-width:920px; background:var(--paper); color:var(--ink);
   font:15px/1.5 system-ui,sans-serif }
@@ -39,9 +48,17 @@ svg text { fill:var(--soft); font:11px system-ui,sans-serif } svg text.low { fon
 th,td { text-align:right; padding:.3rem .6rem; border-bottom:1px solid var(--line) }
 th:first-child,td:first-child { text-align:left } th { color:var(--soft); font-weight:500 }
 code { font-size:.85em; overflow-wrap:anywhere }
-.axis { stroke:var(--line) } .curve { fill:none; stroke:var(--a); stroke-width:2 } .dot { fill:var(--a) }
+.axis { stroke:var(--line) } .curve { fill:none; stroke-width:2 } .faint { stroke-opacity:.25; stroke-width:1 }
+.l0 { stroke:var(--a) } .l1 { stroke:var(--c) } .l2 { stroke:var(--d) } .l3 { stroke:var(--e) } .l4 { stroke:var(--f) }
+.l5 { stroke:var(--soft) } .dot { fill:var(--a) } .legend { display:flex; flex-wrap:wrap; gap:.2rem 1.2rem;
+  margin:.4rem 0; padding:0; list-style:none; color:var(--soft); font-size:.9em }
+.legend svg { display:inline-block; min-width:0;
+  width:22px; height:10px; margin-right:.4rem } details { margin:.6rem 0 } summary { cursor:pointer; color:var(--soft) }
+td:not(:last-child):not(.said) { white-space:nowrap } th.said { text-align:left }
+td.said { text-align:left; white-space:pre-wrap; overflow-wrap:anywhere; font:.85em ui-monospace,monospace }
 .life { fill:var(--line) } .even { fill:var(--a) } .odd { fill:var(--b) } .open { fill-opacity:.35 }
 .trouble { fill:var(--fault) } .fault { stroke:var(--fault); stroke-width:2 } text.mark { fill:var(--fault) }
+.calm { stroke:var(--soft); stroke-width:2; stroke-dasharray:2 2 } text.calm { fill:var(--soft); stroke:none }
 """
 
 Tint = Literal["even", "odd", "trouble"]
@@ -60,11 +77,12 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment in a row. text: none for a line alone, whose meaning `tip` tells."""
+    """A moment in a row. text: none for a line alone, whose meaning `tip` tells. calm: nothing went wrong."""
 
     at_s: float
     text: str = ""
     tip: str = ""
+    calm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +95,22 @@ class Row:
     marks: Sequence[Mark] = ()
 
 
+def folded(heads: Sequence[str], rows: Sequence[Sequence[str]], what: str, *, shown: int = ROWS_SHOWN) -> str:
+    """A table of which the last `shown` rows are open, and those before behind a fold. what: rows are, in plural."""
+    before = rows[:-shown]
+    if not before:
+        return table(heads, rows)
+    fold = f"<details><summary>{len(before):,} earlier {escaped(what)}</summary>{table(heads, before)}</details>"
+    return fold + table(heads, rows[-shown:])
+
+
 def document(title: str, sections: Sequence[str]) -> str:
     """The whole page; `sections` are HTML."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style>"
     )
-    body = "\n".join((f"<h1>{escape(title)}</h1>", *sections))
+    body = "\n".join((f"<h1>{escaped(title)}</h1>", *sections))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
@@ -92,50 +119,141 @@ def figure(drawing: str) -> str:
     return f"<figure>{drawing}</figure>"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def escaped(text: str) -> str:
+    """`text` as HTML shows it: no markup, and with signs for what cannot be seen, which could turn a line around."""
+    return escape(printable(text))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, said: bool = False) -> str:
+    """A table of texts. said: all but the first cell of a row are texts of a model."""
+    kind = ' class="said"' if said else ""
+    head = "".join(f"<th{kind if place else ''}>{escaped(cell)}</th>" for place, cell in enumerate(heads))
+    lines = "".join(
+        "<tr>" + "".join(f"<td{kind if place else ''}>{escaped(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def loss_curve(
-    points: Sequence[tuple[int, float]], *, rounds: int, metric: str, marks: Sequence[tuple[int, str]] = ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a chart: points (round, value), ascending. faint: of the colour of the line after it, and thin."""
+
+    label: str
+    points: Sequence[tuple[int, float]]
+    faint: bool = False
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    what: str,
+    unit: str,
+    span: tuple[float, float] | None = None,
+    rounds: int | None = None,
+    marks: Sequence[tuple[int, str]] = (),
 ) -> str:
-    """The curve of (round, loss), from round 0 to `rounds`, with `marks` (round, text) standing across it."""
+    """Lines over rounds, with a legend where there are several, and `marks` (round, text) standing across them.
+
+    what: is measured, in words, and in which unit. span: of the values, else theirs: on a logarithmic scale where the
+    largest is LOG_RATIO times the smallest. rounds: the last one on the axis, else the last point's.
+    """
+    points = [point for line in lines for point in line.points]
     if not points:
-        return '<p style="padding:1rem">Nobody evaluated.</p>'
+        return f"<p>There is no {escaped(what.lower())} in these logs.</p>"
     values = [value for _, value in points]
-    low, high = min(values), max(values)
-    spread, rounds = (high - low) or 1.0, max(rounds, 1)
+    low, high = span or (min(values), max(values))
+    numbers = [number for number, _ in points]
+    first = min(numbers) if rounds is None else 0
+    last = max(*numbers, rounds or 0, first + 1)
+    log = span is None and low > 0 and high >= LOG_RATIO * low
 
     def at(number: float, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * number / rounds
-        return x, TOP + (CURVE_HEIGHT - TOP - BOTTOM) * (high - value) / spread
+        x = LEFT + (WIDTH - LEFT - RIGHT) * (number - first) / (last - first)
+        share = math.log(value / low) / math.log(high / low) if log else (value - low) / ((high - low) or 1.0)
+        return x, CURVE_HEIGHT - BOTTOM - (CURVE_HEIGHT - TOP - BOTTOM) * share
 
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
-    parts = [f'<polyline class="curve" points="{path}"/>']
-    for number, value in points if len(points) <= DOTS_SHOWN else ():
-        x, y = at(number, value)
-        tip = f"round {number}: {value:.4f} {metric}"
-        parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{escape(tip)}</title></circle>')
-    for value in sorted({low, high}):
-        y = at(0, value)[1]
+    parts = []
+    for value in log_ticks(low, high) if log else linear_ticks(low, high):
+        y = at(first, value)[1]
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3f}</text>')
-    for number in range(0, rounds + 1, max(1, rounds // 10)):
-        x = at(number, low)[0]
-        parts.append(f'<text x="{x:.1f}" y="{CURVE_HEIGHT - 8}" text-anchor="middle">{number}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+    for number in linear_ticks(first, last, count=10):
+        if number == int(number):
+            x = at(number, high)[0]
+            parts.append(f'<text x="{x:.1f}" y="{CURVE_HEIGHT - 20}" text-anchor="middle">{int(number)}</text>')
+    label = f"{what}, {unit}{', logarithmic scale' if log else ''}"
+    parts.append(f'<text x="{LEFT}" y="{TOP - 4}">{escaped(label)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{CURVE_HEIGHT - 5}" text-anchor="end">round</text>')
+    colour = 0
+    for line in lines:
+        parts += _line(line, colour, at, unit)
+        colour += not line.faint
     parts += [_curve_mark(text, at(number, low)[0]) for number, text in marks]
-    label = escape(f"Held-out loss by round, in {metric or 'units of the workload'}")
-    return f'<svg viewBox="0 0 {WIDTH} {CURVE_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {CURVE_HEIGHT}" role="img" aria-label="{escaped(label)} by round">'
+        f"{''.join(parts)}</svg>"
+    )
+    shown = [line.label for line in lines if not line.faint]
+    return figure(drawing) + (_legend(shown) if len(shown) > 1 else "")
+
+
+def _line(line: Line, colour: int, at: Callable[[float, float], tuple[float, float]], unit: str) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
+    faint = " faint" if line.faint else ""
+    parts = [f'<polyline class="curve l{colour % COLOURS}{faint}" points="{path}"/>']
+    if colour == 0 and not line.faint and len(line.points) <= DOTS_SHOWN:
+        for number, value in line.points:
+            x, y = at(number, value)
+            tip = f"round {number}: {value:.4f} {unit}"
+            parts.append(
+                f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{escaped(tip)}</title></circle>'
+            )
+    return parts
+
+
+def _legend(labels: Sequence[str]) -> str:
+    keys = "".join(
+        f'<li><svg viewBox="0 0 22 10" aria-hidden="true"><path class="curve l{number % COLOURS}" d="M0 5h22"/></svg>'
+        f"{escaped(label)}</li>"
+        for number, label in enumerate(labels)
+    )
+    return f'<ul class="legend">{keys}</ul>'
+
+
+def linear_ticks(low: float, high: float, *, count: int = TICKS) -> list[float]:
+    """Round numbers from `low` to `high`, about so many, 1, 2 or 5 of a decimal place apart."""
+    spread = high - low
+    if not spread > 0:
+        return [low]
+    rough = spread / count
+    decade = 10.0 ** math.floor(math.log10(rough))
+    step = next(step for step in (decade, 2 * decade, 5 * decade, 10 * decade) if step >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Times the powers of ten from `low` to `high`, 1, 2 and 5; within one more of them, over many the powers alone."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 1.5, 2, 3, 5, 7) if len(decades) == 2 else (1, 2, 5) if len(decades) <= TICKS else (1,)
+    return [tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high]
+
+
+def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Each point's value replaced by the mean of the last `window` up to it."""
+    total, means = 0.0, []
+    for place, (number, value) in enumerate(points):
+        total += value - (points[place - window][1] if place >= window else 0.0)
+        means.append((number, total / min(place + 1, window)))
+    return means
 
 
 def _curve_mark(text: str, x: float) -> str:
     ends = f'y1="{TOP}" y2="{CURVE_HEIGHT - BOTTOM}"'
     return (
         f'<line class="fault" stroke-dasharray="2 4" x1="{x:.1f}" x2="{x:.1f}" {ends}/>'
-        f'<text class="mark" x="{x - 4:.1f}" y="{TOP + 10}" text-anchor="end">{escape(text)}</text>'
+        f'<text class="mark" x="{x - 4:.1f}" y="{TOP + 10}" text-anchor="end">{escaped(text)}</text>'
     )
 
 
@@ -148,7 +266,8 @@ def timeline(rows: Sequence[Row], wall_s: float) -> str:
     for tick in range(TICKS + 1):
         second = wall_s * tick / TICKS
         x = LEFT + second * scale
-        parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{duration(second, wall_s)}</text>')
+        anchor = "middle" if tick < TICKS else "end"  # or the last is cut off
+        parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="{anchor}">{duration(second, wall_s)}</text>')
     label = "Rounds and faults of each node over time"
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
@@ -163,7 +282,7 @@ def duration(seconds: float, whole_s: float) -> str:
 def _row(row: Row, top: float, height: int, scale: float) -> str:
     low = height < ROW_HEIGHT
     kind, corner = (' class="low"', "") if low else ("", ' rx="3"')
-    parts = [f'<text{kind} x="{LEFT - 8}" y="{top + height / 2 + 3:.1f}" text-anchor="end">{escape(row.label)}</text>']
+    parts = [f'<text{kind} x="{LEFT - 8}" y="{top + height / 2 + 3:.1f}" text-anchor="end">{escaped(row.label)}</text>']
     for start, end in row.lives:
         parts.append(
             f'<rect class="life" x="{LEFT + start * scale:.1f}" y="{top + height * 0.4:.1f}" '
@@ -174,13 +293,13 @@ def _row(row: Row, top: float, height: int, scale: float) -> str:
         parts.append(
             f'<rect class="{tile.tint}{" open" if tile.open else ""}" x="{LEFT + tile.start_s * scale:.1f}" '
             f'y="{top + (1 if low else 5)}" width="{width:.1f}" height="{height - (2 if low else 12)}"{corner}>'
-            f"<title>{escape(tile.tip)}</title></rect>"
+            f"<title>{escaped(tile.tip)}</title></rect>"
         )
     for mark in row.marks:
-        x = LEFT + mark.at_s * scale
-        tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
+        x, line, text = LEFT + mark.at_s * scale, *(("calm", "calm") if mark.calm else ("fault", "mark"))
+        tip = f"<title>{escaped(mark.tip)}</title>" if mark.tip else ""
         parts.append(
-            f'<line class="fault" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height - 2}">{tip}</line>'
-            + (f'<text class="mark" x="{x + 4:.1f}" y="{top + 9}">{escape(mark.text)}</text>' if mark.text else "")
+            f'<line class="{line}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height - 2}">{tip}</line>'
+            + (f'<text class="{text}" x="{x + 4:.1f}" y="{top + 9}">{escaped(mark.text)}</text>' if mark.text else "")
         )
     return "".join(parts)

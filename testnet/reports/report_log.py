@@ -8,13 +8,16 @@ Times are those of the node's own clock, in seconds.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import scan_log
-from shoal.node.reporting.events import Event, name_of
+from shoal.node.reporting.events import Event, TaskRewards, name_of
+from shoal.node.training.trainer_messages import PROMPT_LIMIT_CHARS, SAMPLE_LIMIT, SAMPLE_LIMIT_CHARS
 from shoal.protocol.names import capability_of, claimed_name
 
 TEXT_LIMIT_CHARS: Final = 200
@@ -31,6 +34,11 @@ NAME_LIMIT: Final = 4096
 """Peers of whom a log says what they call themselves."""
 ROUNDS_KEPT: Final = 50_000
 DIGESTS_KEPT: Final = 4
+SAMPLES_KEPT: Final = 12
+REWARDS_KEPT: Final = 2048
+"""Rounds of which rewards are kept, of all tasks together and of each."""
+TASK_LIMIT: Final = 64
+REASON_LIMIT: Final = 64
 
 FIRST_TERM: Final = "0.0"
 """Under which losses are kept: an evaluation names no term."""
@@ -148,14 +156,114 @@ class RoundFacts:
     digests: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class Mean:
+    """A mean of rewards, each of so many groups or rounds."""
+
+    total: float = 0.0
+    weight: int = 0
+
+    def add(self, value: float | None, weight: int) -> None:
+        """Take in `value`, the mean of `weight` of them, if there are any."""
+        if value is not None and weight > 0:
+            self.total, self.weight = self.total + value * weight, self.weight + weight
+
+    @property
+    def value(self) -> float | None:
+        """The mean, None of nothing."""
+        return self.total / self.weight if self.weight else None
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundRewards:
+    """Rewards of groups in the rounds of one number: those of the nodes' own, and those of others, as scored there."""
+
+    own: Mean = field(default_factory=Mean)
+    external: Mean = field(default_factory=Mean)
+
+
+class SharedRollouts:
+    """Rollouts in all logs together: rewards by round, and by task family."""
+
+    def __init__(self) -> None:
+        self.rewards: Thinned[RoundRewards] = Thinned(REWARDS_KEPT)
+        self.tasks: dict[str, Thinned[RoundRewards]] = {}
+
+    def shared(self, event: events.Rollouts) -> None:
+        """Note a round that a node made."""
+        _add(
+            self.rewards,
+            event.round,
+            TaskRewards(
+                own=event.own, reward=event.reward, external=event.external, external_reward=event.external_reward
+            ),
+        )
+        for family, rewards in event.tasks.items():
+            known = self.tasks.get(family[:TEXT_LIMIT_CHARS])
+            if known is None and len(self.tasks) < TASK_LIMIT:
+                known = self.tasks[family[:TEXT_LIMIT_CHARS]] = Thinned(REWARDS_KEPT)
+            if known is not None:
+                _add(known, event.round, rewards)
+
+
+def _add(kept: Thinned[RoundRewards], round: int, rewards: TaskRewards) -> None:
+    key = (FIRST_TERM, round)
+    if not kept.has_room_for(key):
+        return
+    known = kept.kept.get(key)
+    if known is None:
+        known = RoundRewards()
+        kept.put(key, known)
+    known.own.add(rewards.reward, max(rewards.own, 1))
+    known.external.add(rewards.external_reward, rewards.external)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeRollouts:
+    """What one node made, took and refused of rollouts. origins: how many groups were taken of whom."""
+
+    rounds: int = 0
+    tokens: int = 0
+    made: int = 0
+    pulled: int = 0
+    taken: int = 0
+    reward: Mean = field(default_factory=Mean)
+    origins: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def shared(self, event: events.Rollouts) -> None:
+        """Note a round."""
+        self.rounds += 1
+        self.tokens += event.tokens
+        self.made += event.made
+        self.pulled += event.pulled
+        self.taken += event.external
+        self.reward.add(event.reward, max(event.own, 1))
+        for counts, more, limit in (
+            (self.origins, event.origins, NAME_LIMIT),
+            (self.refused, event.rejected, REASON_LIMIT),
+        ):
+            for name, count in more.items():
+                if name in counts or len(counts) < limit:
+                    counts[name[:TEXT_LIMIT_CHARS]] += count
+
+
 class SwarmRounds:
-    """Rounds in all logs together: facts of each, held-out losses, and rounds certified with two digests."""
+    """Rounds in all logs together: facts of each, held-out losses, samples, rollouts, rounds with two digests."""
 
     def __init__(self) -> None:
         self.facts: Thinned[RoundFacts] = Thinned(ROUNDS_KEPT)
         self.losses: Thinned[float] = Thinned(ROUNDS_KEPT)
+        self.samples: Thinned[Mapping[str, str]] = Thinned(SAMPLES_KEPT)
+        self.newest_samples: tuple[int, Mapping[str, str]] | None = None
+        self.rollouts = SharedRollouts()
         self.forks: list[RoundKey] = []
         self.metric = ""
+
+    @property
+    def number(self) -> int:
+        """Number of rounds that are kept: certified, or of nodes' own."""
+        return len(self.facts.kept) or len(self.rollouts.rewards.kept)
 
     def ended(self, key: RoundKey, event: events.Certified | events.Stepped) -> None:
         """Note that a log certified a round, or made its outer step."""
@@ -183,6 +291,16 @@ class SwarmRounds:
             self.losses.put((FIRST_TERM, event.round), event.loss)
             self.metric = event.metric[:TEXT_LIMIT_CHARS] or self.metric
 
+    def sampled(self, event: events.Sampled) -> None:
+        """Note what the model said after a round."""
+        texts = {
+            prompt[:PROMPT_LIMIT_CHARS]: text[:SAMPLE_LIMIT_CHARS]
+            for prompt, text in list(event.texts.items())[:SAMPLE_LIMIT]
+        }
+        self.samples.put((FIRST_TERM, event.round), texts)
+        if self.newest_samples is None or event.round >= self.newest_samples[0]:
+            self.newest_samples = event.round, texts
+
 
 class LogHistory:
     """Contents of one log, in a bounded form. See the module."""
@@ -205,6 +323,7 @@ class LogHistory:
         self.faults_left_out = 0
         self.left = True
         self.sent_bytes = 0
+        self.rollouts = NodeRollouts()
         self._sent_in_life = 0
 
     def finish(self) -> None:
@@ -234,6 +353,10 @@ class LogHistory:
                 self._ended(event, cell, rounds)
             case events.Evaluated():
                 rounds.evaluated(event)
+            case events.Sampled():
+                rounds.sampled(event)
+            case events.Rollouts():
+                self._shared(event, cell, rounds)
             case events.Left():
                 self.left = True
                 self._fault(event, self.peer_id, event.reason)
@@ -316,6 +439,15 @@ class LogHistory:
             self.anchors.put(key, event.at)
         if self.spans and self.spans[-1].round == event.round:
             self.spans[-1] = replace(self.spans[-1], ended_at=event.at)
+
+    def _shared(self, event: events.Rollouts, cell: Cell, rounds: SwarmRounds) -> None:
+        self.certified += 1
+        cell.certified += 1
+        cell.first = cell.first or event.round
+        cell.last = event.round
+        self._sent_in_life = event.control_sent
+        self.rollouts.shared(event)
+        rounds.rollouts.shared(event)
 
     def _fault(self, event: Event, subject: str, text: str = "", *, kind: str | None = None) -> None:
         """Keep it, under the event's own name unless it is told under another."""

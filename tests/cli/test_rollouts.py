@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.init import InitOptions, found
-from shoal.cli.render import shared_line, status_lines
+from shoal.cli.render import group_lines, shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
-from shoal.node.control_client import BytesStatus, RolloutStatus, Status
+from shoal.node.control_client import BytesStatus, GroupStatus, RolloutStatus, Status
 from shoal.node.option import HostPort
 from shoal.node.options import parse_engine
 from shoal.node.outcome import RoundShared
+from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -104,7 +105,21 @@ def test_engine_that_is_no_url_is_said_in_one_line(url: str) -> None:
 
 def test_status_and_progress_tell_of_rollouts() -> None:
     known = RolloutStatus(
-        role="train", reward=0.25, made=40, pulled=12, taken=11, pulled_bytes=3000, rejected={"hint": 1, "stale": 4}
+        role="train",
+        reward=0.25,
+        made=40,
+        pulled=12,
+        taken=11,
+        pulled_bytes=3000,
+        rejected={"hint": 1, "stale": 4},
+        tasks={
+            "chain_sum": TaskRewards(own=2, reward=0.25, external=1, external_reward=0.5),
+            "gone\x1b[2J": TaskRewards(external=2, external_reward=0.125),
+        },
+        groups=[
+            GroupStatus(peer_id="a", family="chain_sum", round=3, policy=3, age=0, completions=4, reward=0.5),
+            GroupStatus(peer_id="peer", family="x\x1b", round=4, policy=2, age=2, completions=1, reward=0.25),
+        ],
     )
     status = Status(
         peer_id="peer",
@@ -124,6 +139,14 @@ def test_status_and_progress_tell_of_rollouts() -> None:
     lines = status_lines(status)
     assert "reward     0.25 (train)" in lines
     assert "refused    hint 1, stale 4" in lines
+    assert [line for line in lines if line.startswith("task")] == [
+        "task       chain_sum: own 0.25 in 2 groups, others' 0.5 in 1 group",
+        "task       gone\\x1b[2J: others' 0.125 in 2 groups",
+    ]
+    assert group_lines(status) == [
+        "x\\x1b: peer (this node), round 4, policy of round 2, 2 rounds ago: reward 0.25 of 1 answer",
+        "chain_sum: a, round 3, in this round: reward 0.5 of 4 answers",
+    ]
     assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
     done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)
     assert shared_line(done) == "round 3 done: reward 0.231, 4 own groups and 2 of others, 1.2 s"

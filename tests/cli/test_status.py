@@ -16,7 +16,7 @@ import trio
 from shoal.cli.main import execute
 from shoal.cli.render import SHOWN_LIMIT, losses_told, missing_lines, print_status, status_lines
 from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
-from shoal.node.control_client import BanStatus, RollbackStatus
+from shoal.node.control_client import BanStatus, RollbackStatus, SamplesStatus
 from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -114,7 +114,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
-        *("peers", "names", "metric", "train_loss", "turn_in_rounds"),
+        *("peers", "names", "metric", "train_loss", "turn_in_rounds", "samples"),
         *("why_paused", "max_upload", "max_download"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
@@ -323,6 +323,16 @@ def test_a_loss_is_said_to_be_held_out_or_of_training(
 ) -> None:
     known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss)
     assert losses_told(known) == said
+
+
+def test_samples_are_lines_that_no_terminal_takes_for_a_command() -> None:
+    hostile = {"The ": "cat\x1b[2J\nsat \u202e\x9b", '"': "[red]"}
+    status = msgspec.structs.replace(STATUS, samples=SamplesStatus(round=12, texts=hostile))
+    assert [line for line in status_lines(status) if line.startswith("sample")] == [
+        'sample     "The " → "cat\\x1b[2J\\nsat \\u202e\\x9b" (round 12)',
+        'sample     """ → "[red]" (round 12)',
+    ]
+    assert not [line for line in status_lines(STATUS) if line.startswith("sample")]
 
 
 def test_nobody_missing_is_no_line() -> None:

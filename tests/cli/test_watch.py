@@ -19,6 +19,7 @@ from shoal.cli.render import SHOWN_LIMIT
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
 from shoal.cli.watch_model import Picture, Watcher
 from shoal.node.control_client import BanStatus
+from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
 from tests.cli.test_status import ADA, STATUS, FakeNode, crowd_of, running, status_of
 
 DEADLINE_S = 60.0
@@ -54,6 +55,9 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
         {"event": "died", "peer": ADA},
         {"event": "died", "peer": ADA, "left": True},
         {"event": "failed", "message": "[red]\x1b[2J"},
+        {"event": "sampled", "round": 0, "texts": {"The ": "\x1b[2J\u202e"}},
+        {"event": "sampled", "round": 3, "texts": {"The ": "lost"}},
+        {"event": "sampled", "round": 4, "texts": {"The ": "cat\n[red]", "def ": "f" * 500}},
     )
 
     async def watch() -> None:
@@ -80,9 +84,20 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
                 "left in good order: ada",
                 "failed: [red]\\x1b[2J",
             ]
+            assert text(app, "#samples-text").splitlines() == [
+                'round 0: "The " → "\\x1b[2J\\u202e"',
+                'round 4: "The " → "cat\\n[red]"',
+                f'round 4: "def " → "{"f" * SAMPLE_LIMIT_CHARS}"',
+            ]
 
     with running(tmp_path, fake()):
         asyncio.run(watch())
+
+
+def test_samples_of_a_state_that_was_abandoned_are_shown_no_more(tmp_path: Path) -> None:
+    samples = [{"event": "sampled", "round": round, "texts": {"The ": "cat"}} for round in (1, 5)]
+    log(tmp_path, *samples, {"event": "rolled_back", "round": 6, "to": 3})
+    assert Watcher(tmp_path).look().samples == ('round 1: "The " → "cat"',)
 
 
 def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> None:
@@ -125,6 +140,8 @@ def test_watch_keys_order_and_confirm_and_switch(tmp_path: Path) -> None:
             assert app.query_one(TabbedContent).active == "loss"
             await pilot.press("3")
             assert app.query_one(TabbedContent).active == "faults"
+            await pilot.press("4")
+            assert app.query_one(TabbedContent).active == "samples"
             await pilot.press("l")
             await until(pilot, lambda: isinstance(app.screen, ConfirmLeave))
             await pilot.press("n")

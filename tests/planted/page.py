@@ -100,4 +100,52 @@ PAGE: tuple[Bug, ...] = (
         'rf"`[^`]*`|',
         'rf"`\\|',
     ),
+    bug(
+        "a status passes on what a model says to the terminal",
+        "tests/cli/test_status.py::test_samples_are_lines_that_no_terminal_takes_for_a_command",
+        """ return f'"{escaped(prompt)}" → "{escaped(text)}"' """.strip(),
+        """ return f'"{prompt}" → "{text}"' """.strip(),
+    ),
+    bug(
+        "samples of an abandoned state stay on the page",
+        "tests/node/dashboard/test_model.py"
+        "::test_the_first_sample_is_kept_beside_the_newest_and_goes_with_the_state_it_is_of",
+        """
+        self._samples = tuple(known for known in self._samples if known.round <= event.to)
+        self._news["samples"] = self._samples
+        """,
+        """
+        pass
+        """,
+    ),
+    bug(
+        "a line with a secret in it is shown to whoever looks at the page",
+        "tests/node/dashboard/test_settings.py::test_a_secret_is_shown_to_who_asks_for_it_alone",
+        "shown = secret or link.invite is None",
+        "shown = True",
+    ),
+    bug(
+        "a line with a secret in it is told without the token",
+        "tests/node/dashboard/test_settings.py::test_a_line_with_a_secret_takes_the_token_even_on_loopback",
+        'found = parts.source.joining(secret=request.method == "POST")',
+        "found = parts.source.joining(secret=True)",
+    ),
+    bug(
+        "a setting that was amended is shown as it was when the swarm began",
+        "tests/node/dashboard/test_settings.py::test_settings_are_those_in_force_by_the_names_that_users_give_them",
+        'for key, value in _flat("", msgspec.to_builtins(in_force))',
+        'for key, value in _flat("", msgspec.to_builtins(config.manifest))',
+    ),
+    bug(
+        "a report passes on what turns a line around",
+        "tests/testnet/reports/test_report_merge.py::test_hostile_texts_are_escaped",
+        "return escape(printable(text))",
+        "return escape(text)",
+    ),
+    bug(
+        "a node that left in good order is marked in red",
+        "tests/testnet/reports/test_report_merge.py::test_a_node_that_left_in_good_order_is_marked_calmly",
+        'calm=incident.kind == "left"',
+        "calm=False",
+    ),
 )

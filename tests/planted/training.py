@@ -252,4 +252,24 @@ TRAINING: tuple[Bug, ...] = (
         "return min(max((busy_s - before[1] - own_s) / passed_s, 0.0), 1.0) if passed_s > 0 else 0.0",
         "return min(max((busy_s - before[1]) / passed_s, 0.0), 1.0) if passed_s > 0 else 0.0",
     ),
+    bug(
+        "samples take as much time as they like",
+        "tests/node/training/test_samples.py"
+        "::test_slow_model_says_less_and_pays_for_it_by_a_share_of_later_evaluations",
+        "if self._owed_s > 0:",
+        "if False:",
+    ),
+    bug(
+        "what a model says goes on to terminals as it is",
+        "tests/node/training/test_samples.py::test_sample_of_a_hostile_vocabulary_is_printable",
+        "text=printable(text)[:SAMPLE_LIMIT_CHARS]",
+        "text=text[:SAMPLE_LIMIT_CHARS]",
+    ),
+    bug(
+        "what is sampled changes what is trained next",
+        "tests/node/workloads/test_text.py"
+        "::test_continuations_are_equal_for_equal_parameters_and_leave_random_numbers_alone",
+        "return torch.Generator().manual_seed(SEED)",
+        "return torch.default_generator",
+    ),
 )

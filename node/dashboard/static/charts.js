@@ -1,10 +1,13 @@
 // Curves, drawn by uPlot. Colours are the page's own, so a chart is made anew when the theme changes.
 
-import { at, decimal, find, rate } from "./text.js";
+import { NONE, at, decimal, find, rate } from "./text.js";
 
 const charts = new Map();
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// The newest value of a line: what the legend says while nobody points at a place.
+const newest = (self, line) => self.data[line].findLast((value) => value != null);
 
 export function startChart(id, options) {
   charts.set(id, { id, options, plot: null, data: null });
@@ -54,7 +57,7 @@ function plot({ id, options, data }) {
         { ...axis, values: (self, ticks) => ticks.map(options.tick ?? value), size },
       ],
       series: [
-        options.time ? { label: "Time", value: (self, x) => (x == null ? "–" : at(x)) } : { label: "Round", value: (self, x) => (x == null ? "–" : String(Math.round(x))) },
+        { label: options.time ? "Time" : "Round", value: (self, x) => (options.time ? at(x ?? newest(self, 0)) : String(Math.round(x ?? newest(self, 0)))) },
         ...options.series.map((series) => ({
           label: series.label,
           stroke: colour(series.colour),
@@ -62,7 +65,7 @@ function plot({ id, options, data }) {
           fill: series.fill ? `${colour(series.colour)}22` : undefined,
           points: { show: (self) => self.data[0].length < 24, size: 5, fill: colour(series.colour) },
           spanGaps: true,
-          value: (self, y) => (y == null ? "–" : value(y)),
+          value: (self, y, line, place) => ((y = place == null ? newest(self, line) : y) == null ? NONE : value(y)),
         })),
       ],
     },

@@ -1,6 +1,6 @@
 // The swarm as a map: this node in the middle, the others on a ring, or as the seeds of a sunflower where they are many.
 
-import { called, count, draw, find, make, rate } from "./text.js";
+import { called, count, draw, find, make, put, rate } from "./text.js";
 
 const RING_LIMIT = 14;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
@@ -11,6 +11,10 @@ const SPOKEN = {
   self: "", direct: "reached directly", detour: "reached through others", suspect: "does not answer",
   unlinked: "not reached yet", gone: "not reached any more",
 };
+
+const LABEL_CHARS = 12; // so that neighbours on the ring keep apart
+
+const labelOf = (id) => (called(id).length > LABEL_CHARS ? `${called(id).slice(0, LABEL_CHARS - 1)}…` : called(id));
 
 const slots = new Map(); // peer: its place, kept while others come and go
 const drawn = new Map();
@@ -102,6 +106,7 @@ function update(id, peer, place) {
     drawn.set(id, parts);
   }
   parts.peer = peer;
+  put(parts.name, place.self ? "this node" : labelOf(id));
   const look = peer.state;
   const kind = `peer ${look}${place.self ? " self" : ""}${peer.member ? "" : " guest"}${picked === id ? " picked" : ""}`;
   if (parts.kind !== kind) parts.group.setAttribute("class", (parts.kind = kind));
@@ -133,7 +138,6 @@ function create(id, self) {
   group.dataset.peer = id;
   const body = draw("circle", { class: "body" });
   const name = draw("text", { class: self ? "" : "name" });
-  name.textContent = self ? "this node" : id.slice(-6);
   const cross = draw("path", { class: "cross", d: "" });
   if (self) group.append(draw("circle", { class: "halo", r: 15 }));
   group.append(body, cross, name);

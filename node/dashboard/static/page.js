@@ -4,7 +4,6 @@ import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } 
 import { choose, drawMap, startMap } from "./map.js";
 import { noticeOf } from "./notice.js";
 import { drawBans, drawSummary, markPeer, openPeer, renewPeers, startPeers } from "./peers.js";
-import { drawRollouts } from "./rollouts.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
 import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
 import { NONE, at, bytes, called, count, decimal, duration, find, make, percent, plural, put, rate, tell } from "./text.js";
@@ -29,6 +28,7 @@ function drawNode() {
   put("t-loss-name", rollouts ? "Reward" : heldOut ? "Held-out loss" : "Training loss");
   find("loss-card").hidden = Boolean(rollouts);
   find("certificates-card").hidden = !node.certifies;
+  for (const key of document.querySelectorAll("[data-phase]")) key.hidden = !node.certifies && (Boolean(rollouts) || key.dataset.phase !== "reduce");
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
   put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
   const gone = summary.states?.gone;
@@ -83,7 +83,8 @@ const DRAWN = [
   [["curves", "points"], () => drawChart("loss", joined(state.curves.held_out, state.curves.train))],
   [["curves", "points", "node"], () => state.node.rollouts && drawChart("reward", joined(state.curves.reward, state.curves.others_reward))],
   [["bandwidth"], () => drawChart("bandwidth", [0, 1, 2].map((place) => state.bandwidth.map((point) => point[place])))],
-  [["groups", "node"], () => drawRollouts(state.node, state.groups)],
+  [["groups", "node", "sources"], () => state.node.rollouts && import("./rollouts.js").then((part) => part.drawRollouts(state))],
+  [["samples"], () => (state.samples.length || !find("samples-card").hidden) && import("./samples.js").then((part) => part.drawSamples(state.samples))],
 ];
 
 let news = new Set();
@@ -160,16 +161,25 @@ function askForToken() {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" && find("token").value.trim()), { once: true }));
 }
 
-async function carryOut(op) {
+// What an order comes to; the token is asked for where it is wanted.
+async function withToken(give) {
   for (;;) {
     try {
-      return await order(op);
+      return await give();
     } catch (error) {
-      if (!(error instanceof TokenWanted)) return confirmed("That did not work", error.message, "Close", false);
+      if (!(error instanceof TokenWanted)) throw error;
       const token = await askForToken();
-      if (!token) return;
+      if (!token) throw error;
       keepToken(token);
     }
+  }
+}
+
+async function carryOut(op) {
+  try {
+    await withToken(() => order(op));
+  } catch (error) {
+    if (!(error instanceof TokenWanted)) await confirmed("That did not work", error.message, "Close", false);
   }
 }
 
@@ -180,6 +190,11 @@ find("pause").addEventListener("click", async () => {
 find("leave").addEventListener("click", async () => {
   if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained since its last round is lost. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
 });
+
+find("setup").addEventListener("toggle", async () => find("setup").open && (await import("./settings.js")).openSettings(withToken));
+const unfold = () => location.hash === "#setup-card" && (find("setup").open = true);
+addEventListener("hashchange", unfold);
+unfold();
 
 // -- light and dark ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ const SILENCE_MS = 6000;
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 export const state = {
-  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [],
+  seq: 0, node: null, summary: {}, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [], samples: [], sources: [],
 };
 
 const append = (name, items, limit = LIMITS[name]) => {
@@ -34,6 +34,8 @@ const merge = {
   happenings: (items) => append("happenings", items),
   bandwidth: (items) => append("bandwidth", items),
   groups: (items) => append("groups", items),
+  samples: (known) => (state.samples = known),
+  sources: (known) => (state.sources = known),
   curves: (redone) => Object.assign(state.curves, redone),
   points: (news) => {
     for (const [name, points] of Object.entries(news)) {
@@ -120,11 +122,12 @@ export class TokenWanted extends Error {}
 export async function order(op) {
   const headers = { "x-shoal-order": "1", ...(token && { authorization: `Bearer ${token}` }) };
   const answer = await fetch(`/api/${op}`, { method: "POST", headers });
-  if (answer.status === 401) throw new TokenWanted();
+  if (answer.status === 401) throw new TokenWanted("It takes the page’s token.");
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
+  return answer;
 }
 
-async function asked(path) {
+export async function asked(path) {
   const answer = await fetch(path);
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
   return answer.json();

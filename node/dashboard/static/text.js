@@ -23,6 +23,9 @@ export const called = (peer) => names.get(peer) ?? short(peer);
 // PeerIds that stand alone, by name; those in addresses stay.
 export const byName = (text) => text.replace(/(?<![/\w])12D3Koo\w{45}(?!\w)/g, called);
 
+// Text of others' models with what cannot be seen made visible, line breaks and tabs apart.
+export const readable = (text) => text.replace(/(?![\n\t])[\p{C}\p{Zl}\p{Zp}]/gu, "\ufffd");
+
 // The four digits that matter.
 export function decimal(value) {
   if (value == null) return NONE;

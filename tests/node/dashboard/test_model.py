@@ -57,6 +57,8 @@ def apply(known: dict[str, Any], delta: dict[str, Any]) -> None:
     for part, limit in KEPT.items():
         known[part] = (known[part] + delta.get(part, []))[-limit:]
     known["groups"] = (known["groups"] + delta.get("groups", []))[-24:]
+    known["sources"] = delta.get("sources", known["sources"])
+    known["samples"] = delta.get("samples", known["samples"])
     known["curves"] |= delta.get("curves", {})
     for name, points in delta.get("points", {}).items():
         known["curves"][name] = known["curves"][name] + points
@@ -333,3 +335,19 @@ def test_the_device_is_the_one_that_the_trainer_took() -> None:
     model.hear(events.TrainerStarted(at=NOW, device="cuda:1", import_s=1.0))
     follow(model, swarm)
     assert plain(model.snapshot())["node"]["device"] == "cuda:1"
+
+
+def test_the_first_sample_is_kept_beside_the_newest_and_goes_with_the_state_it_is_of() -> None:
+    model = Model()
+    first, *others = [events.Sampled(round=round, texts={"The ": f"cat {round}"}) for round in range(4)]
+    for event in (first, *others):
+        model.hear(event)
+    assert model.snapshot()["samples"] == (first, others[-1])
+    delta = model.delta()
+    assert delta is not None
+    assert delta["samples"] == (first, others[-1])
+    assert "samples" not in (model.delta() or {})
+    model.hear(events.RolledBack(round=4, to=1))
+    assert model.snapshot()["samples"] == (first,)
+    model.hear(others[0])
+    assert model.snapshot()["samples"] == (first, others[0])

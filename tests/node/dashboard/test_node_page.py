@@ -84,6 +84,10 @@ def test_a_nodes_page_shows_its_swarm_a_death_and_obeys(tmp_path: Path) -> None:
         )
         with urllib.request.urlopen(f"{url}metrics", timeout=60) as answer:
             assert b'shoal_faults_total{kind="died"} 1.0' in answer.read()
+        line = first.ask("link")["link"]
+        assert read(url, "api/joining")["line"] == f"shoal run '{line}'"
+        settings = read(url, "api/settings")
+        assert {"name": "--data-dir", "value": str(first.folder), "changed": True} in settings["node"]
         token = (first.folder / TOKEN_NAME).read_text().strip()
         assert first.ask("status")["dashboard_link"] == f"{url}#token={token}"
         with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
-from shoal.node.reporting.events import Failed
+from shoal.node.reporting.events import Failed, Sampled
 from shoal.protocol.names import called
 from tests.node.dashboard.browser import Page, Served, browsing
+from tests.node.dashboard.test_settings import read_code
 
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 FOREIGN = """
@@ -46,6 +48,11 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         assert page.count("#rounds li") >= 12
         assert page.count("#health .ok") == 5
         assert page.run("return document.querySelector('#loss canvas').width") > 100
+        labels = page.run("return [...document.querySelectorAll('#map .peer:not(.self) text')].map(t => t.textContent)")
+        others = {peer.peer for peer in served.swarm.look().peers if peer.reach != "self"}
+        assert set(labels) == {called(peer, served.swarm.names) for peer in others}
+        assert "–" not in page.text("#loss .u-legend"), "nobody points at the curve, so it says the newest values"
+        assert page.count("[data-phase]:not([hidden])") == 3
         killed: list[str] = []
         served.do(lambda: killed.extend(served.swarm.kill()))
         page.until("document.querySelectorAll('#map .peer.gone').length === 1")
@@ -140,12 +147,74 @@ def test_two_hundred_peers_can_be_seen_and_walked_through(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+def test_what_the_model_says_is_read_beside_what_it_said_first(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>\x1b[2J\u202ea\nb\u2028"
+    with Served(swarm_of(4, rounds=3), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        page.until("document.querySelectorAll('#samples-card figure').length === 4")
+        assert page.text("#samples-card figcaption") == "after round 1"
+        assert page.text("#samples-card pre b") == "def "
+        served.do(lambda: served.swarm.waiting.append(Sampled(round=90, texts={"<b>": hostile, "x": ""})))
+        page.until("document.querySelector('#samples-card').textContent.includes('after round 90')")
+        newest = page.run("return document.querySelectorAll('#samples-card figure pre')[1].textContent")
+        assert newest == "<b><img src=x onerror=alert(1)>\ufffd[2J\ufffda\nb\ufffd"
+        assert page.count("#samples-card img, #samples-card b b") == 0
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_the_line_that_joins_can_be_copied_and_read_by_a_camera(tmp_path: Path) -> None:
+    with Served(swarm_of(0), tmp_path) as served, browsing(390, 844) as page:
+        opened(page, served)
+        page.click("#map-alone a")
+        page.until("document.querySelector('#joining .qr path')")
+        line = page.text("#join-line")
+        assert line.startswith("shoal run 'shoal:")
+        assert page.run("return document.documentElement.scrollWidth") <= 390
+        assert page.text("#settings .changed") == "cuda"
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            page.run("document.querySelector('.qr').scrollIntoView({block: 'center'})")
+            page.shoot(tmp_path / f"{scheme}.png")
+            assert read_code(tmp_path / f"{scheme}.png") == line
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_a_line_with_a_secret_is_shown_to_who_asks_and_has_the_token(tmp_path: Path) -> None:
+    swarm = swarm_of(2)
+    swarm.invites = True
+    with Served(swarm, tmp_path) as served, browsing() as page:
+        opened(page, served)
+        page.click("#setup summary")
+        page.until("document.getElementById('show-secret')")
+        page.until("document.querySelectorAll('#settings dt').length === 3")
+        assert "shoal:A" not in page.run("return document.documentElement.outerHTML")
+        page.click("#show-secret")
+        page.until("document.getElementById('key').open")
+        page.driver.find_element("id", "token").send_keys(load_token(tmp_path))
+        page.click("#key .primary")
+        page.until("document.getElementById('join-line')")
+        assert page.text("#join-line").startswith("shoal run 'shoal:A")
+        assert "Whoever has this line may join" in page.text("#joining")
+
+
+@pytest.mark.long
 def test_texts_of_others_stay_text(tmp_path: Path) -> None:
     with Served(swarm_of(4, rollouts=True), tmp_path) as served, browsing() as page:
         served.do(lambda: served.swarm.waiting.append(Failed(at=time.time(), message="<b id=b>x")))
         opened(page, served)
         page.until("document.querySelectorAll('#reading pre').length === 5")
         assert "<script>" in page.text("#reading")
+        assert page.count("[data-phase]:not([hidden])") == 0, "no round here has these phases"
+        assert "others’ 0.40 in 1 group" in page.text("#rollout-facts")
+        assert "Refusedno variance 1" in page.text("#rollout-facts")
+        assert called(served.swarm.look().peers[1].peer, served.swarm.names) in page.text("#rollout-facts")
+        group = re.search(
+            r"round (\d+), policy (\d+) · 4 answers · (in this round|\d+ rounds? ago)", page.text("#groups")
+        )
+        assert group is not None
+        assert int(group[1]) == int(group[2]) + 1
         assert page.count("#reading img, #reading script, b#b") == 0
         page.until("document.querySelector('#happenings .bad')")
         assert "<b id=b>x" in page.text("#happenings")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from shoal.lab.bench.sapo_swarm import collect
+from shoal.node.reporting.events import TaskRewards
+from shoal.node.sapo.engine import rewards_by_task
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.selection import ATTEMPTS_PER_GROUP, Intake, Verdict, total_bytes
 from shoal.node.sapo.trust import WEIGHTS, Trust
@@ -68,6 +70,29 @@ def test_only_what_is_chosen_is_pulled_and_never_twice() -> None:
     assert peers.pulled_bytes == total_bytes(peers.offers) == intake.budget.trained_bytes
     assert peers.take(intake, 4, 4) == []
     assert not intake.rejected
+
+
+def test_round_tells_what_each_task_family_earned() -> None:
+    peers, intake = Peers(), new_intake()
+    peers.honest(ALICE, 4)
+    taken = peers.groups(intake, 4)
+    ended = intake.end_round()
+    by_family: dict[str, list[Sequence[float]]] = {}
+    for group in taken:
+        by_family.setdefault(group.task.ref.family, []).append(group.rewards)
+    assert ended.rewards == by_family
+    everything = [reward for group in taken for reward in group.rewards]
+    assert ended.reward == pytest.approx(sum(everything) / len(everything))
+    assert (intake.end_round().rewards, intake.end_round().reward) == ({}, None)
+
+
+def test_rewards_of_a_task_are_means_over_completions_of_own_groups_and_of_others() -> None:
+    own = {"sums": [(1.0, 0.0, 0.0, 0.0), (1.0, 1.0)], "chains": [(0.5,)]}
+    assert rewards_by_task(own, {"sums": [(0.25,)], "letters": [(1.0,), (0.0,)]}) == {
+        "chains": TaskRewards(own=1, reward=0.5),
+        "letters": TaskRewards(external=2, external_reward=0.5),
+        "sums": TaskRewards(own=2, reward=0.5, external=1, external_reward=0.25),
+    }
 
 
 def test_liar_costs_a_few_groups_and_is_then_ignored() -> None:

@@ -32,6 +32,8 @@ from shoal.node.workloads.causal_lm_data import (
     pack,
     training_texts,
 )
+from shoal.node.workloads.causal_lm_model import load_tokenizer
+from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.protocol.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
@@ -273,6 +275,27 @@ def test_loss_is_that_of_the_next_token(models: Path) -> None:
     logits = model(input_ids=batch).logits[:, :-1]
     expected = torch.nn.functional.cross_entropy(logits.reshape(-1, 64), batch[:, 1:].reshape(-1))
     assert made.loss(model, batch)[0].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["own/gpt2", "llama"])
+@torch.no_grad()
+def test_continuations_are_drawn_from_what_the_model_predicts_until_the_text_ends(models: Path, name: str) -> None:
+    made = workload(models, model=name)
+    model, tokenizer = made.build().eval(), load_tokenizer(models / "models" / name)
+    prompts = [sentence(1), *made.prompts]
+    rows = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    begun, generator = [len(row) for row in rows], sample_generator()
+    speaking = list(rows)
+    while speaking:
+        for row in tuple(speaking):
+            logits = model(input_ids=torch.tensor([row])).logits[:, -1]
+            row.append(int(draw_tokens(logits, generator)))
+            if row[-1] == tokenizer.eos_token_id or len(row) == LENGTH:
+                speaking = [other for other in speaking if other is not row]
+    *_, texts = made.continuations(model, prompts)
+    expected = [tokenizer.decode(row[start:], skip_special_tokens=True) for row, start in zip(rows, begun, strict=True)]
+    assert texts == expected
+    assert all(texts)
 
 
 @pytest.mark.parametrize("name", ["own/gpt2", "llama"])

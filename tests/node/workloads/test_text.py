@@ -11,6 +11,7 @@ import torch
 
 from shoal.node.workload import Assignment
 from shoal.node.workloads import text_data
+from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.node.workloads.text import TextWorkload
 from shoal.node.workloads.text_data import deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
@@ -44,6 +45,45 @@ def test_model_has_the_size_it_says() -> None:
 def test_model_starts_at_eight_bits(folder: Path) -> None:
     workload = TextWorkload(width=32, layers=1, context=32, data=str(folder))
     assert workload.evaluate(workload.build()) == pytest.approx(8.0, abs=1e-4)
+
+
+def untrained(**options: Any) -> tuple[TextWorkload, Any]:
+    """A model that is not at 8 bits, in eval mode."""
+    torch.manual_seed(3)
+    workload = TextWorkload(width=32, layers=2, heads=2, **options)
+    model: Any = workload.build()
+    torch.nn.init.normal_(model.head.weight)
+    return workload, model.eval()
+
+
+@torch.no_grad()
+def test_continuations_are_drawn_from_what_the_model_predicts() -> None:
+    workload, model = untrained(context=16)
+    *_, texts = workload.continuations(model, ["ab", "x"])
+    generator, rows = sample_generator(), [list(b"ab"), list(b"x")]
+    for _ in range(16 - 2):  # as far as the context of the longer prompt reaches
+        logits = torch.stack([model(torch.tensor([row]))[0, -1] for row in rows])
+        for row, symbol in zip(rows, draw_tokens(logits, generator).tolist(), strict=True):
+            row.append(symbol)
+    assert texts == [bytes(row[start:]).decode(errors="replace") for row, start in zip(rows, (2, 1), strict=True)]
+
+
+@torch.no_grad()
+def test_continuations_are_equal_for_equal_parameters_and_leave_random_numbers_alone() -> None:
+    workload, model = untrained(context=32)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = list(workload.continuations(model, workload.prompts))
+    assert torch.equal(torch.rand(3), expected)
+    assert first == list(workload.continuations(model, workload.prompts))
+    assert len(first) == 32 - max(len(prompt) for prompt in workload.prompts)
+
+
+@torch.no_grad()
+def test_prompt_that_fills_the_context_is_not_gone_on_from() -> None:
+    workload, model = untrained(context=4)
+    assert list(workload.continuations(model, ["abcd"])) == []
 
 
 def test_training_lowers_bits_per_byte(folder: Path) -> None:

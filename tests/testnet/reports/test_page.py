@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.testnet.reports.page import render_page
+from shoal.testnet.reports.page_parts import Line, chart, linear_ticks, log_ticks, smoothed
 from shoal.testnet.reports.plot import draw_loss, loss_points
 from shoal.testnet.reports.report import (
     BytesReport,
@@ -130,7 +131,7 @@ def test_page_of_a_run_in_which_nothing_happened() -> None:
     )
     page = render_page(empty)
     outline(page)
-    assert "Nobody evaluated." in page
+    assert "There is no held-out loss in these logs." in page
 
 
 def test_page_escapes_what_workloads_say() -> None:
@@ -150,3 +151,42 @@ def test_draw_loss_writes_a_picture(tmp_path: Path, by_round: tuple[float | None
 def test_loss_points_leave_out_what_nobody_measured() -> None:
     loss = LossReport(metric="", first=None, last=2.0, by_round=(3.0, None, 2.0))
     assert loss_points(loss) == [(1, 3.0), (3, 2.0)]
+
+
+def test_chart_is_logarithmic_where_a_linear_one_would_hide_the_end() -> None:
+    steep = [Line(label="held out", points=[(0, 100.0), (1, 10.0), (2, 1.0)])]
+    page = chart(steep, what="Loss", unit="bits per byte")
+    assert "Loss, bits per byte, logarithmic scale" in page
+    heights = [float(y) for y in re.findall(r'<circle class="dot" cx="[\d.]+" cy="([\d.]+)"', page)]
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
+    flat = chart([Line(label="held out", points=[(0, 8.0), (1, 4.0), (2, 2.0)])], what="Loss", unit="bits")
+    assert "logarithmic" not in flat
+    heights = [float(y) for y in re.findall(r'<circle class="dot" cx="[\d.]+" cy="([\d.]+)"', flat)]
+    assert heights[1] - heights[0] == pytest.approx(2 * (heights[2] - heights[1]), abs=0.2)
+    zero = [Line(label="held out", points=[(0, 100.0), (1, 0.0)])]
+    assert "logarithmic" not in chart(zero, what="Loss", unit="bits")
+
+
+def test_chart_names_its_lines_and_the_unit_once() -> None:
+    lines = [Line(label="", points=[(1, 0.1)], faint=True), Line(label="own", points=[(1, 0.1)])]
+    page = chart([*lines, Line(label="<b>", points=[(1, 0.2)])], what="Reward", unit="0 to 1", span=(0.0, 1.0))
+    assert re.findall(r"</svg>([^<]+)</li>", page) == ["own", "&lt;b&gt;"]
+    assert re.findall(r'polyline class="curve ([^"]+)"', page) == ["l0 faint", "l0", "l1"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1]), (0.0, 73.0, [0, 20, 40, 60]), (2.5, 8.0, [4, 6, 8]), (3.0, 3.0, [3])],
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert linear_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_log_ticks_are_round_numbers() -> None:
+    assert log_ticks(1.03, 8.0) == pytest.approx([1.5, 2, 3, 5, 7])
+    assert log_ticks(0.9, 30.0) == pytest.approx([1, 2, 5, 10, 20])
+    assert log_ticks(1e-6, 1e6) == pytest.approx([10.0**power for power in range(-6, 7)])
+
+
+def test_smoothed_is_the_mean_of_the_last_ones() -> None:
+    assert smoothed([(1, 1.0), (2, 3.0), (3, 5.0), (4, 1.0)], 2) == [(1, 1.0), (2, 2.0), (3, 4.0), (4, 3.0)]

@@ -14,8 +14,10 @@ import pytest
 from shoal.cli.main import execute
 from shoal.node.reporting.event_log import LINE_LIMIT_BYTES
 from shoal.testnet.reports.page_merged import ROW_LIMIT, render_merged
+from shoal.testnet.reports.page_rollouts import series
 from shoal.testnet.reports.report_log import (
     CELL_LIMIT,
+    SAMPLES_KEPT,
     Cells,
     LogHistory,
     SwarmRounds,
@@ -172,9 +174,22 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
         {"event": "certified", "term": evil, "round": 1, "digest": evil, "members": [evil]},
         {"event": "evaluated", "round": 1, "loss": 2.0, "metric": evil},
         {"event": "rolled_back", "term": evil, "round": 1, "to": 0},
+        {"event": "sampled", "round": 1, "texts": {evil: f"{evil}\u202eb\na"}},
+        {
+            "event": "rollouts",
+            "round": 2,
+            "reward": 0.5,
+            "own": 1,
+            "origins": {evil: 1},
+            "rejected": {evil: 1},
+            "tasks": {evil: {"own": 1, "reward": 0.5}},
+        },
     )
     page = render_merged(history_of(tmp_path))
     assert Tags(page).seen["script"] == 0
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert Tags(render_merged(history_of(tmp_path), title=evil)).seen["script"] == 0
     assert "alert(1)" in Tags(page).text
 
 
@@ -258,6 +273,87 @@ def test_report_that_cannot_be_written_names_its_own_option(tmp_path: Path, caps
 def test_report_of_a_folder_without_logs_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 2
     assert "give a node's --data-dir" in capsys.readouterr().err
+
+
+def rollouts_of(number: int, reward: float, *, task: str = "sums", **more: object) -> dict[str, object]:
+    groups = {"own": 2, "reward": reward, "external": 1, "external_reward": reward / 2}
+    told = {"event": "rollouts", "round": number, "tokens": 100, "made": 2, "pulled": 3, "tasks": {task: groups}}
+    return {**told, **groups, **more}
+
+
+def write_rollouts(folder: Path) -> None:
+    """Two nodes that share rollouts, for forty rounds: one samples three times as many tokens; a third has no log."""
+    for name, tokens in (("a", 300), ("b", 100)):
+        rounds = [
+            rollouts_of(
+                number,
+                number / 50,
+                task="sums" if number % 2 else "chains",
+                tokens=tokens,
+                origins={peer_id(2): 1},
+                rejected={"stale": 1} if number == 7 else {},
+            )
+            for number in range(1, 41)
+        ]
+        started = {"event": "started", "peer_id": peer_id("ab".index(name)), "called": f"lab-{name}"}
+        write(folder / "nodes" / name / "events.jsonl", started, *rounds)
+
+
+def test_report_of_rollouts_shows_rewards_tasks_groups_refusals_and_who_samples(tmp_path: Path) -> None:
+    write_rollouts(tmp_path)
+    history = history_of(tmp_path)
+    shared = history.rounds.rollouts
+    assert series(shared.rewards, own=True) == [(number, number / 50) for number in range(1, 41)]
+    assert series(shared.tasks["sums"], own=False) == [(number, number / 100) for number in range(1, 41, 2)]
+    page = render_merged(history)
+    text = Tags(page).text
+    assert "<h2>Loss</h2>" not in page
+    assert "<h2>Rounds</h2>" not in page
+    assert "own, mean of 2 rounds" in text
+    assert "Reward, mean of answers, 0 to 1" in text
+    rows = [[Tags(cell).text for cell in row.split("<td>")[1:]] for row in page.split("</tr>")]
+    ends = [f"{mean:.3f}" for mean in (3 / 50, 39 / 50, 3 / 100, 39 / 100)]
+    assert ["chains", "80", *ends[:2], "40", *ends[2:]] in rows
+    mean = f"{41 / 100:.3f}"
+    assert ["lab-a", "40", "12,000", "75%", mean, "80", "0", "120", "40", "1"] in rows
+    assert ["lab-b", "40", "4,000", "25%", mean, "80", "0", "120", "40", "1"] in rows
+    assert [f"…{peer_id(2)[-6:]} (no log)", *["–"] * 5, "80", *["–"] * 3] in rows
+    assert "refused, by reason: stale 2." in text
+
+
+def test_report_of_text_models_shows_what_they_said_first_and_last(tmp_path: Path) -> None:
+    said = [{"event": "sampled", "round": number, "texts": {"The ": f"cat {number}"}} for number in range(101)]
+    write(tmp_path / "events.jsonl", *said)
+    page = render_merged(history_of(tmp_path))
+    section = page[page.index("<h2>What the model says</h2>") : page.index("<h2>Timeline</h2>")]
+    assert Tags(section).seen["tr"] == 1 + SAMPLES_KEPT - 4
+    assert '<td>0</td><td class="said">cat 0</td>' in section
+    assert '<td>100</td><td class="said">cat 100</td>' in section
+
+
+def test_the_last_twenty_rounds_are_open_and_those_before_behind_a_fold(tmp_path: Path) -> None:
+    write_logs(tmp_path, peers=2, rounds=30, round_s=10.0)
+    page = render_merged(history_of(tmp_path))
+    section = page[page.index("<h2>Rounds</h2>") : page.index("<h2>Nodes</h2>")]
+    fold, rest = section.split("</details>")
+    assert "10 earlier rounds" in fold
+    assert (Tags(fold).seen["tr"], Tags(rest).seen["tr"]) == (11, 21)
+
+
+def test_a_node_that_left_in_good_order_is_marked_calmly(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "events.jsonl", {"event": "started", "peer_id": "A"}, {"event": "left", "reason": "asked"})
+    page = render_merged(history_of(tmp_path))
+    assert page.count('<line class="calm"') == 1
+    assert '<line class="fault"' not in page
+
+
+def test_title_is_the_users_or_names_who_is_in_it(tmp_path: Path) -> None:
+    write_rollouts(tmp_path)
+    page = tmp_path / "page.html"
+    assert execute(["report", str(tmp_path), "-o", str(page)]) == 0
+    assert "<title>lab-a, lab-b, 2027-01-15</title>" in page.read_text(encoding="utf-8")
+    assert execute(["report", str(tmp_path), "-o", str(page), "--title", "Night <1>"]) == 0
+    assert "<h1>Night &lt;1&gt;</h1>" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.long
