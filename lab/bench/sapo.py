@@ -112,7 +112,7 @@ def _make_agent(
     """The agent with this number: its values follow from the seed, whoever else is there."""
     own_seed = SEEDS_APART * seed + number
     identity = agent_identity(seed, number)
-    own_score = partial(scorer.score_many, own=True)
+    own_score = partial(scorer.score_each, own=True)
     policy = CharPolicy(bench.model, seed=own_seed)
     taught = starts.warm(policy, taught_choices(bench, choices, number), bench.warm_up, score=own_score, seed=own_seed)
     sharing = MemberSharing(

@@ -77,3 +77,11 @@ def grpo_loss(
     if settings.external == "positive":
         terms = torch.where(batch.external[:, None] & (advantages < 0), 0.0, terms)
     return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)
+
+
+def clipped_share(log_probs: torch.Tensor, batch: Batch, settings: GrpoSettings) -> float:
+    """The share of the batch's tokens whose ratio is beyond the clip on the side where their advantage pulls."""
+    ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
+    up, down = batch.advantages[:, None] > 0, batch.advantages[:, None] < 0
+    beyond = (up & (ratio > 1 + settings.clip_high)) | (down & (ratio < 1 - settings.clip_low))
+    return float(beyond[batch.mask].float().mean())

@@ -10,7 +10,7 @@ import torch
 
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.grpo import Batch, GrpoSettings, group_advantages, grpo_loss
+from shoal.node.sapo.grpo import Batch, GrpoSettings, clipped_share, group_advantages, grpo_loss
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
 
@@ -74,6 +74,14 @@ def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) ->
     return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One step of the optimizer. gradient_norm: before it was cut. clipped: share of tokens whose ratio was clipped."""
+
+    gradient_norm: float
+    clipped: float
+
+
 class Updater:
     """The optimizer of one policy."""
 
@@ -90,21 +98,22 @@ class Updater:
         """Optimizer with its moments, which a restart takes over."""
         return self._optimizer
 
-    def train(self, rows: Sequence[Row]) -> None:
-        """Update the policy on `rows`. The loss is the mean over all their tokens.
+    def train(self, rows: Sequence[Row]) -> Update | None:
+        """Update the policy on `rows`, if one of them has a gradient. The loss is the mean over all their tokens.
 
         Rows without gradient cost no computation: their tokens are only counted.
         """
         useful = [row for row in rows if self._counts(row)]
         if not useful:
-            return
+            return None
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
         batch = _batch(useful, log_probs.detach())
         self._optimizer.zero_grad(set_to_none=True)
         grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
         self._optimizer.step()
+        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch, self._settings.grpo))
 
     def _counts(self, row: Row) -> bool:
         """Return whether the row has a gradient."""

@@ -104,7 +104,16 @@ def test_engine_that_is_no_url_is_said_in_one_line(url: str) -> None:
 
 def test_status_and_progress_tell_of_rollouts() -> None:
     known = RolloutStatus(
-        role="train", reward=0.25, made=40, pulled=12, taken=11, pulled_bytes=3000, rejected={"hint": 1, "stale": 4}
+        role="train",
+        reward=0.25,
+        held_out_reward=0.375,
+        held_out_round=20,
+        held_out_tasks=200,
+        made=40,
+        pulled=12,
+        taken=11,
+        pulled_bytes=3000,
+        rejected={"hint": 1, "stale": 4},
     )
     status = Status(
         peer_id="peer",
@@ -122,7 +131,7 @@ def test_status_and_progress_tell_of_rollouts() -> None:
         rollouts=known,
     )
     lines = status_lines(status)
-    assert "reward     0.25 (train)" in lines
+    assert "reward     0.25 (train); greedy 0.375 on 200 held-out tasks after 20 rounds" in lines
     assert "refused    hint 1, stale 4" in lines
     assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
     done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)
