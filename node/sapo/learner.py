@@ -226,7 +226,7 @@ class Learner:
         judged = self._judge(generated.groups)
         for made, group in judged:
             current.own.append(group)
-            self._add(current, own_rows(made, group.rewards, self._settings.updates.grpo))
+            self._add(current, own_rows(made, group.rewards))
         if judged:
             self._sharing.offer([group for _, group in judged])
 
@@ -238,7 +238,7 @@ class Learner:
                 break
             groups = self._sharing.take(wanted - taken)
             for group in groups:
-                rows = external_rows(group, self.policy, self._settings.updates.grpo)
+                rows = external_rows(group, self.policy)
                 if rows is None:
                     self.unencodable[str(group.origin)] += 1
                     continue

@@ -45,9 +45,9 @@ class Row:
     old: tuple[float, ...] | None
 
 
-def own_rows(group: GeneratedGroup, rewards: Sequence[float], settings: GrpoSettings) -> list[Row]:
+def own_rows(group: GeneratedGroup, rewards: Sequence[float]) -> list[Row]:
     """The rows of an own group: the tokens that were drawn, the end token with them if it was."""
-    advantages = group_advantages(rewards, epsilon=settings.epsilon).tolist()
+    advantages = group_advantages(rewards).tolist()
     return [
         Row(
             sample=Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)),
@@ -58,13 +58,13 @@ def own_rows(group: GeneratedGroup, rewards: Sequence[float], settings: GrpoSett
     ]
 
 
-def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) -> list[Row] | None:
+def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
     """The rows of another's group in the policy's tokens; None if it cannot express one of the completions.
 
     The group then is left out as a whole: its advantages are relative to the completion that would be missing.
     """
     prompt = policy.encode_prompt(group.prompt)
-    advantages = group_advantages(group.rewards, epsilon=settings.epsilon).tolist()
+    advantages = group_advantages(group.rewards).tolist()
     rows = []
     for text, advantage in zip(group.texts, advantages, strict=True):
         completion = policy.encode_completion(text)
