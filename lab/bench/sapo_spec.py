@@ -47,7 +47,7 @@ TASKS: Final[tuple[tuple[str, Config], ...]] = (
 """Families of reasoning-gym, with configs that the character model learns in minutes; all are drawn equally often."""
 
 MODEL: Final = CharModelSettings(width=64, layers=2, heads=4, prompt_chars=48, completion_tokens=8)
-UPDATES: Final = UpdateSettings(learning_rate=1e-3)
+UPDATES: Final = UpdateSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import Batch, GrpoSettings, clipped_share, group_advantages, grpo_loss
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
 
 GRADIENT_LIMIT = 1.0
 """The norm that a gradient is cut to."""
@@ -25,7 +26,7 @@ class UpdateSettings:
     gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = DEFAULT_LEARNING_RATE
     gradient_limit: float = GRADIENT_LIMIT
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 

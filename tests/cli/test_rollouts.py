@@ -13,6 +13,7 @@ from shoal.node.control_client import BytesStatus, RolloutStatus, Status
 from shoal.node.option import HostPort
 from shoal.node.options import parse_engine
 from shoal.node.outcome import RoundShared
+from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -34,6 +35,7 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
     assert manifest.workload.name == "char-policy"
     assert manifest.rollouts is not None
     assert [entry.family for entry in manifest.rollouts.tasks] == ["base_conversion", "basic_arithmetic", "lcm"]
+    assert manifest.inner.lr == UpdateSettings().learning_rate == 2e-4
     config = config_of(RunOptions(manifest=path, rollouts="sample", local_groups=2, external_groups=0, group_size=16))
     assert (config.rollouts, config.local_groups, config.external_groups, config.group_size) == ("sample", 2, 0, 16)
 
@@ -41,7 +43,7 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
 def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, "diloco", "char-policy")
     manifest = parse_manifest(path.read_text())
-    assert (manifest.sync.strategy, manifest.sync.inner_steps) == ("diloco", 8)
+    assert (manifest.sync.strategy, manifest.sync.inner_steps, manifest.inner.lr) == ("diloco", 8, 2e-4)
     assert manifest.rollouts is not None
     config = config_of(RunOptions(manifest=path, external_groups=2))
     assert (config.manifest.strategy.certifies, config.manifest.strategy.shares_rollouts) == (True, False)
