@@ -21,7 +21,8 @@ from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharPolicy
-from shoal.node.sapo.learner import Alone, Learner, RoundReport, Score
+from shoal.node.sapo.judge import Score
+from shoal.node.sapo.learner import Alone, Learner, RoundReport
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.warm_up import WarmUpReport, WarmUpSettings, warm_up

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.node.sapo.learner import Score
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Rollout
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.rollouts import seed_of

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import torch
 
 from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.updates import Row, Update, Updater, UpdateSettings, external_rows, own_rows
@@ -26,9 +27,6 @@ GROUPS_LIMIT = 1024
 """Of one round."""
 TAKE_LIMIT = 3
 """Times that a round asks for others' groups in place of those that its policy cannot express."""
-
-Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float | None]]
-"""The rewards of completions, in [0, 1]; None for one that was not scored in time: what it is worth is not known."""
 
 
 class DrawTask(Protocol):
@@ -253,16 +251,15 @@ class Learner:
         current.informative += any(row.advantage != 0 for row in rows)
 
     def _judge(self, generated: Sequence[GeneratedGroup]) -> list[tuple[GeneratedGroup, JudgedGroup]]:
-        """Return the groups whose completions were all scored; an answer that was not may be right, so nothing is 0."""
+        """Return the groups whose completions were all scored."""
         texts = [[self.policy.decode(rollout.tokens) for rollout in group.rollouts] for group in generated]
         scores = iter(
             self._score([(group.task, text) for group, own in zip(generated, texts, strict=True) for text in own])
         )
         judged = []
         for group, own in zip(generated, texts, strict=True):
-            found = [next(scores) for _ in own]
-            rewards = tuple(reward for reward in found if reward is not None)
-            if len(rewards) == len(found):
+            rewards = all_known([next(scores) for _ in own])
+            if rewards is not None:
                 judged.append((group, self._judged(group, own, rewards)))
         return judged
 

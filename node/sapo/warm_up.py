@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from shoal.node.sapo.learner import Score
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Rollout, Sample, completion_mask
 from shoal.node.sapo.tasks import Task, TaskChoice
 from shoal.node.sapo.updates import GRADIENT_LIMIT

@@ -78,8 +78,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "an own answer that was not scored is wrong",
         "tests/node/sapo/test_learner.py::test_an_own_answer_that_was_not_scored_in_time_is_not_taken_for_a_wrong_one",
-        "rewards = tuple(reward for reward in found if reward is not None)",
-        "rewards = tuple(reward or 0.0 for reward in found)",
+        "known = tuple(reward for reward in rewards if reward is not None)",
+        "known = tuple(reward or 0.0 for reward in rewards)",
     ),
     bug(
         "an evaluation takes all the time that it likes",

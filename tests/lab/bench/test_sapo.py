@@ -95,7 +95,7 @@ class Market:
         self.scorer = Scorer(self.source)
         identities = [agent_identity(1, number) for number in range(honest + len(attackers))]
         self.members = [
-            MemberSharing(self.shared, identity, self.source, score=self.scorer.score_many, seed=number)
+            MemberSharing(self.shared, identity, self.source, score=self.scorer.score_each, seed=number)
             for number, identity in enumerate(identities[:honest])
         ]
         self.attackers = [
@@ -119,7 +119,7 @@ class Market:
     def honest_group(self, member: MemberSharing, number: int, index: int) -> JudgedGroup:
         task = self.source.draw(self.shared.swarm_id, member.peer_id, number, index)
         texts = (str(self.source.family(task).solution(task)), "oops", f"{number} {index}", "-")
-        rewards = tuple(self.scorer.score_many([(task, text) for text in texts]))
+        rewards = tuple(self.scorer.score_each([(task, text) for text in texts]))
         make = partial(JudgedGroup, task=task, prompt=task.question, texts=texts, rewards=rewards)
         return make(origin=None, round=number, policy_version=number)
 
