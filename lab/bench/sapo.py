@@ -21,6 +21,7 @@ from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharPolicy
+from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.learner import Alone, Learner, RoundReport
 from shoal.node.sapo.scoring import Scorer
@@ -72,7 +73,7 @@ def measure_sapo(
     """
     started = time.process_time()
     starts = starts or WarmStarts()
-    choices = task_choices()
+    choices = task_choices(bench.rewards)
     source = TaskSource(choices)
     shared = SharedMemory(seed)
     with one_thread(), Scorer(source) as scorer:
@@ -87,12 +88,16 @@ def measure_sapo(
             shared.join(agent.sharing)
         for attacker in attackers:
             shared.join(attacker)
+        first = _held_out_reward(agents, bench, scorer)
         reports = []
         for number in range(bench.rounds):
             reports.append(_make_round(agents, attackers, shared, number))
             if on_round is not None:
                 on_round(number, _mean_reward(reports[-1]))
-    return _sum_up(bench, agents, shared, reports, seed=seed, cpu_s=time.process_time() - started)
+        last = _held_out_reward(agents, bench, scorer)
+    return _sum_up(
+        bench, agents, shared, reports, seed=seed, cpu_s=time.process_time() - started, held_out=(first, last)
+    )
 
 
 def agent_identity(seed: int, number: int) -> Identity:
@@ -146,6 +151,16 @@ def _make_round(agents: list[Agent], attackers: list[Attacker], shared: SharedMe
     return [agent.learner.finish_round() for agent in agents]
 
 
+def _held_out_reward(agents: list[Agent], bench: SapoBench, scorer: Scorer) -> float:
+    held_out = HeldOut(
+        held_out_tasks(scorer.source),
+        every=bench.rounds,
+        together=bench.local * bench.group_size,
+        score=partial(scorer.score_each, own=True),
+    )
+    return math.fsum(held_out.evaluate(agent.learner.policy, 0).reward for agent in agents) / len(agents)
+
+
 def _mean_reward(reports: list[RoundReport]) -> float:
     return math.fsum(report.reward for report in reports) / len(reports)
 
@@ -158,6 +173,7 @@ def _sum_up(
     *,
     seed: int,
     cpu_s: float,
+    held_out: tuple[float, float],
 ) -> SapoResult:
     reports = [report for reports in rounds for report in reports]
     curve = [_mean_reward(reports) for reports in rounds]
@@ -184,5 +200,7 @@ def _sum_up(
         warm_up_rewards=tuple(round(agent.taught.reward, 4) for agent in agents),
         seed=seed,
         cpu_s=round(cpu_s, 1),
+        held_out_first=round(held_out[0], 4),
+        held_out_last=round(held_out[1], 4),
         machine=this_machine(),
     )
