@@ -16,7 +16,7 @@ from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, RoundSection, render_manifest, validate_manifest
-from shoal.protocol.manifest_rollouts import DEFAULT_POLICY, DEFAULT_ROLLOUTS
+from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
@@ -108,6 +108,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     }
     if shares:
         tables["rollouts"] = DEFAULT_ROLLOUTS
+        tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
     voters = options.voters or ("named" if options.admission == "open" and strategy.certifies else None)
     membership = {"voters": voters, "seats": options.seats}
     if any(value is not None for value in membership.values()):

@@ -335,8 +335,14 @@ def rollout_lines(status: Status) -> list[str]:
         return []
     reasons = ", ".join(f"{in_one_line(reason)} {times}" for reason, times in sorted(known.rejected.items()))
     pulled = f"{known.pulled} pulled ({quantity(known.pulled_bytes, 'B')})"
+    held_out = (
+        ""
+        if known.held_out_reward is None
+        else f"; greedy {figure(known.held_out_reward)} on {known.held_out_tasks} held-out tasks "
+        f"after {count(known.held_out_round, 'round')}"
+    )
     return [
-        f"reward     {figure(known.reward)} ({known.role})",
+        f"reward     {figure(known.reward)} ({known.role}){held_out}",
         f"groups     {known.made} made, {pulled}, {known.taken} taken",
         f"refused    {reasons or 'nothing'}",
         *(_task_line(family, rewards) for family, rewards in sorted(known.tasks.items())),

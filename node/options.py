@@ -434,6 +434,16 @@ class NodeOptions:
             parse=parse_engine,
         ),
     ] = None
+    evaluate_rounds: Annotated[
+        int,
+        Option(
+            "--evaluate-rounds",
+            help="Where rollouts are shared: after how many rounds to answer 200 held-out tasks, in 5 % of the time at "
+            "most; 0: never.",
+            panel=SHARING,
+            check=Within(0, ROUND_LIMIT),
+        ),
+    ] = 20
     local_groups: Annotated[
         int | None,
         Option(

@@ -257,8 +257,12 @@ class SignedAnnouncement:
 
 def assigned_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: int) -> int:
     """The seed (63 bits) of the task that `origin` has at `index` of its round."""
-    name = canonical([swarm_id, origin, round_number, index])
-    return int.from_bytes(blake3(name, derive_key_context=_SEED_CONTEXT).digest()[:8], "big") & COUNTER_LIMIT
+    return seed_of(canonical([swarm_id, origin, round_number, index]), context=_SEED_CONTEXT)
+
+
+def seed_of(name: bytes, *, context: str) -> int:
+    """A seed (63 bits) that follows from `name`; that of another context is another."""
+    return int.from_bytes(blake3(name, derive_key_context=context).digest()[:8], "big") & COUNTER_LIMIT
 
 
 def sampling_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: int) -> int:

@@ -35,7 +35,7 @@ from shoal.protocol.manifest import (
     SwarmSection,
     validate_manifest,
 )
-from shoal.protocol.manifest_rollouts import DEFAULT_ROLLOUTS
+from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_ROLLOUTS
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
@@ -101,7 +101,11 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
             **({} if scenario.codec is None else {"codec": scenario.codec}),
             **scenario.sync,
         },
-        "inner": {"warmup_tokens": WARMUP_TOKENS, **scenario.inner},
+        "inner": {
+            "warmup_tokens": WARMUP_TOKENS,
+            **({"lr": DEFAULT_LEARNING_RATE} if shares else {}),
+            **scenario.inner,
+        },
         "round": {
             "chunk_values": CHUNK_VALUES,
             "grace_s": GRACE_S,

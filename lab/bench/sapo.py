@@ -21,7 +21,9 @@ from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharPolicy
-from shoal.node.sapo.learner import Alone, Learner, RoundReport, Score
+from shoal.node.sapo.held_out import HeldOut, held_out_tasks
+from shoal.node.sapo.judge import Score
+from shoal.node.sapo.learner import Alone, Learner, RoundReport
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.warm_up import WarmUpReport, WarmUpSettings, warm_up
@@ -71,7 +73,7 @@ def measure_sapo(
     """
     started = time.process_time()
     starts = starts or WarmStarts()
-    choices = task_choices()
+    choices = task_choices(bench.rewards)
     source = TaskSource(choices)
     shared = SharedMemory(seed)
     with one_thread(), Scorer(source) as scorer:
@@ -86,12 +88,16 @@ def measure_sapo(
             shared.join(agent.sharing)
         for attacker in attackers:
             shared.join(attacker)
+        first = _held_out_reward(agents, bench, scorer)
         reports = []
         for number in range(bench.rounds):
             reports.append(_make_round(agents, attackers, shared, number))
             if on_round is not None:
                 on_round(number, _mean_reward(reports[-1]))
-    return _sum_up(bench, agents, shared, reports, seed=seed, cpu_s=time.process_time() - started)
+        last = _held_out_reward(agents, bench, scorer)
+    return _sum_up(
+        bench, agents, shared, reports, seed=seed, cpu_s=time.process_time() - started, held_out=(first, last)
+    )
 
 
 def agent_identity(seed: int, number: int) -> Identity:
@@ -112,7 +118,7 @@ def _make_agent(
     """The agent with this number: its values follow from the seed, whoever else is there."""
     own_seed = SEEDS_APART * seed + number
     identity = agent_identity(seed, number)
-    own_score = partial(scorer.score_many, own=True)
+    own_score = partial(scorer.score_each, own=True)
     policy = CharPolicy(bench.model, seed=own_seed)
     taught = starts.warm(policy, taught_choices(bench, choices, number), bench.warm_up, score=own_score, seed=own_seed)
     sharing = MemberSharing(
@@ -145,6 +151,16 @@ def _make_round(agents: list[Agent], attackers: list[Attacker], shared: SharedMe
     return [agent.learner.finish_round() for agent in agents]
 
 
+def _held_out_reward(agents: list[Agent], bench: SapoBench, scorer: Scorer) -> float:
+    held_out = HeldOut(
+        held_out_tasks(scorer.source),
+        every=bench.rounds,
+        together=bench.local * bench.group_size,
+        score=partial(scorer.score_each, own=True),
+    )
+    return math.fsum(held_out.evaluate(agent.learner.policy, 0).reward for agent in agents) / len(agents)
+
+
 def _mean_reward(reports: list[RoundReport]) -> float:
     return math.fsum(report.reward for report in reports) / len(reports)
 
@@ -157,6 +173,7 @@ def _sum_up(
     *,
     seed: int,
     cpu_s: float,
+    held_out: tuple[float, float],
 ) -> SapoResult:
     reports = [report for reports in rounds for report in reports]
     curve = [_mean_reward(reports) for reports in rounds]
@@ -183,5 +200,7 @@ def _sum_up(
         warm_up_rewards=tuple(round(agent.taught.reward, 4) for agent in agents),
         seed=seed,
         cpu_s=round(cpu_s, 1),
+        held_out_first=round(held_out[0], 4),
+        held_out_last=round(held_out[1], 4),
         machine=this_machine(),
     )

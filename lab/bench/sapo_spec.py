@@ -23,6 +23,8 @@ from shoal.protocol.errors import ConfigError
 
 Skills = Literal["like", "unlike"]
 Sampling = Literal["uniform", "weighted"]
+Rewards = Literal["exact", "shared"]
+"""exact: 1 for the answer itself, else 0. shared: the library's own, with a share for a text that contains it."""
 
 AGENTS_LIMIT: Final = 64
 ROUNDS_LIMIT: Final = 100_000
@@ -47,7 +49,7 @@ TASKS: Final[tuple[tuple[str, Config], ...]] = (
 """Families of reasoning-gym, with configs that the character model learns in minutes; all are drawn equally often."""
 
 MODEL: Final = CharModelSettings(width=64, layers=2, heads=4, prompt_chars=48, completion_tokens=8)
-UPDATES: Final = UpdateSettings(learning_rate=1e-3)
+UPDATES: Final = UpdateSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class SapoBench:
     over_provision: float = 1.0
     terms: ExternalTerms = GrpoSettings().external
     sampling: Sampling = "uniform"
+    rewards: Rewards = "exact"
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
@@ -84,6 +87,8 @@ class SapoBench:
             raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
         if self.sampling not in get_args(Sampling):
             raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
+        if self.rewards not in get_args(Rewards):
+            raise ConfigError(f"--rewards must be {' or '.join(get_args(Rewards))}, not {self.rewards!r}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         _ = self.learner
@@ -121,6 +126,7 @@ class SapoBench:
             "skills": self.skills,
             "terms": self.terms,
             "sampling": self.sampling,
+            "rewards": self.rewards,
             "attackers": self.attacking,
             "over_provision": self.over_provision,
             "learning_rate": self.updates.learning_rate,
@@ -167,6 +173,14 @@ class SapoOptions(Spec):
             "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
         ),
     ] = "uniform"
+    rewards: Annotated[
+        str,
+        Option(
+            "--rewards",
+            help="1 for the exact answer alone, or the library's, which shares it among texts that contain the answer.",
+            metavar="exact|shared",
+        ),
+    ] = "exact"
     learning_rate: Annotated[float, Option("--learning-rate", help="Of every agent's AdamW.")] = UPDATES.learning_rate
     over_provision: Annotated[
         float, Option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
@@ -187,6 +201,7 @@ class SapoOptions(Spec):
             over_provision=self.over_provision,
             terms=GrpoSettings().external if self.terms is None else cast(ExternalTerms, self.terms),
             sampling=cast(Sampling, self.sampling),
+            rewards=cast(Rewards, self.rewards),
             updates=replace(UPDATES, learning_rate=self.learning_rate),
             warm_up=WarmUpSettings(reward=self.warm_up_reward),
         )
@@ -206,9 +221,10 @@ class SapoOptions(Spec):
         return pairs
 
 
-def task_choices() -> list[TaskChoice]:
+def task_choices(rewards: Rewards = "exact") -> list[TaskChoice]:
     """The families of `TASKS`. Raises ConfigError where reasoning-gym is missing."""
-    return [TaskChoice(family=ExactFamily(name), config=config) for name, config in TASKS]
+    family = ExactFamily if rewards == "exact" else GymFamily
+    return [TaskChoice(family=family(name), config=config) for name, config in TASKS]
 
 
 def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:
@@ -256,7 +272,8 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     cumulative_reward: the sum over rounds and agents of the mean reward of the completions that the agent generated
     itself in that round. final_reward: the mean of these over the last tenth of the rounds. reward_by_round: their mean
     over the agents. generated_tokens: all that were drawn, without those of the warm-up. wire_bytes: announcements,
-    once for each who receives them, and pulled groups. rejected: refusals by reason.
+    once for each who receives them, and pulled groups. rejected: refusals by reason. held_out_first, held_out_last: the
+    greedy reward on held-out tasks before the first round and after the last, mean over the agents.
     """
 
     local: int
@@ -286,3 +303,6 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     cpu_s: float
     machine: Machine
+    rewards: str = "exact"
+    held_out_first: float | None = None
+    held_out_last: float | None = None

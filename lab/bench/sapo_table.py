@@ -127,6 +127,8 @@ def summary(result: SapoResult) -> list[str]:
         f"bytes      {quantity(result.wire_bytes, 'B')} in all, {quantity(result.pulled_bytes, 'B')} pulled, "
         f"{quantity(result.trained_bytes, 'B')} of groups trained on",
     ]
+    if result.held_out_first is not None and result.held_out_last is not None:
+        lines.append(f"held out   {result.held_out_first:.3f} at first, {result.held_out_last:.3f} at last, greedily")
     if result.attackers:
         lines.append(f"attackers  {result.attackers} of {result.agents}, whose rewards do not count")
     if result.rejected:

@@ -62,13 +62,21 @@ NUMBERS: Final[Mapping[type[Event], Mapping[str, str]]] = {
         "own": "rollouts/own_groups",
         "external": "rollouts/external_groups",
         "tokens": "rollouts/tokens",
+        "entropy": "rollouts/entropy",
+        "length": "rollouts/length",
+        "distinct": "rollouts/distinct",
+        "gradient_norm": "rollouts/gradient_norm",
+        "clipped": "rollouts/clipped",
     },
+    events.HeldOutReward: {"reward": "rollouts/held_out_reward"},
 }
 """Which field of which event is written under which name: of those that are `Measured`."""
 
 logger = logging.getLogger(__name__)
 
-Measured = events.Contributed | events.Evaluated | events.Certified | events.Stepped | events.Rollouts
+Measured = (
+    events.Contributed | events.Evaluated | events.Certified | events.Stepped | events.Rollouts | events.HeldOutReward
+)
 OpenSink = Callable[[], ScalarSink]
 
 

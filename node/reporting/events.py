@@ -176,6 +176,16 @@ class AgentStarted(Event, frozen=True, kw_only=True):
     warm_up_reward: float | None = None
 
 
+class HeldOutReward(Event, frozen=True, kw_only=True):
+    """Strategy rollouts: the greedy reward of the policy after `round` rounds, on `tasks` fixed held-out tasks."""
+
+    round: int
+    reward: float
+    by_family: Mapping[str, float] = {}
+    tasks: int = 0
+    seconds: float = 0.0
+
+
 class AgentSaved(Event, frozen=True, kw_only=True):
     """Strategy rollouts: what the agent learnt is on disk, with `round` as the next, unless `failure` says why not."""
 
@@ -459,6 +469,9 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     were taken since the agent began. rejected: refusals in this round by reason; ignored: whose offers are not looked
     at for the time being. made: groups that it announced in this round; pulled: groups of others that came; tasks: the
     rewards by task family. control_sent counts since the process started.
+
+    entropy: nats a token of its own completions; length: their tokens, mean; distinct: share of them that are unlike
+    others of their group. gradient_norm: before it was cut; clipped: share of tokens whose ratio was.
     """
 
     reward: float | None = None
@@ -476,6 +489,11 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     rejected: Mapping[str, int] = {}
     ignored: tuple[str, ...] = ()
     seconds: float = 0.0
+    entropy: float | None = None
+    length: float | None = None
+    distinct: float | None = None
+    gradient_norm: float | None = None
+    clipped: float | None = None
 
 
 class CaughtUp(Event, frozen=True, kw_only=True):

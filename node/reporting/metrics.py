@@ -272,6 +272,9 @@ def _rollouts(node: NodeFacts) -> Iterator[Metric]:
     reward = GaugeMetricFamily("shoal_reward", "The mean reward of this node's newest completions.")
     reward.add_metric((), math.nan if known.reward is None else known.reward)
     yield reward
+    held_out = GaugeMetricFamily("shoal_held_out_reward", "The greedy reward of this node's policy on held-out tasks.")
+    held_out.add_metric((), math.nan if known.held_out_reward is None else known.held_out_reward)
+    yield held_out
     groups = CounterMetricFamily(
         "shoal_rollout_groups", "Groups of rollouts, by what became of them.", labels=("what",)
     )

@@ -14,6 +14,7 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
           ◄──────────────────────────────────────── Asked   what each of them answers, as far as it was opened
           ◄──────────────────────────────────────── Judged  what each of them is worth
           ◄──────────────────────────────────────── Done    the round; Made again, and so on
+          ◄──────────────────────────────────────── Probed  the policy on held-out tasks, every so many rounds
           ◄──────────────────────────────────────── Waiting for an engine, if it has one
     Pause, Resume, Stop at any time
 
@@ -57,6 +58,7 @@ class Begin(Message, frozen=True, kw_only=True):
     below this one have been announced and are not made again. rounds: how many to make, None for no end. averages: the
     node's data folder, where the agent is to attach as the training loop of a node that averages policies. engine: host
     and port of the engine that draws a sampler's groups, which then has no policy.
+    evaluate_rounds: a trainer's policy is evaluated after so many rounds, 0 for never.
     """
 
     policy: str
@@ -76,6 +78,7 @@ class Begin(Message, frozen=True, kw_only=True):
     rounds: int | None = None
     averages: str | None = None
     engine: tuple[str, int] | None = None
+    evaluate_rounds: Count = 0
 
 
 class Pulled(Message, frozen=True, kw_only=True):
@@ -143,6 +146,7 @@ class Done(Message, frozen=True, kw_only=True):
 
     reward: mean over the completions that it generated itself, None for a judge. local, external: groups trained on;
     informative: those of them whose rewards vary. unencodable: accepted groups that its policy cannot express.
+    entropy and those after it: see `Drawn` and `Update`; None where nothing was drawn, or trained on.
     """
 
     round: Count
@@ -152,6 +156,21 @@ class Done(Message, frozen=True, kw_only=True):
     informative: Count
     generated_tokens: Count
     unencodable: Count
+    seconds: float
+    entropy: float | None = None
+    length: float | None = None
+    distinct: float | None = None
+    gradient_norm: float | None = None
+    clipped: float | None = None
+
+
+class Probed(Message, frozen=True, kw_only=True):
+    """The greedy reward of the policy after `round` rounds on `tasks` held-out tasks, in all and by family."""
+
+    round: Count
+    reward: Reward
+    by_family: Annotated[dict[str, Reward], Meta(max_length=CHOICE_LIMIT)]
+    tasks: Count
     seconds: float
 
 
@@ -172,7 +191,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Ready | Made | Asked | Take | Judged | Done | Waiting | Saved | Finished | Failed
+AgentReport = Ready | Made | Asked | Take | Judged | Done | Probed | Waiting | Saved | Finished | Failed
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

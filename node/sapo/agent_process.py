@@ -21,11 +21,12 @@ import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Saved
+from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, choices_of, run
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.grpo import GrpoSettings
+from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.learner import Learner, LearnerSettings, RoundReport
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
@@ -75,7 +76,7 @@ class Agent:
                 ),
             ),
             draw=lambda round, index: source.draw(SwarmId(begin.swarm_id), begin.me, round, index),
-            score=partial(scorer.score_many, own=True),
+            score=partial(scorer.score_each, own=True),
             sharing=self._sharing,
             seed=assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, 0),
         )
@@ -84,12 +85,19 @@ class Agent:
         if restored is None and begin.role != "judge" and not self._follows and factory.warm_up is not None:
             choices = choices_of(begin)
             report = warm_up(
-                policy, choices, factory.warm_up, score=partial(scorer.score_many, own=True), seed=begin.seed
+                policy, choices, factory.warm_up, score=partial(scorer.score_each, own=True), seed=begin.seed
             )
             reward = report.reward
         # A task of a round that was announced is not answered a second time: others would take that for a duplicate.
         self.learner.round = max(self.learner.round, begin.announced)
         self._saved_round = self.learner.round if restored is not None else -1
+        self._held_out = HeldOut(
+            held_out_tasks(source),
+            every=begin.evaluate_rounds if begin.role == "train" else 0,
+            together=section.local * section.group_size,
+            score=partial(scorer.score_each, own=True),
+            rest=line.rest,
+        )
         line.send(
             Ready(
                 round=self.learner.round,
@@ -124,6 +132,8 @@ class Agent:
         rounds = self._begin.rounds
         while rounds is None or self.learner.round < rounds:
             self._line.rest()
+            if self._held_out.is_due(self.learner.round):
+                self._evaluate()
             report = self._make_round()
             if self.learner.round - self._saved_round >= SAVE_ROUNDS:
                 self._save()
@@ -132,6 +142,20 @@ class Agent:
                     self._save()
                     os._exit(EXIT_ORPHANED)
                 return
+        if self._held_out.is_behind(self.learner.round):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        found = self._held_out.evaluate(self.learner.policy, self.learner.round)
+        self._line.send(
+            Probed(
+                round=self.learner.round,
+                reward=found.reward,
+                by_family=dict(found.by_family),
+                tasks=found.tasks,
+                seconds=found.seconds,
+            )
+        )
 
     def _make_round(self) -> RoundReport:
         began, unencodable = time.monotonic(), self.learner.unencodable.total()
@@ -146,6 +170,7 @@ class Agent:
                 generated_tokens=report.generated_tokens,
                 unencodable=self.learner.unencodable.total() - unencodable,
                 seconds=time.monotonic() - began,
+                **report.course,
             )
         )
         return report

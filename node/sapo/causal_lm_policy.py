@@ -122,7 +122,11 @@ class CausalLMPolicy:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def extend(
-        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        generator: torch.Generator | None,
+        enough: Callable[[], bool] | None = None,
     ) -> int:
         """See `Policy`, and `extend_together`."""
         limit, end = self.settings.completion_tokens, self._end

@@ -106,7 +106,11 @@ class CharPolicy:
         return list(self.model.parameters())
 
     def extend(
-        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        generator: torch.Generator | None,
+        enough: Callable[[], bool] | None = None,
     ) -> int:
         """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
         return extend_together(

@@ -44,6 +44,7 @@ from shoal.node.sapo.agent_messages import (
     Finished,
     Judged,
     Made,
+    Probed,
     Pulled,
     Ready,
     Saved,
@@ -298,6 +299,7 @@ class RolloutEngine:
             rounds=None if self._p.averages else config.rounds,
             averages=str(config.data_dir.absolute()) if self._p.averages else None,
             engine=config.engine,
+            evaluate_rounds=config.evaluate_rounds,
         )
 
     async def _pass_on_pauses(self) -> None:
@@ -323,6 +325,8 @@ class RolloutEngine:
                 self._finish_round(report)
             case Waiting():
                 self._wait_for_engine(report)
+            case Probed():
+                self._note_held_out(report)
             case Saved():
                 self._p.events.write(events.AgentSaved(round=report.round, failure=report.failure))
                 if report.failure:
@@ -437,6 +441,20 @@ class RolloutEngine:
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
         await child.send(Delivered())
 
+    def _note_held_out(self, probed: Probed) -> None:
+        self._status = msgspec.structs.replace(
+            self._status, held_out_reward=probed.reward, held_out_round=probed.round, held_out_tasks=probed.tasks
+        )
+        self._p.events.write(
+            events.HeldOutReward(
+                round=probed.round,
+                reward=probed.reward,
+                by_family=probed.by_family,
+                tasks=probed.tasks,
+                seconds=round(probed.seconds, 6),
+            )
+        )
+
     def _finish_round(self, done: Done) -> None:
         intake = self._ready_intake()
         self.state_round = done.round + 1
@@ -483,6 +501,11 @@ class RolloutEngine:
                 rejected=dict(rejected),
                 ignored=tuple(self._trust.all_ignored()),
                 seconds=round(done.seconds, 6),
+                entropy=done.entropy,
+                length=done.length,
+                distinct=done.distinct,
+                gradient_norm=done.gradient_norm,
+                clipped=done.clipped,
             )
         )
         self._p.on_progress(

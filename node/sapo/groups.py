@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,12 @@ class JudgedGroup:
     round: int
     policy_version: int
     sampling: Sampling | None = None
+
+
+def all_known(rewards: Sequence[float | None]) -> tuple[float, ...] | None:
+    """The rewards of a group; None if one was not scored in time: it may be right, and to take it for 0 unlearns it."""
+    known = tuple(reward for reward in rewards if reward is not None)
+    return known if len(known) == len(rewards) else None
 
 
 def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:

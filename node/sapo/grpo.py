@@ -1,9 +1,11 @@
 """Group relative policy optimisation, over completions of one's own and of others.
 
-The advantage of a completion is (r - mean) / (std + epsilon) within its group, with the standard deviation of the
-group itself (divided by its size). The objective is that of PPO with an upper clip that is wider than the lower, no
-penalty on divergence, averaged over all tokens of the batch. Sources: GRPO, arXiv 2402.03300; clip-higher and token
-mean, DAPO, arXiv 2503.14476; sharing, arXiv 2509.08721.
+The advantage of a completion is r - mean within its group. It is not divided by the group's standard deviation: then a
+group in which one text earned an eighth, since it contains the answer among others, would count as much as one in which
+a text was right, and the policy would learn to write down many answers. The objective is that of PPO with an upper clip
+that is wider than the lower, no penalty on divergence, averaged over all tokens of the batch. Sources: GRPO, arXiv
+2402.03300; no division, Dr. GRPO, arXiv 2503.20783; clip-higher and token mean, DAPO, arXiv 2503.14476; sharing, arXiv
+2509.08721.
 
 Another agent's completion was drawn from a policy that is not known here, and whose probabilities could not be
 believed. Its ratio is taken against the receiver's own probability before the update, so it begins at 1 and bounds how
@@ -36,7 +38,6 @@ class GrpoSettings:
 
     clip_low: float = 0.2
     clip_high: float = 0.28
-    epsilon: float = 1e-4
     external: ExternalTerms = "positive"
 
 
@@ -54,13 +55,13 @@ class Batch:
     external: torch.Tensor
 
 
-def group_advantages(rewards: Sequence[float], *, epsilon: float) -> torch.Tensor:
+def group_advantages(rewards: Sequence[float]) -> torch.Tensor:
     """Advantages of one group's completions, (len(rewards),) float32; all zero where the rewards are equal."""
     values = torch.tensor(rewards, dtype=torch.float64)
     centred = values - values.mean()
     if not bool(centred.abs().max() > 1e-12):
         return torch.zeros(len(rewards))
-    return (centred / (values.std(correction=0) + epsilon)).float()
+    return centred.float()
 
 
 def grpo_loss(
@@ -77,3 +78,11 @@ def grpo_loss(
     if settings.external == "positive":
         terms = torch.where(batch.external[:, None] & (advantages < 0), 0.0, terms)
     return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)
+
+
+def clipped_share(log_probs: torch.Tensor, batch: Batch, settings: GrpoSettings) -> float:
+    """The share of the batch's tokens whose ratio is beyond the clip on the side where their advantage pulls."""
+    ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
+    up, down = batch.advantages[:, None] > 0, batch.advantages[:, None] < 0
+    beyond = (up & (ratio > 1 + settings.clip_high)) | (down & (ratio < 1 - settings.clip_low))
+    return float(beyond[batch.mask].float().mean())

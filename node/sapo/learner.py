@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import torch
 
 from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task
-from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
+from shoal.node.sapo.updates import Row, Update, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.errors import ConfigError, LocalError
 
 GROUPS_LIMIT = 1024
 """Of one round."""
 TAKE_LIMIT = 3
 """Times that a round asks for others' groups in place of those that its policy cannot express."""
-
-Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float]]
-"""The rewards of completions, in [0, 1]."""
 
 
 class DrawTask(Protocol):
@@ -86,8 +84,9 @@ class RoundReport:
     """One round of one agent.
 
     reward: mean over the completions that it generated itself and finished in this round. local, external: groups
-    trained on; informative: those of them with unequal rewards. generated_tokens: all that were drawn, also for groups
-    that are not done.
+    trained on; of its own, those that were scored in time. informative: those of them with unequal rewards.
+    generated_tokens: all that were drawn, also for groups that are not done. drawn: what its own completions are like.
+    update: None where no group had a gradient.
     """
 
     round: int
@@ -96,6 +95,38 @@ class RoundReport:
     external: int
     informative: int
     generated_tokens: int
+    drawn: Drawn | None = None
+    update: Update | None = None
+
+    @property
+    def course(self) -> dict[str, float]:
+        """The figures of `drawn` and `update` by their names, as far as there are any."""
+        return {name: value for one in (self.drawn, self.update) if one for name, value in asdict(one).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The likeness of a policy's completions, by which a collapse is seen.
+
+    entropy: in nats a token, estimated by the mean of -log p of those drawn. length: tokens of a completion, mean.
+    distinct: completions that no other of their group equals, and one of those that do, as a share of all.
+    """
+
+    entropy: float
+    length: float
+    distinct: float
+
+    @classmethod
+    def of(cls, groups: Sequence[GeneratedGroup]) -> Drawn:
+        """Sum up the groups, one at least."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        tokens = sum(len(rollout.tokens) for rollout in rollouts)
+        distinct = sum(len({tuple(rollout.tokens) for rollout in group.rollouts}) for group in groups)
+        return cls(
+            entropy=-math.fsum(log for rollout in rollouts for log in rollout.log_probs) / tokens,
+            length=tokens / len(rollouts),
+            distinct=distinct / len(rollouts),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +138,7 @@ class _Round:
     tokens: int = 0
     informative: int = 0
     own: list[JudgedGroup] = field(default_factory=list)
+    generated: list[GeneratedGroup] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
 
@@ -166,17 +198,18 @@ class Learner:
             raise LocalError("a round is finished that was not begun")
         external = self._take(current)
         self._generate(current, self._settings.external - external)
-        if self._settings.trains:
-            self._updater.train(current.rows)
+        update = self._updater.train(current.rows) if self._settings.trains else None
         self.round += 1
         rewards = [reward for group in current.own for reward in group.rewards]
         return RoundReport(
             round=current.number,
-            reward=math.fsum(rewards) / len(rewards),
+            reward=math.fsum(rewards) / max(1, len(rewards)),
             local=len(current.own),
             external=external,
             informative=current.informative,
             generated_tokens=current.tokens,
+            drawn=Drawn.of(current.generated),
+            update=update,
         )
 
     def _generate(self, current: _Round, count: int) -> None:
@@ -187,12 +220,13 @@ class Learner:
 
         generated = self._generator.collect(count, draw, round=current.number)
         current.tokens += generated.tokens
+        current.generated += generated.groups
         judged = self._judge(generated.groups)
-        for made, group in zip(generated.groups, judged, strict=True):
+        for made, group in judged:
             current.own.append(group)
-            self._add(current, own_rows(made, group.rewards, self._settings.updates.grpo))
+            self._add(current, own_rows(made, group.rewards))
         if judged:
-            self._sharing.offer(judged)
+            self._sharing.offer([group for _, group in judged])
 
     def _take(self, current: _Round) -> int:
         """Add others' groups to the round. Returns how many."""
@@ -202,7 +236,7 @@ class Learner:
                 break
             groups = self._sharing.take(wanted - taken)
             for group in groups:
-                rows = external_rows(group, self.policy, self._settings.updates.grpo)
+                rows = external_rows(group, self.policy)
                 if rows is None:
                     self.unencodable[str(group.origin)] += 1
                     continue
@@ -216,20 +250,26 @@ class Learner:
         current.rows += rows
         current.informative += any(row.advantage != 0 for row in rows)
 
-    def _judge(self, generated: Sequence[GeneratedGroup]) -> list[JudgedGroup]:
+    def _judge(self, generated: Sequence[GeneratedGroup]) -> list[tuple[GeneratedGroup, JudgedGroup]]:
+        """Return the groups whose completions were all scored."""
         texts = [[self.policy.decode(rollout.tokens) for rollout in group.rollouts] for group in generated]
         scores = iter(
             self._score([(group.task, text) for group, own in zip(generated, texts, strict=True) for text in own])
         )
-        return [
-            JudgedGroup(
-                task=group.task,
-                prompt=group.task.question,
-                texts=tuple(own),
-                rewards=tuple(next(scores) for _ in own),
-                origin=None,
-                round=group.round,
-                policy_version=self.round if self.version is None else self.version,
-            )
-            for group, own in zip(generated, texts, strict=True)
-        ]
+        judged = []
+        for group, own in zip(generated, texts, strict=True):
+            rewards = all_known([next(scores) for _ in own])
+            if rewards is not None:
+                judged.append((group, self._judged(group, own, rewards)))
+        return judged
+
+    def _judged(self, group: GeneratedGroup, texts: Sequence[str], rewards: tuple[float, ...]) -> JudgedGroup:
+        return JudgedGroup(
+            task=group.task,
+            prompt=group.task.question,
+            texts=tuple(texts),
+            rewards=rewards,
+            origin=None,
+            round=group.round,
+            policy_version=self.round if self.version is None else self.version,
+        )

@@ -53,9 +53,16 @@ class Policy(Protocol):
         """The text of a completion's tokens, without the end token."""
 
     def extend(
-        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        generator: torch.Generator | None,
+        enough: Callable[[], bool] | None = None,
     ) -> int:
-        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens."""
+        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens.
+
+        generator: None takes the most probable token each time.
+        """
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """Log-probabilities of the completions' tokens at the policy's temperature, with gradient.
@@ -87,7 +94,7 @@ def extend_together(
     *,
     limit: int,
     end: int,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     enough: Callable[[], bool] | None,
 ) -> int:
     """`Policy.extend` by a batch: rows with the same context are read once, and a finished row leaves the batch.
@@ -103,7 +110,10 @@ def extend_together(
     logs = batch.read(list(unique), [unique[context] for context in contexts], room=room)
     drawn = 0
     while True:
-        tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+        if generator is None:
+            tokens = logs.argmax(1, keepdim=True)
+        else:
+            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
         for rollout, token, log in zip(
             active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
         ):

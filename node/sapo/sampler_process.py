@@ -20,7 +20,7 @@ from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Waiting
 from shoal.node.sapo.completions import version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
 from shoal.node.sapo.engine_client import DrawnGroup, EngineClient
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, all_known
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.errors import LocalError
@@ -81,9 +81,12 @@ class Sampler:
             drawn = one.result()
             if drawn is None:
                 continue
+            tokens += drawn.tokens
             group = self._scored(drawing[one], drawn)
+            if group is None:
+                continue
             self._sharing.offer([group])
-            made, tokens = made + 1, tokens + drawn.tokens
+            made += 1
             informative += len(set(group.rewards)) > 1
             rewards += group.rewards
         self._line.send(
@@ -104,13 +107,16 @@ class Sampler:
         seed = sampling_seed(self._swarm, self._begin.me, self._round, task.ref.index)
         return self._client.group(task.question, self._begin.rollouts.group_size, seed)
 
-    def _scored(self, task: Task, drawn: DrawnGroup) -> JudgedGroup:
+    def _scored(self, task: Task, drawn: DrawnGroup) -> JudgedGroup | None:
         texts = tuple(one.text for one in drawn.completions)
+        rewards = all_known(self._scorer.score_each([(task, text) for text in texts], own=True))
+        if rewards is None:
+            return None
         return JudgedGroup(
             task=task,
             prompt=task.question,
             texts=texts,
-            rewards=tuple(self._scorer.score_many([(task, text) for text in texts], own=True)),
+            rewards=rewards,
             origin=None,
             round=self._round,
             policy_version=version_of(drawn.policy),

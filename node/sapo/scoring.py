@@ -57,15 +57,10 @@ class Scorer:
         """The number of texts that have hung, exhausted or killed their scoring."""
         return self._sandbox.spoiled if self._sandbox is not None else 0
 
-    def score_many(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float]:
-        """One reward in [0, 1] per (task, text), in their order; 0.0 for one not scored in time. Synchronous.
-
-        own: the texts are this node's own policy's, and may be scored where there is no sandbox. Raises as score_each.
-        """
-        return [reward or 0.0 for reward in self.score_each(pairs, own=own)]
-
     def score_each(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float | None]:
-        """Score texts as `score_many` does, but None for one not scored in time: what it is worth is not known.
+        """One reward in [0, 1] per (task, text), in their order; None for one not scored in time. Synchronous.
+
+        own: the texts are this node's own policy's, and may be scored where there is no sandbox.
 
         Raises LocalError for a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no
         scoring process starts.

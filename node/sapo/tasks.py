@@ -281,7 +281,10 @@ class TaskTable:
 
     def assigned(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> TaskRef:
         """Return the task of `origin` at this index of its round: derived, so that nobody chooses what it is asked."""
-        seed = assigned_seed(swarm_id, origin, round, index)
+        return self.of_seed(assigned_seed(swarm_id, origin, round, index), index)
+
+    def of_seed(self, seed: int, index: int) -> TaskRef:
+        """Return the task of a seed: which kind it is of follows from it, by the weights."""
         digest = blake3.blake3(_FAMILY_DOMAIN + seed.to_bytes(8, "big")).digest(length=16)
         place = int.from_bytes(digest, "big") % self._cumulative[-1]
         kind = self.kinds[bisect_right(self._cumulative, place)]

@@ -10,9 +10,10 @@ import torch
 
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.grpo import Batch, GrpoSettings, group_advantages, grpo_loss
+from shoal.node.sapo.grpo import Batch, GrpoSettings, clipped_share, group_advantages, grpo_loss
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
 
 GRADIENT_LIMIT = 1.0
 """The norm that a gradient is cut to."""
@@ -25,7 +26,7 @@ class UpdateSettings:
     gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = DEFAULT_LEARNING_RATE
     gradient_limit: float = GRADIENT_LIMIT
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
@@ -45,9 +46,9 @@ class Row:
     old: tuple[float, ...] | None
 
 
-def own_rows(group: GeneratedGroup, rewards: Sequence[float], settings: GrpoSettings) -> list[Row]:
+def own_rows(group: GeneratedGroup, rewards: Sequence[float]) -> list[Row]:
     """The rows of an own group: the tokens that were drawn, the end token with them if it was."""
-    advantages = group_advantages(rewards, epsilon=settings.epsilon).tolist()
+    advantages = group_advantages(rewards).tolist()
     return [
         Row(
             sample=Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)),
@@ -58,13 +59,13 @@ def own_rows(group: GeneratedGroup, rewards: Sequence[float], settings: GrpoSett
     ]
 
 
-def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) -> list[Row] | None:
+def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
     """The rows of another's group in the policy's tokens; None if it cannot express one of the completions.
 
     The group then is left out as a whole: its advantages are relative to the completion that would be missing.
     """
     prompt = policy.encode_prompt(group.prompt)
-    advantages = group_advantages(group.rewards, epsilon=settings.epsilon).tolist()
+    advantages = group_advantages(group.rewards).tolist()
     rows = []
     for text, advantage in zip(group.texts, advantages, strict=True):
         completion = policy.encode_completion(text)
@@ -72,6 +73,14 @@ def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) ->
             return None
         rows.append(Row(sample=Sample(prompt=prompt, completion=completion), advantage=advantage, old=None))
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One step of the optimizer. gradient_norm: before it was cut. clipped: share of tokens whose ratio was clipped."""
+
+    gradient_norm: float
+    clipped: float
 
 
 class Updater:
@@ -90,21 +99,22 @@ class Updater:
         """Optimizer with its moments, which a restart takes over."""
         return self._optimizer
 
-    def train(self, rows: Sequence[Row]) -> None:
-        """Update the policy on `rows`. The loss is the mean over all their tokens.
+    def train(self, rows: Sequence[Row]) -> Update | None:
+        """Update the policy on `rows`, if one of them has a gradient. The loss is the mean over all their tokens.
 
         Rows without gradient cost no computation: their tokens are only counted.
         """
         useful = [row for row in rows if self._counts(row)]
         if not useful:
-            return
+            return None
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
         batch = _batch(useful, log_probs.detach())
         self._optimizer.zero_grad(set_to_none=True)
         grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
         self._optimizer.step()
+        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch, self._settings.grpo))
 
     def _counts(self, row: Row) -> bool:
         """Return whether the row has a gradient."""

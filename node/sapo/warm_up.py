@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from blake3 import blake3
 
-from shoal.node.sapo.learner import Score
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Rollout, Sample, completion_mask
 from shoal.node.sapo.tasks import Task, TaskChoice
 from shoal.node.sapo.updates import GRADIENT_LIMIT
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.rollouts import seed_of
 
 _DOMAIN: Final = "shoal sapo warm-up seed v1"
-_SEED_MASK: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +79,7 @@ class Lessons:
 
     def _lesson(self, choice: TaskChoice) -> Lesson:
         token = self._random.getrandbits(128).to_bytes(16, "big")
-        seed = int.from_bytes(blake3(token, derive_key_context=_DOMAIN).digest()[:8], "big") & _SEED_MASK
-        task = choice.family.make(choice.settings, seed, 0)
+        task = choice.family.make(choice.settings, seed_of(token, context=_DOMAIN), 0)
         answer = choice.family.solution(task)
         if answer is None:
             raise ConfigError(
@@ -116,13 +114,14 @@ def warm_up(
 
 
 def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, generator: torch.Generator) -> float:
-    """The mean reward of one sampled completion for each lesson's question."""
+    """The mean reward of one sampled completion for each lesson's question, of those that were scored in time."""
     rollouts = [Rollout(prompt=policy.encode_prompt(lesson.task.question)) for lesson in lessons]
     policy.extend(rollouts, generator=generator)
     rewards = score(
         [(lesson.task, policy.decode(rollout.tokens)) for lesson, rollout in zip(lessons, rollouts, strict=True)]
     )
-    return math.fsum(rewards) / len(rewards)
+    known = [reward for reward in rewards if reward is not None]
+    return math.fsum(known) / max(1, len(known))
 
 
 def _samples(policy: Policy, lessons: Sequence[Lesson]) -> list[Sample]:

@@ -19,6 +19,7 @@ from shoal.node.reporting.events import (
     CaughtUp,
     Contributed,
     Evaluated,
+    HeldOutReward,
     RolledBack,
     Rollouts,
     RoundEnded,
@@ -70,6 +71,14 @@ class LossReport(msgspec.Struct, frozen=True, kw_only=True):
     first: float | None
     last: float | None
     by_round: tuple[float | None, ...]
+
+
+class HeldOutReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The greedy reward on held-out tasks after `round` rounds: the mean over the nodes that were evaluated then."""
+
+    round: int
+    reward: float
+    nodes: int
 
 
 class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +136,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     digests_equal: bool | None
     nodes: tuple[NodeReport, ...]
     loss: LossReport
+    held_out: tuple[HeldOutReport, ...] = ()
     faults: tuple[FaultReport, ...]
     rounds: tuple[RoundReport, ...]
     bytes: BytesReport
@@ -191,6 +201,7 @@ def make_report(run_record: RunRecord, check: Check) -> Report:
         digests_equal=_digests_equal(certified) if strategy.certifies else None,
         nodes=tuple(_node_report(node, run_record, missed.get(node.index, ())) for node in run_record.nodes),
         loss=_missing_reward(run_record) if strategy.shares_rollouts else _loss(run_record),
+        held_out=_held_out(run_record),
         faults=_fault_reports(run_record),
         rounds=_shared_rounds(certified) if strategy.shares_rollouts else _round_reports(certified, check),
         bytes=_bytes(run_record, check),
@@ -335,6 +346,17 @@ def _missing_reward(run_record: RunRecord) -> LossReport:
         first=round(statistics.fmean(warm_ups), 4) if warm_ups else None,
         last=by_round[-1] if by_round else None,
         by_round=by_round,
+    )
+
+
+def _held_out(run_record: RunRecord) -> tuple[HeldOutReport, ...]:
+    found: dict[int, list[float]] = defaultdict(list)
+    for entry in run_record.entries:
+        if isinstance(entry.event, HeldOutReward):
+            found[entry.event.round].append(entry.event.reward)
+    return tuple(
+        HeldOutReport(round=number, reward=round(statistics.fmean(rewards), 4), nodes=len(rewards))
+        for number, rewards in sorted(found.items())
     )
 
 

@@ -14,6 +14,7 @@ from shoal.node.option import HostPort
 from shoal.node.options import parse_engine
 from shoal.node.outcome import RoundShared
 from shoal.node.reporting.events import TaskRewards
+from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -35,6 +36,7 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
     assert manifest.workload.name == "char-policy"
     assert manifest.rollouts is not None
     assert [entry.family for entry in manifest.rollouts.tasks] == ["base_conversion", "basic_arithmetic", "lcm"]
+    assert manifest.inner.lr == UpdateSettings().learning_rate == 2e-4
     config = config_of(RunOptions(manifest=path, rollouts="sample", local_groups=2, external_groups=0, group_size=16))
     assert (config.rollouts, config.local_groups, config.external_groups, config.group_size) == ("sample", 2, 0, 16)
 
@@ -42,7 +44,7 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
 def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, "diloco", "char-policy")
     manifest = parse_manifest(path.read_text())
-    assert (manifest.sync.strategy, manifest.sync.inner_steps) == ("diloco", 8)
+    assert (manifest.sync.strategy, manifest.sync.inner_steps, manifest.inner.lr) == ("diloco", 8, 2e-4)
     assert manifest.rollouts is not None
     config = config_of(RunOptions(manifest=path, external_groups=2))
     assert (config.manifest.strategy.certifies, config.manifest.strategy.shares_rollouts) == (True, False)
@@ -107,6 +109,9 @@ def test_status_and_progress_tell_of_rollouts() -> None:
     known = RolloutStatus(
         role="train",
         reward=0.25,
+        held_out_reward=0.375,
+        held_out_round=20,
+        held_out_tasks=200,
         made=40,
         pulled=12,
         taken=11,
@@ -137,7 +142,7 @@ def test_status_and_progress_tell_of_rollouts() -> None:
         rollouts=known,
     )
     lines = status_lines(status)
-    assert "reward     0.25 (train)" in lines
+    assert "reward     0.25 (train); greedy 0.375 on 200 held-out tasks after 20 rounds" in lines
     assert "refused    hint 1, stale 4" in lines
     assert [line for line in lines if line.startswith("task")] == [
         "task       chain_sum: own 0.25 in 2 groups, others' 0.5 in 1 group",

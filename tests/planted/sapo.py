@@ -65,15 +65,27 @@ SAPO: tuple[Bug, ...] = (
     ),
     bug(
         "advantages are not centred",
-        "tests/node/sapo/test_grpo.py::test_advantages_are_standardised_within_the_group",
+        "tests/node/sapo/test_grpo.py::test_advantages_are_what_is_above_the_mean_of_the_group",
         "centred = values - values.mean()",
         "centred = values - values.min()",
     ),
     bug(
-        "the standard deviation is that of a sample",
-        "tests/node/sapo/test_grpo.py::test_advantages_are_standardised_within_the_group",
-        "return (centred / (values.std(correction=0) + epsilon)).float()",
-        "return (centred / (values.std() + epsilon)).float()",
+        "a share of the reward counts as much as all of it",
+        "tests/node/sapo/test_grpo.py::test_a_share_of_the_reward_counts_as_much_as_it_is_worth",
+        "return centred.float()",
+        "return (centred / (values.std(correction=0) + 1e-4)).float()",
+    ),
+    bug(
+        "an own answer that was not scored is wrong",
+        "tests/node/sapo/test_learner.py::test_an_own_answer_that_was_not_scored_in_time_is_not_taken_for_a_wrong_one",
+        "known = tuple(reward for reward in rewards if reward is not None)",
+        "known = tuple(reward or 0.0 for reward in rewards)",
+    ),
+    bug(
+        "an evaluation takes all the time that it likes",
+        "tests/node/sapo/test_held_out.py::test_an_evaluation_waits_for_rounds_and_for_its_share_of_the_time",
+        "self._due_at = self._clock() + seconds * (1 / TIME_SHARE - 1)",
+        "self._due_at = self._clock()",
     ),
     bug(
         "the wider clip is the lower",

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from shoal.node.reporting.event_log import parse_event
-from shoal.node.reporting.events import AgentStarted, Rollouts, RoundEnded
+from shoal.node.reporting.events import AgentStarted, HeldOutReward, Rollouts, RoundEnded
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet import swarm
@@ -42,8 +42,15 @@ def shared(node: int, round: int, at: float, *, reward: float, own: int = 4, ext
     return Entry(node, event)
 
 
+def held_out(node: int, round: int, reward: float) -> Entry:
+    return Entry(node, HeldOutReward(at=BEGAN + 1 + round, round=round, reward=reward, tasks=200))
+
+
 def run_record(*, strategy: str = "rollouts") -> RunRecord:
     entries = (
+        held_out(0, 0, 0.3),
+        held_out(1, 0, 0.4),
+        held_out(0, 2, 0.6),
         Entry(0, parse_event(b'{"at": 1000.0, "event": "started"}') or pytest.fail("no event")),
         started(0, 0, 0.5, 0.2),
         started(1, 0, 1.0, 0.4),
@@ -62,6 +69,7 @@ def test_the_report_is_of_each_agents_own_rounds() -> None:
     assert (report.rounds_certified, report.forks, report.wrong_values, report.digests_equal) == (2, 0, 0, None)
     assert report.loss.first == pytest.approx(0.7)
     assert report.loss.by_round == pytest.approx((0.7, 0.5))
+    assert [(one.round, one.reward, one.nodes) for one in report.held_out] == [(0, 0.35, 2), (2, 0.6, 1)]
     first, second = report.rounds
     assert (first.members, first.contributors, first.coverage, first.tokens) == (2, 2, 0.25, 200)
     assert (second.members, second.coverage, second.total_s) == (1, 0.25, 0.5)
@@ -90,6 +98,7 @@ def test_what_a_scenario_of_rollouts_implies() -> None:
     manifest = swarm.testnet_manifest(demo, [Identity.from_seed(bytes(32)).peer_id])
     assert manifest.workload.name == "char-policy"
     assert manifest.rollouts is not None
+    assert manifest.inner.lr == 2e-4
     scenario = Scenario(strategy="rollouts", rollouts={"external": 7, "group_size": 3})
     section = swarm.testnet_manifest(scenario, [Identity.from_seed(bytes(32)).peer_id]).rollouts
     assert section is not None

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.lab.bench.sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.lab.bench.sapo_attack import FLOOD, GROUPS, KINDS, Attacker
-from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
+from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.families import load_family
@@ -71,6 +71,20 @@ def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:
     alone = measure_sapo(tiny_bench(local=4, external=0, rounds=2), seed=1)
     assert (alone.wire_bytes, alone.external_groups) == (0, 0)
     assert alone.warm_up_rewards == shared_run.warm_up_rewards  # the same agents, whatever the setting
+    assert alone.held_out_first == shared_run.held_out_first
+    assert alone.held_out_last != shared_run.held_out_last
+
+
+def test_rewards_are_those_of_the_exact_answer_or_shared_among_texts_that_contain_it() -> None:
+    name, config = TASKS[0]
+    for rewards, of_half in (("exact", 0.0), ("shared", 0.5)):
+        family = task_choices(rewards)[0].family  # type: ignore[arg-type]
+        assert family.name.endswith(name)
+        task = family.make(config, 1, 0)
+        right = family.solution(task)
+        assert right
+        assert family.score(task, right) == 1.0
+        assert family.score(task, right + "z" * len(right)) == of_half
 
 
 def test_unlike_agents_are_taught_unlike_families_that_cover_all() -> None:
@@ -95,7 +109,7 @@ class Market:
         self.scorer = Scorer(self.source)
         identities = [agent_identity(1, number) for number in range(honest + len(attackers))]
         self.members = [
-            MemberSharing(self.shared, identity, self.source, score=self.scorer.score_many, seed=number)
+            MemberSharing(self.shared, identity, self.source, score=self.scorer.score_each, seed=number)
             for number, identity in enumerate(identities[:honest])
         ]
         self.attackers = [
@@ -119,7 +133,7 @@ class Market:
     def honest_group(self, member: MemberSharing, number: int, index: int) -> JudgedGroup:
         task = self.source.draw(self.shared.swarm_id, member.peer_id, number, index)
         texts = (str(self.source.family(task).solution(task)), "oops", f"{number} {index}", "-")
-        rewards = tuple(self.scorer.score_many([(task, text) for text in texts]))
+        rewards = tuple(self.scorer.score_each([(task, text) for text in texts]))
         make = partial(JudgedGroup, task=task, prompt=task.question, texts=texts, rewards=rewards)
         return make(origin=None, round=number, policy_version=number)
 

@@ -58,12 +58,15 @@ def test_the_summary_says_what_was_measured() -> None:
         seed=1,
         cpu_s=9.0,
         machine=this_machine(),
+        held_out_first=0.25,
+        held_out_last=0.3755,
     )
     assert summary(result) == [
         "reward     18.5 in all, over 20 rounds of 3 agents; 0.210 at first, 0.310 at last",
         "tokens     40000 generated, 462 of reward for a million",
         "groups     4 of its own and 4 of others wanted a round; 3.98 came, 6.10 of all had unequal rewards",
         "bytes      3.0 MB in all, 1.1 MB pulled, 1.0 MB of groups trained on",
+        "held out   0.250 at first, 0.376 at last, greedily",
         "attackers  1 of 4, whose rewards do not count",
         "rejected   3 hint, 9 replayed",
     ]
@@ -77,6 +80,7 @@ def test_the_summary_says_what_was_measured() -> None:
         (["--skills", "equal"], "--skills"),
         (["--attackers", "1"], "--attackers"),
         (["--terms", "hope"], "--terms"),
+        (["--rewards", "all"], "--rewards"),
         (["--sampling", "any"], "--sampling"),
         (["--local", "0"], "local"),
         (["--settings", "8"], "--settings"),

@@ -112,6 +112,7 @@ _VALUES: Final[dict[object, object]] = {
     str | None: "é",
     tuple[str, ...]: ("a", "b"),
     Mapping[str, int]: {"a": 1},
+    Mapping[str, float]: {"a": 0.5},
     Mapping[str, Setting]: {"sync.inner_steps": 3, "audit.work": 0.5, "a": True, "b": "c"},
 }
 

@@ -74,7 +74,7 @@ def plant(scorer: Scorer, task: Task, trap: Trap, text_limit_s: float) -> tuple[
     """Score every payload; the highest reward, and what is wrong."""
     began = time.monotonic()
     spoiled = scorer.spoiled
-    rewards = scorer.score_many([(task, text) for text in trap.payloads.values()])
+    rewards = scorer.score_each([(task, text) for text in trap.payloads.values()])
     took_s = time.monotonic() - began
     wrong = []
     if not trap.nothing_happened():

@@ -69,7 +69,7 @@ def main(names: list[str]) -> int:
             task = family.make({}, 31_337, 0)
             made_s = time.monotonic() - began
             answer = family._entry({}, 31_337, 0)[1]["answer"]
-            right = scorer.score_many([(task, str(answer))])[0] if answer is not None else None
+            right = scorer.score_each([(task, str(answer))])[0] if answer is not None else None
             spoiled = scorer.spoiled
             highest, found = plant(scorer, task, trapped, TEXT_LIMIT_S)
             print(

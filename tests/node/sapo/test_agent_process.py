@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec import structs
 
 from shoal.node.child_process import Child, ChildRaised
 from shoal.node.pipe import Pause, Resume
@@ -19,6 +20,7 @@ from shoal.node.sapo.agent_messages import (
     Finished,
     Judged,
     Made,
+    Probed,
     Pulled,
     Ready,
     Role,
@@ -199,6 +201,37 @@ def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing
             kinds.append(type(await child.receive()))
         round = [Made, Asked, Made, Asked, Done]
         assert kinds == [Ready, Saved, *round, *round, Saved, Finished]
+
+    assert with_agent(body) == 0
+
+
+def test_a_trainer_is_evaluated_before_the_first_round_and_after_the_last_and_tells_of_each_round(
+    source: TaskSource, tmp_path: Path
+) -> None:
+    order = structs.replace(begin(tmp_path, rounds=3), evaluate_rounds=2)
+
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(order)
+        probed, done = list[Probed](), list[Done]()
+        while True:
+            match await child.receive():
+                case Probed() as one:
+                    probed.append(one)
+                case Done() as one:
+                    done.append(one)
+                case Take():
+                    await child.send(Delivered())
+                case Finished():
+                    break
+        assert (probed[0].round, probed[-1].round, probed[0].tasks) == (0, 3, 200)
+        assert all(one.by_family == {"even": one.reward} for one in probed)
+        assert probed[0].reward * 200 == pytest.approx(round(probed[0].reward * 200))
+        for one in done:
+            assert one.length is not None
+            assert one.distinct is not None
+            assert one.generated_tokens == pytest.approx(one.length * 4 * one.local)
+            assert 0.25 <= one.distinct <= 1.0
+            assert (one.gradient_norm is not None) == (one.informative > 0)
 
     assert with_agent(body) == 0
 

@@ -71,6 +71,10 @@ def test_nodes_train_on_each_others_groups_and_one_that_was_killed_goes_on_where
         one.start()
         other.start(join=[one])
         sampler.start("--rollouts", "sample", join=[one])
+        eventually(lambda: one.events("held_out_reward"), "its policy is evaluated")
+        first = one.events("held_out_reward")[0]
+        assert (first["round"], first["tasks"], first["by_family"]) == (0, 200, {"even": first["reward"]})
+        assert not sampler.events("held_out_reward")
         eventually(lambda: took_from(one, other, sampler), "groups of both others are trained on")
         eventually(lambda: took_from(other, one, sampler), "and by the other trainer")
 

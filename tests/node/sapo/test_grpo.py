@@ -88,13 +88,15 @@ def test_mean_is_over_the_tokens_that_are_given() -> None:
     )
 
 
-def test_advantages_are_standardised_within_the_group() -> None:
-    found = group_advantages([1.0, 0.0, 0.0, 1.0, 0.5], epsilon=1e-4)
-    mean, std = 0.5, math.sqrt(0.2)
-    expected = [(reward - mean) / (std + 1e-4) for reward in (1.0, 0.0, 0.0, 1.0, 0.5)]
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+def test_advantages_are_what_is_above_the_mean_of_the_group() -> None:
+    assert group_advantages([1.0, 0.0, 0.0, 1.0, 0.5]).tolist() == [0.5, -0.5, -0.5, 0.5, 0.0]
+
+
+def test_a_share_of_the_reward_counts_as_much_as_it_is_worth() -> None:
+    right, listed = group_advantages([1.0] + [0.0] * 7), group_advantages([0.125] + [0.0] * 7)
+    assert listed.tolist() == (right / 8).tolist()
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
 def test_equal_rewards_have_no_advantage(reward: float) -> None:
-    assert group_advantages([reward] * 7, epsilon=1e-4).tolist() == [0.0] * 7
+    assert group_advantages([reward] * 7).tolist() == [0.0] * 7

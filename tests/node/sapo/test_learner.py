@@ -94,7 +94,7 @@ def test_own_groups_are_offered_as_they_were_drawn_with_their_rewards(monkeypatc
     learner = new_learner(market, local=5, group_size=6)
     plain = learner._judge
 
-    def judge(generated: Sequence[GeneratedGroup]) -> list[JudgedGroup]:
+    def judge(generated: Sequence[GeneratedGroup]) -> list[tuple[GeneratedGroup, JudgedGroup]]:
         drawn.extend([[tuple(rollout.tokens) for rollout in group.rollouts] for group in generated])
         return plain(generated)
 
@@ -260,3 +260,47 @@ def test_settings_without_a_round_are_refused(wrong: dict[str, int]) -> None:
 def test_updates_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         UpdateSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_own_answer_that_was_not_scored_in_time_is_not_taken_for_a_wrong_one() -> None:
+    market = Market()
+    learner = new_learner(market, local=3, group_size=4)
+    before = [parameter.detach().clone() for parameter in learner.policy.parameters()]
+
+    def late(pairs: Sequence[tuple[Task, str]]) -> list[float | None]:
+        """The first of each four is right, and of the last two groups one answer is not known."""
+        return [None if at in (5, 10) else float(at % 4 == 0) for at in range(len(pairs))]
+
+    learner._score = late
+    report = learner.run_round()
+    assert (report.local, report.reward, report.informative) == (1, 0.25, 1)
+    assert [group.rewards for group in market.offered] == [(1.0, 0.0, 0.0, 0.0)]
+    learner._score = lambda pairs: [None] * len(pairs)
+    after = [parameter.detach().clone() for parameter in learner.policy.parameters()]
+    assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    empty = learner.run_round()
+    assert (empty.local, empty.reward, empty.update) == (0, 0.0, None)
+    assert all(torch.equal(one, other) for one, other in zip(after, learner.policy.parameters(), strict=True))
+
+
+def test_a_round_says_what_its_completions_and_its_update_were_like() -> None:
+    learner = new_learner(Alone(), local=2, group_size=4)
+    generated = []
+    plain = learner._generator.collect
+
+    def collect(*args: object, **keys: object) -> object:
+        made = plain(*args, **keys)  # type: ignore[arg-type]
+        generated.extend(made.groups)
+        return made
+
+    learner._generator.collect = collect  # type: ignore[assignment, method-assign]
+    learner._score = lambda pairs: [float(at % 2) for at in range(len(pairs))]
+    report = learner.run_round()
+    rollouts = [rollout for group in generated for rollout in group.rollouts]
+    tokens = [log for rollout in rollouts for log in rollout.log_probs]
+    texts = [{tuple(rollout.tokens) for rollout in group.rollouts} for group in generated]
+    assert report.course["entropy"] == pytest.approx(-sum(tokens) / len(tokens))
+    assert report.course["length"] == len(tokens) / 8
+    assert report.course["distinct"] == sum(map(len, texts)) / 8
+    assert report.course["gradient_norm"] > 0
+    assert report.course["clipped"] == 0.0  # a round's own draws have ratio 1

@@ -58,7 +58,7 @@ def test_right_answers_are_worth_what_the_library_says_among_planted_ones(
             _, entry = family._entry({}, 12, 0)
             pairs += [(task, trapped.payloads["system"]), (task, entry["answer"]), (task, f"<answer>{entry['answer']}")]
             expected += [1.0]
-        assert scorer.score_many(pairs)[1::3] == expected
+        assert scorer.score_each(pairs)[1::3] == expected
         assert trapped.nothing_happened()
 
 

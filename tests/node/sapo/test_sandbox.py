@@ -112,7 +112,7 @@ def test_sandbox_refuses_files_sockets_processes_and_signals(
             attempt("os.nice(-20)"),
             attempt("import time; time.sleep(0.01)"),
         ]
-        rewards = scorer.score_many([(tasks[0], text) for text in attacks])
+        rewards = scorer.score_each([(tasks[0], text) for text in attacks])
         assert [text for text, reward in zip(attacks, rewards, strict=True) if reward != 0.0] == []
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -121,7 +121,7 @@ def test_sandbox_refuses_files_sockets_processes_and_signals(
     os.close(descriptor)
     assert not made.exists()
     assert secret.read_text() == SECRET
-    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+    assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="numbers of x86-64")
@@ -141,16 +141,16 @@ def test_sandbox_refuses_system_calls_that_python_does_not_wrap(scorer: Scorer, 
         "clone3": syscall(435, 0, 0),
         "dup": syscall(32, 3),
     }
-    rewards = scorer.score_many([(tasks[0], text) for text in calls.values()])
+    rewards = scorer.score_each([(tasks[0], text) for text in calls.values()])
     assert [name for name, reward in zip(calls, rewards, strict=True) if reward != 0.0] == []
     by_number = attempt("ctypes.CDLL(None).syscall(0x40000000 + 39)")  # getpid in the x32 numbering: killed
     spoiled = scorer.spoiled
-    assert scorer.score_many([(tasks[0], by_number), (tasks[0], HONEST)]) == [0.0, 0.75]
+    assert scorer.score_each([(tasks[0], by_number), (tasks[0], HONEST)]) == [0.0, 0.75]
     assert scorer.spoiled == spoiled + 1
 
 
 def test_sandbox_can_map_memory_that_it_does_not_execute(scorer: Scorer, tasks: list[Task]) -> None:
-    assert scorer.score_many([(tasks[0], attempt("assert ctypes.CDLL(None).mmap(0, 4096, 3, 34, -1, 0) != -1"))]) == [
+    assert scorer.score_each([(tasks[0], attempt("assert ctypes.CDLL(None).mmap(0, 4096, 3, 34, -1, 0) != -1"))]) == [
         1.0
     ]
 
@@ -213,14 +213,14 @@ def test_sandbox_text_touches_only_the_scores_of_its_own_task(scorer: Scorer, ta
         "        setattr(module, name, None)"
     )
     pairs = [(first, forge), (first, HONEST), (second, change), (second, HONEST), (second, HONEST)]
-    scorer.score_many(pairs)
-    assert scorer.score_many([(second, HONEST), (first, HONEST)]) == [0.75, 0.75]
+    scorer.score_each(pairs)
+    assert scorer.score_each([(second, HONEST), (first, HONEST)]) == [0.75, 0.75]
 
 
 def test_sandbox_texts_of_one_task_share_a_bound_in_time(source: TaskSource, tasks: list[Task]) -> None:
     with pytest.MonkeyPatch.context() as patch, OwnScorer(source, text_limit_s=1.0, task_limit_s=2.0) as scorer:
         patch.syspath_prepend(str(ROOT))
-        assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+        assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
         began = time.monotonic()
         rewards = scorer.score_each([*[(tasks[0], "while True: pass")] * 64, (tasks[1], HONEST)])
         assert rewards == [None] * 64 + [0.75]
@@ -229,26 +229,26 @@ def test_sandbox_texts_of_one_task_share_a_bound_in_time(source: TaskSource, tas
 
 
 def test_sandbox_that_dies_is_started_again(scorer: Scorer, tasks: list[Task]) -> None:
-    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+    assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
     sandbox = scorer._sandbox
     assert sandbox is not None
     assert sandbox._process is not None
     sandbox._process.kill()
     sandbox._process.wait()
-    assert scorer.score_many([(tasks[0], HONEST)]) == [0.0]
-    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+    assert scorer.score_each([(tasks[0], HONEST)]) == [0.0]
+    assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
     assert sandbox.restarts == 1
 
 
 def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["imports-late"].make({}, 1, 0)
-    assert scorer.score_many([(task, "")]) == [0.5]
+    assert scorer.score_each([(task, "")]) == [0.5]
 
 
 def test_sandbox_family_that_cannot_make_its_task_scores_nothing(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["unmakeable"].make({}, 1, 0)
     assert scorer.score_each([(task, HONEST)]) == [None]
-    assert scorer.score_many([(task, HONEST)]) == [0.0]
+    assert scorer.score_each([(task, HONEST)]) == [0.0]
 
 
 def test_sandbox_tests_do_fail_without_a_lock(tasks: list[Task], tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_sandbox_is_refused_where_there_is_none(
     assert "unknown" not in source.scorable
     with Scorer(source) as scorer:
         with pytest.raises(LocalError, match="'imports-late', which cannot be scored safely: no seccomp"):
-            scorer.score_many([(source.families["imports-late"].make({}, 0, 0), HONEST)])
+            scorer.score_each([(source.families["imports-late"].make({}, 0, 0), HONEST)])
         monkeypatch.syspath_prepend(str(ROOT))
-        assert scorer.score_many([(tasks[0], HONEST)], own=True) == [0.75]
+        assert scorer.score_each([(tasks[0], HONEST)], own=True) == [0.75]
 
 
 def test_sandbox_that_cannot_import_a_family_says_so(tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,8 +196,8 @@ def test_scorer_keeps_the_order_and_gives_nothing_for_what_cannot_be_read() -> N
         (second, f"<answer>{right[second]}</answer>"),
     ]
     with Scorer(source) as scorer:
-        assert scorer.score_many(pairs) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-        assert scorer.score_many([]) == []
+        assert scorer.score_each(pairs) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+        assert scorer.score_each([]) == []
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str) -> None:
@@ -227,7 +227,7 @@ def test_own_family_is_found_by_its_entry_point_and_scored_in_the_sandbox(
     escape = f"__import__('os').mkdir({str(tmp_path / 'made')!r})"
     with Scorer(source) as scorer:
         if "echo" in source.scorable:
-            assert scorer.score_many([(task, str(task.ref.seed)), (task, "0"), (task, escape)]) == [1.0, 0.0, 0.0]
+            assert scorer.score_each([(task, str(task.ref.seed)), (task, "0"), (task, escape)]) == [1.0, 0.0, 0.0]
     assert not (tmp_path / "made").exists()
 
 

@@ -28,7 +28,7 @@ def some_rows(policy: CharPolicy) -> list[Row]:
         )
         for one, advantage in zip(rollouts, (1.5, -1.0, 0.0, 0.5), strict=True)
     ]
-    others = external_rows(foreign_group(sum_task(0, 0), ["3", "44", "+=", ""]), policy, GrpoSettings())
+    others = external_rows(foreign_group(sum_task(0, 0), ["3", "44", "+=", ""]), policy)
     assert others is not None
     advantages = (1.0, -2.0, -0.5, 0.0)
     return own + [
@@ -82,19 +82,19 @@ def test_own_rows_are_what_was_drawn_with_the_log_probs_of_that_time() -> None:
     rollouts = tuple(Rollout(prompt=policy.encode_prompt("1+1=")) for _ in range(8))
     policy.extend(rollouts, generator=torch.Generator().manual_seed(1))
     rewards = [1.0, 0.0] * 4
-    rows = own_rows(GeneratedGroup(task=sum_task(0, 0), round=0, rollouts=rollouts), rewards, GrpoSettings())
+    rows = own_rows(GeneratedGroup(task=sum_task(0, 0), round=0, rollouts=rollouts), rewards)
     for row, rollout, reward in zip(rows, rollouts, rewards, strict=True):
         assert row.sample == Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens))
         assert row.old == tuple(rollout.log_probs)
-        assert row.advantage == pytest.approx(1.0 if reward else -1.0, abs=1e-3)
+        assert row.advantage == (0.5 if reward else -0.5)
 
 
 def test_anothers_text_gets_this_policys_tokens_and_end() -> None:
     policy = CharPolicy(SETTINGS, seed=1)
     group = foreign_group(sum_task(0, 0), ["7", "12345", "123456", ""])
-    rows = external_rows(group, policy, GrpoSettings())
+    rows = external_rows(group, policy)
     assert rows is not None
     assert [row.sample.completion for row in rows] == [policy.encode_completion(text) for text in group.texts]
     assert [len(row.sample.completion) for row in rows] == [2, 6, 6, 1]
     assert all(row.sample.prompt == policy.encode_prompt(group.prompt) and row.old is None for row in rows)
-    assert external_rows(foreign_group(sum_task(0, 0), ["7", "seven"]), policy, GrpoSettings()) is None
+    assert external_rows(foreign_group(sum_task(0, 0), ["7", "seven"]), policy) is None
