@@ -33,6 +33,7 @@ from shoal.node.workloads.causal_lm_data import (
     training_texts,
 )
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer, split_name
+from shoal.node.workloads.compiling import as_it_is, check_compiler
 from shoal.protocol.errors import ConfigError
 
 EXTRA = ("transformers", "datasets")
@@ -110,6 +111,8 @@ class CausalLMWorkload:
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Cross-entropy in nats per token, and the number of tokens predicted, B · (T - 1)."""
+        if self.compile and torch.is_grad_enabled():
+            check_compiler(batch.device.type)
         with arithmetic("bf16" if self.bf16 else "float32", batch.device.type):
             mean: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
         return mean, batch[:, 1:].numel()
@@ -118,7 +121,8 @@ class CausalLMWorkload:
         """Mean cross-entropy over the first `HELD_OUT_BLOCKS` blocks of the held-out documents."""
         device = next(model.parameters()).device
         parts = [part.to(device) for part in torch.split(self._held_out, self.batch)]
-        return sum(float(self.loss(model, part)[0]) * len(part) for part in parts) / len(self._held_out)
+        with as_it_is(self.compile):
+            return sum(float(self.loss(model, part)[0]) * len(part) for part in parts) / len(self._held_out)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write model and tokenizer to `folder`/huggingface, as `save_pretrained` does."""
