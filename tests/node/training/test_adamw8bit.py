@@ -12,6 +12,7 @@ from shoal.node.training import adamw8bit
 from shoal.node.training.adamw import EPSILON, AdamW
 from shoal.node.training.adamw8bit import AdamW8bit
 from shoal.node.training.inner_loop import Replica
+from shoal.node.training.memory_need import MOMENT_BYTES, trainer_bytes
 from shoal.node.training.trainer_messages import Assignment, InnerSettings, Train, Trained
 from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.manifest import OptimizerName
@@ -149,6 +150,20 @@ def test_state_taken_over_is_gone_on_with_to_the_bit() -> None:
         step(ours, one, number)
         step(theirs, other, number)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
+def test_a_trainer_takes_for_moments_and_snapshots_what_the_formula_says(optimizer: OptimizerName) -> None:
+    workload = TextWorkload(width=256, layers=2)
+    inner = InnerSettings(optimizer=optimizer)
+    replica = Replica(workload, seed=1, inner=inner, device=torch.device("cpu"))
+    numel = replica.layout.numel
+    moments = sum(tensor.nbytes for _, tensor in replica.inner_state_tensors()) / numel
+    most = MOMENT_BYTES[optimizer]
+    assert moments == pytest.approx({"adamw": 8, "adamw8bit": 2.02, "muon": 4.62}[optimizer], abs=0.005)
+    assert moments < most + 0.001
+    assert replica.inner_state_bytes() / numel == pytest.approx(moments + 4, rel=0.01)
+    assert trainer_bytes(optimizer) == 20 + 2 * most
 
 
 def learnt(optimizer: OptimizerName) -> float:
