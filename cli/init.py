@@ -15,7 +15,7 @@ from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, RoundSection, render_manifest, validate_manifest
+from shoal.protocol.manifest import Manifest, OptimizerName, RoundSection, render_manifest, validate_manifest
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.seats import longest_wait
@@ -37,6 +37,9 @@ class InitOptions:
         str, Option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
     strategy: Strategy = DEFAULT_STRATEGY
+    optimizer: Annotated[
+        OptimizerName | None, Option("--optimizer", help="Of each node's own steps. [default: adamw]")
+    ] = None
     admission: Annotated[
         Literal["open", "allowlist", "invite"] | None,
         Option("--admission", help="Who may join: left out, whoever has the manifest, for people who know each other."),
@@ -86,6 +89,7 @@ def init(options: InitOptions) -> None:
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
     """The manifest of a new swarm that `node` founds, alone or with those that are named. Raises ConfigError."""
+    from shoal.node.loops.loop_messages import OWN_LOOP
     from shoal.node.sapo.policies import installed_policies
 
     try:
@@ -109,6 +113,11 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if shares:
         tables["rollouts"] = DEFAULT_ROLLOUTS
         tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
+    if options.optimizer is not None:
+        if shares or options.workload == OWN_LOOP:
+            whose = "policies" if shares else "loops"
+            raise ConfigError(f"--optimizer is for workloads, and {whose} have optimizers of their own; leave it out")
+        tables["inner"] = {"optimizer": options.optimizer}
     voters = options.voters or ("named" if options.admission == "open" and strategy.certifies else None)
     membership = {"voters": voters, "seats": options.seats}
     if any(value is not None for value in membership.values()):

@@ -115,7 +115,8 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
     offers and groups that were refused, by reason. tasks: of each task family, the newest round that had any of it.
-    groups: the newest, oldest first. held_out_reward: the greedy reward on held-out tasks after `held_out_round` rounds.
+    groups: the newest, oldest first. held_out_reward: the greedy reward on held-out tasks after `held_out_round`
+    rounds.
     """
 
     role: str

@@ -38,11 +38,12 @@ from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES
 from shoal.node.state.resumption import FILES_KEPT
 from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_DISK_MIN, FINALS_KEPT, STATES_KEPT
 from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
+from shoal.node.training.memory_need import MOMENT_BYTES, trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest import Manifest, OptimizerName
 from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.private_folder import is_shared, why_not_private
 
@@ -62,16 +63,14 @@ STATE_BYTES_PER_VALUE: Final = 8
 """A certified state: the parameters and the outer optimizer's momentum in fp32."""
 STATES_ON_DISK: Final = STATES_KEPT + 2
 """Those that are served, S(0), and the one being written."""
-RESUME_BYTES_PER_VALUE: Final = 12
-"""What a node alone knows of a round: two moments of the inner optimizer, and its contribution, in fp32 at most."""
+CONTRIBUTION_BYTES_PER_VALUE: Final = 4
+"""What a node alone knows of a round beside its optimizer's moments: its contribution, in fp32 at most."""
 MIDWAY_FILES: Final = 2
 """What it learnt amid a round, in place and being written; as large, with the progress in place of the contribution."""
 FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one byte or less with the other codecs."""
 IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
 """In nameless files in place of memory: the states that are served, the next one, and two contributions in fp32."""
-TRAINER_BYTES_PER_VALUE: Final = 32
-"""Parameters, gradients, two moments; the anchor, the parameters as they were contributed, a snapshot's moments."""
 DAEMON_BYTES_PER_VALUE: Final = 12
 """Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
@@ -137,7 +136,7 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
     report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
     yield device(report)
     yield disk_space(wanted, report.numel)
-    yield memory(report)
+    yield memory(report, manifest.inner.optimizer if manifest is not None else InnerSettings().optimizer)
     if manifest is not None and installed:
         yield speed(manifest, report)
 
@@ -485,7 +484,8 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     free = shutil.disk_usage(existing_parent(wanted.data_dir)).free
     if numel is None or wanted.manifest is None:
         return Check(name="disk space", ok=True, detail=f"{_mb(free)} free")
-    parts = bytes_on_disk(numel, wanted.manifest.sync.codec, wanted.checkpoints)
+    manifest = wanted.manifest
+    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer)
     there = _bytes_under(wanted.data_dir)
     needed = max(sum(parts.values()) - there, 0)
     shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())
@@ -494,9 +494,10 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
 
 
-def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
+def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
     """What a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
-    state, resume = numel * STATE_BYTES_PER_VALUE, numel * RESUME_BYTES_PER_VALUE
+    state = numel * STATE_BYTES_PER_VALUE
+    resume = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES_PER_VALUE))
     final = numel * FINAL_BYTES_PER_VALUE.get(codec, 1)
     return {
         "states": STATES_ON_DISK * state,
@@ -508,10 +509,10 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int) -> dict[str, int]:
     }
 
 
-def bytes_in_memory(numel: int) -> dict[str, int]:
+def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
     """What a node takes of memory, by whom, of a model of `numel` values; `programs`: without any model."""
     return {
-        "trainer": numel * TRAINER_BYTES_PER_VALUE,
+        "trainer": round(numel * trainer_bytes(optimizer)),
         "daemon": numel * DAEMON_BYTES_PER_VALUE,
         "programs": MEMORY_BASE_BYTES,
     }
@@ -532,15 +533,15 @@ def _bytes_under(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def memory(report: TrialReport) -> Check:
+def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
     """Check that there is room for the model, its gradients and moments, and what the daemon holds."""
     available = psutil.virtual_memory().available
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
-    needed = sum(bytes_in_memory(report.numel).values())
+    needed = sum(bytes_in_memory(report.numel, optimizer).values())
     detail = (
         f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
-        f"{report.numel / 1e6:.1f} million parameters"
+        f"{report.numel / 1e6:.1f} million parameters and {optimizer}"
     )
     remedy = "" if available >= needed else "end other programs, or train on a machine with more memory"
     return Check(name="memory", ok=available >= needed, detail=detail, remedy=remedy)

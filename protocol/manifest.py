@@ -131,12 +131,18 @@ def _check_peer(key: str, text: str) -> None:
         raise ValueError(f"{key}: {text!r} is not a PeerId (`shoal id` prints this node's)") from None
 
 
+OptimizerName = Literal["adamw", "adamw8bit", "muon"]
+
+
 class InnerSection(Message, frozen=True, kw_only=True):
     """The optimizer of each node's own steps."""
 
     optimizer: Annotated[
-        Literal["adamw", "muon"],
-        Meta(description="adamw; or muon, which moves matrices by their orthogonalised momentum, all else by AdamW."),
+        OptimizerName,
+        Meta(
+            description="adamw; adamw8bit, which keeps its moments in 8 bits; or muon, which moves matrices by their "
+            "orthogonalised momentum, all else by AdamW."
+        ),
     ] = "adamw"
     lr: Annotated[
         float,

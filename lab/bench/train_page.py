@@ -40,7 +40,7 @@ from shoal.lab.page import UNKNOWN, publish, spread, table, verdict
 from shoal.node.option import Option, given_options, options_of
 from shoal.node.state.store import write_atomically
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES
+from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, OptimizerName
 from shoal.protocol.manifest_workload import Option as WorkloadOption
 from shoal.protocol.toml_text import parse_toml
 
@@ -283,7 +283,7 @@ class TrainOptions(Spec):
         ),
     ] = None
     optimizer: Annotated[
-        Literal["adamw", "muon"] | None,
+        OptimizerName | None,
         Option("--optimizer", help="Of each node's own steps. [default: what `shoal init` writes]"),
     ] = None
     seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1

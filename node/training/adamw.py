@@ -19,6 +19,26 @@ from shoal.node.training.cut_tensors import own_rows
 EPSILON = 1e-8
 
 
+def move(
+    values: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    steps: int,
+) -> None:
+    """Take one step in place: moments first, then the values. steps: of these values, this one among them."""
+    beta1, beta2 = betas
+    values.mul_(1 - lr * weight_decay)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    spread = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(EPSILON)
+    values.addcdiv_(first, spread, value=-lr / (1 - beta1**steps))
+
+
 class AdamW:
     """First and second moments of each parameter's gradient, on the parameter's device."""
 
@@ -55,19 +75,20 @@ class AdamW:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient. No collective."""
-        beta1, beta2 = self._betas
         moments = zip(self._first, self._second, strict=True)
         for index, (parameter, (first, second)) in enumerate(zip(self._parameters, moments, strict=True)):
             gradient = parameter.grad
             if gradient is None:
                 continue
             self._steps[index] += 1
-            steps = int(self._steps[index])
-            unbias1 = 1 - beta1**steps
-            unbias2 = 1 - beta2**steps
             rows, mean, square, change = (own_rows(tensor) for tensor in (parameter, first, second, gradient))
-            rows.mul_(1 - lr * self._weight_decay)
-            mean.lerp_(change, 1 - beta1)
-            square.mul_(beta2).addcmul_(change, change, value=1 - beta2)
-            spread = square.sqrt().div_(math.sqrt(unbias2)).add_(EPSILON)
-            rows.addcdiv_(mean, spread, value=-lr / unbias1)
+            move(
+                rows,
+                change,
+                mean,
+                square,
+                lr=lr,
+                betas=self._betas,
+                weight_decay=self._weight_decay,
+                steps=int(self._steps[index]),
+            )

@@ -6,6 +6,7 @@ cut: it takes seconds, and a trainer that died should be back soon.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -29,6 +30,34 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def own_rows_of(everything: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Those rows of `everything`, which all processes have alike, that this one holds of `like`. No collective."""
     return own_rows(_cut(everything, like, source=None)) if is_cut(like) else everything
+
+
+def first_row(tensor: torch.Tensor) -> int:
+    """Number of the first of the rows that this process holds. No collective."""
+    if not is_cut(tensor):
+        return 0
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    each = -(-len(tensor) // int(mesh.size()))  # as torch.chunk deals them
+    return min(len(tensor), int(mesh.get_local_rank()) * each)
+
+
+def zeros_beside(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, (rows of `tensor`, *shape), cut as `tensor` is. No collective."""
+    own = torch.zeros((len(own_rows(tensor)), *shape), dtype=dtype, device=tensor.device)
+    if not is_cut(tensor):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    size = torch.Size((len(tensor), *shape))
+    return DTensor.from_local(
+        own,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=size,
+        stride=tuple(math.prod(size[axis + 1 :]) for axis in range(len(size))),
+    )
 
 
 def put(everything: torch.Tensor | None, into: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from shoal.node.training.adamw import AdamW
+from shoal.node.training.adamw8bit import AdamW8bit
 from shoal.node.training.muon import Muon
 from shoal.node.training.trainer_messages import InnerSettings
 
@@ -37,6 +38,7 @@ class InnerOptimizer(Protocol):
 
 OPTIMIZERS: Mapping[str, Callable[[torch.nn.Module, Sequence[torch.nn.Parameter], InnerSettings], InnerOptimizer]] = {
     "adamw": lambda _, parameters, inner: AdamW(parameters, betas=inner.betas, weight_decay=inner.weight_decay),
+    "adamw8bit": lambda _, parameters, inner: AdamW8bit(parameters, betas=inner.betas, weight_decay=inner.weight_decay),
     "muon": lambda model, parameters, inner: Muon(
         model, parameters, betas=inner.betas, weight_decay=inner.weight_decay
     ),

@@ -1,6 +1,7 @@
 """State of a trainer beside the certified one, copied to memory at once and written to disk beside the training.
 
     first.<parameter>, second.<parameter>   the inner optimizer's moments
+    first_exponent.<parameter>, second_…    those of their blocks, where moments are in 8 bits
     steps                                   how often each parameter was moved, int64
     buffer.<name>                           counters and other state of the model that does not travel
     kept                                    progress that no contribution holds, where there is any: replica − its mark

@@ -13,7 +13,6 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +33,7 @@ from shoal.node.workloads.causal_lm_data import (
     training_texts,
 )
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer, split_name
+from shoal.node.workloads.compiling import as_it_is, check_compiler
 from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.protocol.errors import ConfigError
 
@@ -113,6 +113,8 @@ class CausalLMWorkload:
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Cross-entropy in nats per token, and the number of tokens predicted, B · (T - 1)."""
+        if self.compile and torch.is_grad_enabled():
+            check_compiler(batch.device.type)
         with arithmetic("bf16" if self.bf16 else "float32", batch.device.type):
             mean: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
         return mean, batch[:, 1:].numel()
@@ -121,7 +123,8 @@ class CausalLMWorkload:
         """Mean cross-entropy over the first `HELD_OUT_BLOCKS` blocks of the held-out documents."""
         device = next(model.parameters()).device
         parts = [part.to(device) for part in torch.split(self._held_out, self.batch)]
-        return sum(float(self.loss(model, part)[0]) * len(part) for part in parts) / len(self._held_out)
+        with as_it_is(self.compile):
+            return sum(float(self.loss(model, part)[0]) * len(part) for part in parts) / len(self._held_out)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ class CausalLMWorkload:
         inputs = [torch.tensor([context], device=device) for context in contexts]
         memories: list[Any] = [None] * len(contexts)
         generator, open_rows = sample_generator(), [place for place, context in enumerate(contexts) if context]
-        with torch.compiler.set_stance("force_eager") if self.compile else nullcontext():
+        with as_it_is(self.compile):
             while open_rows:
                 for place in tuple(open_rows):
                     with arithmetic("bf16" if self.bf16 else "float32", device.type):

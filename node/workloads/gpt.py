@@ -20,6 +20,7 @@ from typing import Final, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 Style = Literal["rotary", "learned"]
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -36,7 +37,8 @@ LAYOUTS: Final[Mapping[Style, Mapping[str, str]]] = {
 class GptSettings:
     """Size and style. `context`: the most tokens of a row. `width` is a multiple of the heads, of twice them if rotary.
 
-    About 12 · layers · width² parameters.
+    recomputes: a block keeps its input alone for the backward pass, and computes the rest again (gradient
+    checkpointing, arXiv 1604.06174). About 12 · layers · width² parameters.
     """
 
     vocabulary: int
@@ -45,6 +47,7 @@ class GptSettings:
     heads: int
     context: int
     style: Style
+    recomputes: bool = False
 
     @property
     def head_width(self) -> int:
@@ -184,7 +187,7 @@ class Block(nn.Module):
     def __init__(self, settings: GptSettings) -> None:
         super().__init__()
         width, bias = settings.width, settings.style == "learned"
-        self.heads = settings.heads
+        self.heads, self.recomputes = settings.heads, settings.recomputes
         self.names = LAYOUTS[settings.style]
         parts = {
             "norm_attention": settings.norm(),
@@ -210,6 +213,16 @@ class Block(nn.Module):
         layer: int = 0,
     ) -> torch.Tensor:
         """Attend to what is `seen`, else to all before; with a cache, to what it has of this layer as well."""
+        if self.recomputes and cache is None and torch.is_grad_enabled():
+            again: torch.Tensor = checkpoint(
+                self._layer, x, rotation, seen, None, layer, use_reentrant=False, preserve_rng_state=False
+            )
+            return again
+        return self._layer(x, rotation, seen, cache, layer)
+
+    def _layer(
+        self, x: torch.Tensor, rotation: Rotation | None, seen: torch.Tensor | None, cache: Cache | None, layer: int
+    ) -> torch.Tensor:
         batch, length, width = x.shape
         parts = self._run("query_key_value", self._run("norm_attention", x))
         parts = parts.view(batch, length, 3, self.heads, width // self.heads)

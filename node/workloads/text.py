@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +19,7 @@ from torch import nn
 
 from shoal.node.workload import Assignment
 from shoal.node.workloads.arithmetic import DTYPES, arithmetic
+from shoal.node.workloads.compiling import as_it_is, check_compiler
 from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.node.workloads.gpt import Gpt, GptSettings
 from shoal.node.workloads.text_data import Corpus, deal_windows, load_corpus
@@ -36,8 +36,9 @@ PROMPTS = ("def ", "The ")
 class TextWorkload:
     """Predict the next byte. The options are the model's size; `data` is a folder or file of text.
 
-    dtype: what products are computed in; auto is bf16 on CUDA, else float32. compile: by `torch.compile`, which takes
-    a minute at the start.
+    dtype: what products are computed in; auto is bf16 on CUDA, else float32. gradient_checkpointing: what layers
+    compute is not kept for the backward pass, but computed again. compile: by `torch.compile`, which takes a minute at
+    the start.
     """
 
     width: int = 128
@@ -46,6 +47,7 @@ class TextWorkload:
     context: int = 128
     batch: int = 8
     dtype: str = "auto"
+    gradient_checkpointing: bool = False
     compile: bool = False
     data: str | None = None
     metric: str = field(default="bits per byte", init=False)
@@ -72,6 +74,7 @@ class TextWorkload:
                 heads=self.heads,
                 context=self.context,
                 style="rotary",
+                recomputes=self.gradient_checkpointing,
             )
         )
         if self.compile:
@@ -90,6 +93,8 @@ class TextWorkload:
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Cross-entropy in nats per byte, and the number of bytes predicted."""
+        if self.compile and torch.is_grad_enabled():
+            check_compiler(batch.device.type)
         symbols = batch.long()
         targets = symbols[:, 1:]
         with arithmetic(self.dtype, batch.device.type):
@@ -104,8 +109,7 @@ class TextWorkload:
         starts = torch.linspace(0, len(text) - window, HELD_OUT_WINDOWS).long()
         windows = torch.stack([text[start : start + window] for start in starts.tolist()])
         device = next(model.parameters()).device
-        # Only where there is anything compiled, as this imports the compiler: other shapes would be compiled as well.
-        with torch.compiler.set_stance("force_eager") if self.compile else nullcontext():
+        with as_it_is(self.compile):
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
         return sum(losses) / len(losses) / math.log(2)
 

@@ -40,6 +40,21 @@ def test_init_of_a_sparse_swarm_writes_what_that_implies(tmp_path: Path) -> None
         assert f"\n{line}\n" in text
 
 
+def test_init_writes_the_optimizer_that_is_asked_for_where_it_is_the_swarms_to_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(tmp_path, "--optimizer", "adamw8bit") == 0
+    assert load_manifest(tmp_path / "swarm.toml").inner.optimizer == "adamw8bit"
+    for arguments, said in (
+        (("--workload", "own-loop"), "--optimizer is for workloads, and loops have optimizers of their own; leave it"),
+        (("--strategy", "rollouts"), "--optimizer is for workloads, and policies have optimizers of their own; leave"),
+        (("--strategy", "ddp"), 'optimizer = "adamw8bit" goes with a strategy of inner steps'),
+    ):
+        capsys.readouterr()
+        assert init(tmp_path, "--force", "--optimizer", "adamw8bit", *arguments) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_init_of_a_swarm_for_anyone_names_its_voters_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

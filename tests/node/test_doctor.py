@@ -20,7 +20,7 @@ from shoal.node.control import ControlServer, JsonValue, Status
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, load_manifest
+from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
 from tests.cli.test_status import STATUS
 
 GB = 1_000_000_000
@@ -130,14 +130,19 @@ def test_data_folder_of_another_user_or_of_all_is_found(tmp_path: Path, monkeypa
 def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Examination(data_dir=tmp_path, manifest=founded(tmp_path))
     large = TrialReport(numel=100 * GB)
-    for check in (doctor.memory(large), doctor.disk_space(wanted, large.numel)):
+    for check in (doctor.memory(large, "adamw"), doctor.disk_space(wanted, large.numel)):
         assert not check.ok
         assert check.remedy
     small = TrialReport(numel=1000)
-    assert doctor.memory(small).ok
+    assert doctor.memory(small, "adamw").ok
     assert doctor.disk_space(wanted, small.numel).ok
-    assert doctor.memory(TrialReport()).ok
-    assert "about 5.4 GB needed for 100.0 million parameters" in doctor.memory(TrialReport(numel=GB // 10)).detail
+    assert doctor.memory(TrialReport(), "adamw").ok
+    needs: dict[OptimizerName, str] = {"adamw": "5.8", "adamw8bit": "4.6"}  # 48 and 36.2 bytes a parameter, and 1 GB
+    for optimizer, needed in needs.items():
+        detail = doctor.memory(TrialReport(numel=GB // 10), optimizer).detail
+        assert f"about {needed} GB needed for 100.0 million parameters and {optimizer}" in detail
+    plain, small_moments = (doctor.bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
+    assert (plain["work under way"], small_moments["work under way"]) == (60_000_000, 30_500_000)
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(

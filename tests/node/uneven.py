@@ -21,21 +21,21 @@ Batch = dict[str, torch.Tensor]
 
 
 class Block(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner = torch.nn.Linear(WIDTH, 3)
-        self.outer = torch.nn.Linear(3, WIDTH)
+        self.inner = torch.nn.Linear(width, 3)
+        self.outer = torch.nn.Linear(3, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.outer(torch.tanh(self.inner(x)))
 
 
 class UnevenModel(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.embedding = torch.nn.Embedding(SYMBOLS, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
-        self.head = torch.nn.Linear(WIDTH, SYMBOLS, bias=False)
+        self.embedding = torch.nn.Embedding(SYMBOLS, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(2))
+        self.head = torch.nn.Linear(width, SYMBOLS, bias=False)
         self.head.weight = self.embedding.weight
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.unused = torch.nn.Parameter(torch.ones(1))
@@ -77,6 +77,13 @@ class Uneven:
         symbols = torch.arange(SYMBOLS).repeat(2, 1)
         logits = model(symbols).flatten(0, 1)
         return float(torch.nn.functional.cross_entropy(logits, (symbols.flatten() * 3 + 1) % SYMBOLS))
+
+
+class Wide(Uneven):
+    """With an embedding large enough for moments in 8 bits; blocks of its rows are not all full."""
+
+    def build(self) -> torch.nn.Module:
+        return UnevenModel(401)
 
 
 class FailsInOne(Uneven):

@@ -103,6 +103,39 @@ TRAINING: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "moments in 8 bits are rounded to the nearest",
+        "tests/node/training/test_adamw8bit.py::test_a_moment_that_forgets_slowly_forgets_nevertheless",
+        "level = (magnitude + words) >> _DROPPED",
+        "level = (magnitude + (1 << (_DROPPED - 1))) >> _DROPPED",
+    ),
+    bug(
+        "a second moment that is too small for its block is zero",
+        "tests/node/training/test_block_floats.py"
+        "::test_what_is_too_small_for_its_block_is_zero_with_a_sign_and_the_least_without",
+        """
+        if self.signed:
+            bits.masked_fill_(level == 0, 0).bitwise_or_((codes >> 7) << 31)
+        """,
+        """
+        bits.masked_fill_(level == 0, 0)
+        if self.signed:
+            bits.bitwise_or_((codes >> 7) << 31)
+        """,
+    ),
+    bug(
+        "each process rounds its rows as if they were the first",
+        "tests/node/training/test_sharded_replica.py"
+        "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed",
+        "key, first = hashed(hashed(place) + steps), first_row(parameter)",
+        "key, first = hashed(hashed(place) + steps), 0",
+    ),
+    bug(
+        "a restart loses the exponents of moments in 8 bits",
+        "tests/node/training/test_inner_state.py::test_rounds_after_a_restart_are_those_without_one",
+        'return [*codes, *((f"{moment}_exponent.{name}", blocks.exponents) for moment, blocks in kept)]',
+        "return codes",
+    ),
+    bug(
         "the link of a loop is an argument of its daemon, which others on the machine see",
         "tests/node/loops/test_loop_daemon.py::test_link_is_told_to_the_daemon_where_no_other_user_sees_it",
         'given = swarm if link is None else "-"',

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,7 +52,7 @@ from shoal.node.workload import load_workload
 from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import load_manifest
+from shoal.protocol.manifest import OptimizerName, load_manifest
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.reports.report import (
     BytesReport,
@@ -688,8 +688,8 @@ def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult
     assert "skewed data, α = 0.3" in page
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_optimizer_and_data_are_options_of_their_own(optimizer: Literal["adamw", "muon"]) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
+def test_optimizer_and_data_are_options_of_their_own(optimizer: OptimizerName) -> None:
     options = TrainOptions(optimizer=optimizer, settings=["inner.lr=0.001"], data="even")
     manifest = options.bench.manifest(1, [NOBODY])
     assert (manifest.inner.optimizer, manifest.inner.lr) == (optimizer, 0.001)

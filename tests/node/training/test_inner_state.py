@@ -31,6 +31,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.node.workloads.regression import Batch, RegressionWorkload
 from shoal.protocol.errors import LocalError
+from shoal.protocol.manifest import OptimizerName
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -68,9 +69,14 @@ BASE = bytes(31) + b"1"
 """Hash of the value that led to an anchor."""
 
 
-def new_replica(workload: RegressionWorkload | None = None, sync: SyncSettings | None = None) -> Replica:
-    inner = InnerSettings(warmup_tokens=500)
-    return Replica(workload or Noisy(), seed=3, inner=inner, device=torch.device("cpu"), sync=sync)
+def new_replica(
+    workload: RegressionWorkload | None = None,
+    sync: SyncSettings | None = None,
+    optimizer: OptimizerName = "adamw",
+) -> Replica:
+    inner = InnerSettings(warmup_tokens=500, optimizer=optimizer)
+    inputs = 512 if optimizer == "adamw8bit" else 16  # moments of a smaller matrix stay in float32
+    return Replica(workload or Noisy(inputs=inputs), seed=3, inner=inner, device=torch.device("cpu"), sync=sync)
 
 
 def order(round_: int, *, steps: int = 3, contribute: bool = True) -> Train:
@@ -93,10 +99,10 @@ class Life:
         self.replica, self.anchor, self.sync = replica, anchor, sync or SyncSettings()
 
     @staticmethod
-    def new(sync: SyncSettings | None = None) -> Life:
+    def new(sync: SyncSettings | None = None, optimizer: OptimizerName = "adamw") -> Life:
         random.seed(7)
         np.random.seed(7)
-        replica = new_replica(sync=sync)
+        replica = new_replica(sync=sync, optimizer=optimizer)
         anchor = np.zeros(replica.layout.numel, np.float32)
         replica.write_initial(anchor)
         replica.apply(anchor)
@@ -135,8 +141,9 @@ def scramble() -> None:
     torch.manual_seed(1)
 
 
-def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path) -> None:
-    life = Life.new()
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
+def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path, optimizer: OptimizerName) -> None:
+    life = Life.new(optimizer=optimizer)
     life.round(1)
     out, report = train(life.replica, order(2), life.anchor.size)
     assert isinstance(report, Contribution)
@@ -147,7 +154,7 @@ def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path) -> None:
     assert not np.array_equal(expected[0], expected[1])
 
     scramble()
-    replica = new_replica()
+    replica = new_replica(optimizer=optimizer)
     replica.restore(saved, exact=True)
     replica.apply(anchor, fresh=True)
     again = Life(replica, anchor)
@@ -247,6 +254,21 @@ def test_round_is_gone_on_with_from_its_midst(tmp_path: Path, sync: SyncSettings
     assert (again.tokens, again.steps) == (report.tokens, report.steps - 2)
     # The replica is the anchor plus what was kept: rounded once more than where it never stopped.
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_moments_in_8_bits_are_taken_up_amid_a_round_to_the_bit(tmp_path: Path) -> None:
+    life = Life.new(optimizer="adamw8bit")
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    saved = life.save(tmp_path / "midway", 1, midway=True)
+    replica = new_replica(optimizer="adamw8bit")
+    replica.restore(saved, exact=True)
+    found, live = dict(replica.inner_state_tensors()), dict(life.replica.inner_state_tensors())
+    assert found["first.0.weight"].dtype == torch.uint8
+    for name in ("first", "second", "first_exponent", "second_exponent"):
+        assert live[f"{name}.0.weight"].any()
+    assert found.keys() == live.keys()
+    assert all(torch.equal(found[name], live[name]) for name in live)
 
 
 @pytest.mark.parametrize("sync", SYNCS, ids=["diloco", "streaming"])

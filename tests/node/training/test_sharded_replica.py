@@ -38,9 +38,10 @@ from shoal.node.training.trainer_messages import (
     WriteInitial,
 )
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import OptimizerName
 from tests.node.lab import Swarm, assert_exact
 from tests.node.told_trainer import ToldTrainer, expect, running
-from tests.node.uneven import Uneven
+from tests.node.uneven import Uneven, Wide
 
 DEADLINE_S = 300.0
 """Importing torch's distributed parts in several processes takes long on a busy machine."""
@@ -49,6 +50,8 @@ STEPS = 5
 INNER = InnerSettings(lr=1e-2, clip_norm=0.5)
 """A norm that is reached, so that clipping plays its part."""
 CLOSE = {"rtol": 0, "atol": 1e-5}
+LEVEL_APART = 0.02
+"""A step or two of the optimizer: by more no value differs that was moved by a moment one level higher."""
 
 
 def share(round: int) -> Assignment:
@@ -89,8 +92,8 @@ def reached_from(group: list[psutil.Process]) -> set[str]:
 class Single:
     """The same rounds in this process: contributions and losses of rounds 1 and 2, the anchor after round 1."""
 
-    def __init__(self, inner: InnerSettings = INNER) -> None:
-        self.replica = replica = Replica(Uneven(), seed=SEED, inner=inner, device=torch.device("cpu"))
+    def __init__(self, inner: InnerSettings = INNER, workload: Uneven | None = None) -> None:
+        self.replica = replica = Replica(workload or Uneven(), seed=SEED, inner=inner, device=torch.device("cpu"))
         self.initial = np.zeros(replica.layout.numel, np.float32)
         replica.write_initial(self.initial)
         replica.apply(self.initial, round=0, fresh=True)
@@ -125,14 +128,27 @@ class Single:
         return self.stretch(2)[0]
 
 
-def assert_moments_close(one: Path, other: Path) -> None:
+def assert_close(found: np.ndarray, expected: np.ndarray, *, rounded: bool) -> None:
+    """Equal to what the order of sums changes. rounded: moments are in 8 bits, so a few may be a level apart."""
+    if rounded:
+        far = np.abs(found.astype(np.float64) - expected) > CLOSE["atol"]
+        assert far.mean() < 0.002
+        found = np.where(far & (np.abs(found.astype(np.float64) - expected) < LEVEL_APART), expected, found)
+    np.testing.assert_allclose(found, expected, **CLOSE)
+
+
+def assert_moments_close(one: Path, other: Path, *, rounded: bool) -> None:
     """The same tensors in both snapshots; the moments equal to rounding, counts to the bit."""
     left, right = SavedInner(one), SavedInner(other)
     names = {name for name in left._file.names if not name.startswith("random.")}
     assert names == {name for name in right._file.names if not name.startswith("random.")}
     assert {"first.embedding.weight", "second.blocks.1.outer.bias", "steps", "buffer.seen"} <= names
     for name in names - {"buffer.seen"}:
-        np.testing.assert_allclose(left._file.array(name), right._file.array(name), **CLOSE)
+        a, b = left._file.array(name), right._file.array(name)
+        if a.dtype == np.uint8:
+            assert (a == b).mean() > 0.998, name
+        else:
+            assert_close(a, b, rounded=rounded)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +173,17 @@ def test_each_rank_has_a_device(monkeypatch: pytest.MonkeyPatch, wanted: str, th
     assert device.endswith(found)
 
 
-@pytest.mark.parametrize("inner", [INNER, msgspec.structs.replace(INNER, optimizer="muon")], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
 async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
-    tmp_path: Path, inner: InnerSettings
+    tmp_path: Path, optimizer: OptimizerName
 ) -> None:
     """Genesis, a contribution, the next anchor; kill -9 of rank 1 in mid-stretch; the second contribution after it."""
-    single = Single(inner)
+    inner, rounded = msgspec.structs.replace(INNER, optimizer=optimizer), optimizer == "adamw8bit"
+    single = Single(inner, Wide() if rounded else Uneven())
     single.snapshot(tmp_path / "one")
     expected = single.second()
     path = tmp_path / "1.trainer"
-    async with running(spec(inner=inner)) as trainer:
+    async with running(spec("Wide" if rounded else "Uneven", inner=inner)) as trainer:
         assert trainer.started.device == "2 x cpu"
         assert trainer.layout == single.replica.layout
         await trainer.send(WriteInitial())
@@ -181,14 +198,14 @@ async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
         first = await expect(trainer, Contribution)
         assert (first.number, first.steps, first.tokens) == (1, STEPS, single.told.tokens)
         assert first.loss == pytest.approx(single.told.loss, abs=1e-5)
-        np.testing.assert_allclose(trainer.contribution, single.first, **CLOSE)
+        assert_close(trainer.contribution, single.first, rounded=rounded)
         assert np.abs(single.first).max() > 1e-3
         await trainer.send(Evaluate(round=0))
         assert (await expect(trainer, Evaluated)).value == pytest.approx(single.value, abs=1e-5)
 
         await trainer.send(Snapshot(round=1, path=str(path)))
         assert not (await expect(trainer, Snapshotted)).failure
-        assert_moments_close(tmp_path / "one", path)
+        assert_moments_close(tmp_path / "one", path, rounded=rounded)
         trainer.anchor[:] = single.anchor
         await trainer.send(Apply(round=1, taken=1))
         await expect(trainer, Applied)
@@ -205,7 +222,7 @@ async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
         assert not any(process.is_running() for process in first_group)
         await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
         assert (await expect(trainer, Contribution)).number == 2
-        np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
+        assert_close(trainer.contribution, expected, rounded=rounded)
 
 
 @pytest.mark.long

@@ -11,11 +11,13 @@ import torch
 
 from shoal.node.workload import Assignment
 from shoal.node.workloads import text_data
+from shoal.node.workloads.compiling import check_compiler
 from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.node.workloads.text import TextWorkload
 from shoal.node.workloads.text_data import deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
 
+compiling = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of its own modules
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -99,6 +101,87 @@ def test_training_lowers_bits_per_byte(folder: Path) -> None:
         optimizer.step()
     with torch.no_grad():
         assert workload.evaluate(model) < 2.0
+
+
+def gradients(workload: TextWorkload, batch: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
+    """Loss and gradients, in float32, of the same parameters, whose head is not zero any more."""
+    torch.manual_seed(5)
+    model = workload.build()
+    torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
+    loss, _ = workload.loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = [parameter.grad for parameter in model.parameters()]
+    return loss.item(), [gradient for gradient in found if gradient is not None]
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bf16"}], ids=["float32", "bf16"])
+def test_layers_computed_again_have_the_same_gradients_to_the_bit_and_keep_less(
+    folder: Path, options: dict[str, Any]
+) -> None:
+    sizes: dict[str, Any] = {"width": 32, "layers": 3, "heads": 2, "context": 32, "data": str(folder), **options}
+    batch = next(TextWorkload(**sizes).batches(share(0, 1)))
+    kept = [0, 0]
+    results = []
+    for again in (False, True):
+
+        def count(tensor: torch.Tensor, again: bool = again) -> torch.Tensor:
+            kept[again] += tensor.nbytes
+            return tensor
+
+        workload = TextWorkload(gradient_checkpointing=again, **sizes)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            workload.loss(workload.build(), batch)
+        results.append(gradients(workload, batch))
+    (loss, plain), (other_loss, other) = results
+    assert loss == other_loss
+    assert len(plain) == len(other) == 3 * 6 + 3
+    assert all(one.any() and torch.equal(one, two) for one, two in zip(plain, other, strict=True))
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.long
+@compiling
+def test_compiled_training_is_the_plain_one_and_evaluates_what_it_learnt(folder: Path) -> None:
+    sizes: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4, "data": str(folder)}
+    made = []
+    for compiled in (False, True):
+        workload = TextWorkload(compile=compiled, gradient_checkpointing=compiled, **sizes)
+        torch.manual_seed(5)
+        model = workload.build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for batch in itertools.islice(workload.batches(share(0, 1)), 6):
+            optimizer.zero_grad()
+            loss, _ = workload.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+        with torch.no_grad():
+            made.append((losses, workload.evaluate(model)))
+    (plain, value), (other, other_value) = made
+    assert plain[-1] < plain[0] - 0.3
+    assert other == pytest.approx(plain, rel=1e-4)
+    assert other_value == pytest.approx(value, rel=1e-4)
+
+
+@compiling
+def test_without_a_compiler_a_line_says_what_to_do(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = TextWorkload(width=16, layers=1, heads=2, context=16, compile=True, data=str(folder))
+    batch = next(workload.batches(share(0, 1)))
+    check_compiler.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler, and there is no (clang|g)\+\+ here; install one"):
+        workload.loss(workload.build(), batch)
+    monkeypatch.setenv("CC", "some-cc")
+    with pytest.raises(ConfigError, match="needs a C compiler, and there is no some-cc here"):
+        check_compiler("cuda")
+    monkeypatch.setenv("CXX", "/bin/sh")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(ConfigError, match="needs the headers of Python"):
+        check_compiler("cpu")
 
 
 def test_split_is_by_file_and_blind_to_the_root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
