@@ -79,6 +79,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int]
     tasks: Mapping[str, TaskRewards] = {}
     round: int = 0
+    held_out_reward: float | None = None
 
 
 class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,4 +392,5 @@ def _rollouts(engine: RolloutEngine) -> RolloutFacts:
         rejected=status.rejected,
         tasks=status.tasks,
         round=engine.state_round,
+        held_out_reward=status.held_out_reward,
     )
