@@ -90,14 +90,15 @@ def test_image_is_built_and_its_node_certifies_rounds_as_its_own_user(tmp_path: 
 
     image = json.loads(run(*buildah, "inspect", "--type", "image", "shoal"))["OCIv1"]["config"]
     assert (image["Entrypoint"], image["User"], image["StopSignal"]) == (entry_point(), "shoal", "SIGINT")
-    assert set(image["ExposedPorts"]) == {"4001", "4002", "8420"}
+    assert set(image["ExposedPorts"]) == {"4001/tcp", "4002/tcp", "8420/tcp"}
 
     (owner,) = re.findall(r"useradd --uid (\d+)", deployed("Dockerfile"))
     swarm = tmp_path / "swarm"
     swarm.mkdir(mode=0o700)
     os.chown(swarm, int(owner), int(owner))
     container = run(*buildah, "from", "--pull-never", "shoal").strip()
-    inside = (*buildah, "run", "--isolation", "chroot", "--volume", f"{swarm}:/swarm", container, "--")
+    inside = (*buildah, "run", "--user", image["User"], "--isolation", "chroot")  # that user is not taken by itself
+    inside += ("--volume", f"{swarm}:/swarm", container, "--")
     assert run(*inside, "id", "--user").strip() == owner
     run(*inside, "shoal", "init", "--workload", "regression", "--data-dir", "/swarm/data", "-o", "/swarm/swarm.toml")
     # in a network of its own: the ports of its entry point may be taken on this machine
