@@ -79,7 +79,7 @@ def render() -> str:
     for name, strategy in STRATEGIES.items():
         if strategy.exchanges is Exchanges.ROLLOUTS:
             continue
-        sync = found(InitOptions(workload="regression", strategy=name), founder, founder).sync  # type: ignore[arg-type]
+        sync = found(InitOptions(workload="regression", strategy=name), founder, founder).sync
         often = "each step" if sync.inner_steps == 1 else f"every {sync.inner_steps} steps"
         cells = [f"{bytes_per_parameter(sync, nodes):.2f} B" for nodes in NODES]
         seconds = bytes_per_parameter(sync, 3) * EXAMPLE * 8 / SLOW_BITS_PER_S

@@ -50,7 +50,8 @@ def model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
     folder = tmp_path / "model"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    marks = {"unk_token": "?", "eos_token": "?", "pad_token": "?"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
     settings = transformers.LlamaConfig(
         vocab_size=8,
         hidden_size=32,

@@ -79,6 +79,29 @@ def index_of_torch(folder: Path) -> None:
     (place / "index.html").write_text(links)
 
 
+def check_image(buildah: list[str]) -> None:
+    """Found a swarm in a container of the image, certify rounds by its entry point, and verify them."""
+    image = json.loads(run(*buildah, "inspect", "--type", "image", "shoal"))["OCIv1"]["config"]
+    assert (image["Entrypoint"], image["User"], image["StopSignal"]) == (entry_point(), "shoal", "SIGINT")
+    assert set(image["ExposedPorts"]) == {"4001/tcp", "4002/tcp", "8420/tcp"}
+
+    (owner,) = re.findall(r"useradd --uid (\d+)", deployed("Dockerfile"))
+    container = run(*buildah, "from", "--pull-never", "shoal").strip()
+    inside = (*buildah, "run", "--isolation", "chroot", container, "--")  # /swarm is the container's own volume
+    assert run(*inside, "id", "-u").strip() == owner
+    run(*inside, "shoal", "init", "--workload", "regression", "--data-dir", "/swarm/data", "-o", "/swarm/swarm.toml")
+    # in a network of its own: the ports of its entry point may be taken on this machine
+    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    run(*alone, *inside, *entry_point(), "--rounds", str(ROUNDS))
+    said = run(*inside, "shoal", "verify", "/swarm/data", "--manifest", "/swarm/swarm.toml")
+    assert f", round {ROUNDS}\n" in said
+    kept = run(*inside, "find", "/swarm", "-printf", "%p %U %m\\n").splitlines()
+    assert f"/swarm {owner} 700" in kept
+    assert f"/swarm/data/node.key {owner} 600" in kept
+    assert {line.split()[1] for line in kept} == {owner}
+    run(*inside, "sh", "-c", "test -e /src/pyproject.toml && ! test -e /src/.git && ! test -e /src/tests")
+
+
 @pytest.mark.long
 @needs_tools
 def test_image_is_built_and_its_node_certifies_rounds_as_its_own_user(tmp_path: Path, buildah: list[str]) -> None:
@@ -87,23 +110,4 @@ def test_image_is_built_and_its_node_certifies_rounds_as_its_own_user(tmp_path: 
     build = ("bud", "--pull-never", "--isolation", "chroot", "--network", "host", "--tag", "shoal")
     mounted = ("--volume", f"{tmp_path}/index:/index:ro", "--build-arg", "TORCH_INDEX=file:///index")
     run(*buildah, *build, *mounted, "--file", "deploy/Dockerfile", ".")
-
-    image = json.loads(run(*buildah, "inspect", "--type", "image", "shoal"))["OCIv1"]["config"]
-    assert (image["Entrypoint"], image["User"], image["StopSignal"]) == (entry_point(), "shoal", "SIGINT")
-    assert set(image["ExposedPorts"]) == {"4001", "4002", "8420"}
-
-    (owner,) = re.findall(r"useradd --uid (\d+)", deployed("Dockerfile"))
-    swarm = tmp_path / "swarm"
-    swarm.mkdir(mode=0o700)
-    os.chown(swarm, int(owner), int(owner))
-    container = run(*buildah, "from", "--pull-never", "shoal").strip()
-    inside = (*buildah, "run", "--isolation", "chroot", "--volume", f"{swarm}:/swarm", container, "--")
-    assert run(*inside, "id", "--user").strip() == owner
-    run(*inside, "shoal", "init", "--workload", "regression", "--data-dir", "/swarm/data", "-o", "/swarm/swarm.toml")
-    # in a network of its own: the ports of its entry point may be taken on this machine
-    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
-    run(*alone, *inside, *entry_point(), "--rounds", str(ROUNDS))
-    said = run(*inside, "shoal", "verify", "/swarm/data", "--manifest", "/swarm/swarm.toml")
-    assert f", round {ROUNDS}\n" in said
-    assert {path.stat().st_uid for path in swarm.rglob("*")} == {int(owner)}
-    run(*inside, "sh", "-c", "! test -e /src/.git && ! test -e /src/tests")
+    check_image(buildah)
