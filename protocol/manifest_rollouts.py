@@ -21,8 +21,7 @@ DEFAULT_ROLLOUTS = {
 """A section for a founder who says nothing: short answers, that the built-in policy learns to give in minutes."""
 
 DEFAULT_LEARNING_RATE = 2e-4
-"""Of a swarm that shares rollouts, for a founder who says nothing: an update is drawn from some sixty completions, and
-what AdamW makes of the noise in it at 1e-3 unlearns as much as is learnt."""
+"""Of a swarm that shares rollouts, for a founder who says nothing: at 1e-3 policies unlearn what they were taught."""
 
 TASK_LIMIT = 256
 GROUPS_LIMIT = 256

@@ -235,7 +235,7 @@ def test_sandbox_that_dies_is_started_again(scorer: Scorer, tasks: list[Task]) -
     assert sandbox._process is not None
     sandbox._process.kill()
     sandbox._process.wait()
-    assert scorer.score_each([(tasks[0], HONEST)]) == [0.0]
+    assert scorer.score_each([(tasks[0], HONEST)]) == [None]
     assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
     assert sandbox.restarts == 1
 
@@ -248,7 +248,6 @@ def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: T
 def test_sandbox_family_that_cannot_make_its_task_scores_nothing(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["unmakeable"].make({}, 1, 0)
     assert scorer.score_each([(task, HONEST)]) == [None]
-    assert scorer.score_each([(task, HONEST)]) == [0.0]
 
 
 def test_sandbox_tests_do_fail_without_a_lock(tasks: list[Task], tmp_path: Path) -> None:
