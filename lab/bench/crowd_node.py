@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -101,7 +101,7 @@ class StubAgent:
         self._to_daemon, self._reports = trio.open_memory_channel[AgentReport](1024)
 
     @asynccontextmanager
-    async def running(self, threads: int) -> AsyncIterator[StubAgent]:
+    async def running(self, threads: int, *, program: Sequence[str]) -> AsyncIterator[StubAgent]:
         """Make groups for as long as the block lasts."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._live)
@@ -194,8 +194,7 @@ def main() -> None:
     notes = Notes(folder / NOTES_NAME)
     note_heard(notes)
     period_s = float((folder.parent / PERIOD_NAME).read_text())
-    stub = StubAgent(notes, period_s)
-    engine.running_agent = lambda threads, program=(): stub.running(threads)  # type: ignore[assignment, misc]
+    engine.running_agent = StubAgent(notes, period_s).running  # type: ignore[assignment]
     command_line.main()
 
 
