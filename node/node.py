@@ -219,7 +219,7 @@ class Node:
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
         rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
-        moving = Moving(parts, [one.moved for one in (self.reaching, self.finding, *rendezvous)])
+        moving = Moving(parts, [self.reaching.moved, self.finding.moved, *(one.moved for one in rendezvous)])
         machine: list[Service] = [moving, Waking(parts, moving.connect_anew)]
         if parts.config.only_when:
             machine.append(OnlyWhen(Rule(parts.config.only_when, Machine()), self.attendance.wait))

@@ -33,6 +33,7 @@ _DELETED_ADDRESS, _NEW_ROUTE, _DELETED_ROUTE = 21, 24, 25
 """RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE."""
 _HEAD, _ADDRESS, _ROUTE, _ATTRIBUTE = map(struct.Struct, ("=IHHII", "=BBBBI", "=BBBBBBBBI", "=HH"))
 """nlmsghdr, ifaddrmsg, rtmsg, rtattr."""
+_ADDRESS_BYTES: Final[dict[int, int]] = {socket.AF_INET: 4, socket.AF_INET6: 16}
 _ADDRESS_ATTRIBUTES: Final = (1, 2)
 """IFA_ADDRESS, and IFA_LOCAL, which is the own end where a link has two."""
 _MAIN_TABLE: Final = 254
@@ -166,7 +167,7 @@ def _addresses(body: bytes) -> Iterator[str]:
         value = body[_ATTRIBUTE.size : length]
         if length < _ATTRIBUTE.size:
             return
-        if kind in _ADDRESS_ATTRIBUTES and len(value) == {socket.AF_INET: 4, socket.AF_INET6: 16}.get(family):
+        if kind in _ADDRESS_ATTRIBUTES and len(value) == _ADDRESS_BYTES.get(family):
             yield socket.inet_ntop(family, value)
         body = body[_padded(length) :]
 
@@ -176,7 +177,7 @@ def _is_default(body: bytes) -> bool:
     if len(body) < _ROUTE.size:
         return False
     _, destination_bits, _, _, table, *_ = _ROUTE.unpack_from(body)
-    return destination_bits == 0 and table == _MAIN_TABLE
+    return (destination_bits, table) == (0, _MAIN_TABLE)
 
 
 def _padded(length: int) -> int:

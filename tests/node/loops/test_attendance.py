@@ -68,6 +68,8 @@ def test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_a
     node.attendance.pause(False)
     node.attendance.heard(BACK)
     assert (node.paused, node.attendance.why) == (True, "the machine is in use (--only-when)")
+    node.attendance.pause(False)
+    assert node.paused, "an order to go on does not overrule it"
     node.attendance.wait("the machine is on its battery")
     assert node.paused
     node.attendance.wait("")
