@@ -39,6 +39,7 @@ from shoal.node.holds import Holds
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.machine_readings import Machine
+from shoal.node.only_when import OnlyWhen
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
@@ -70,7 +71,7 @@ from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, Traine
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.waking import Waking
-from shoal.node.when import OnlyWhen, Rule
+from shoal.node.when import Rule
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain

@@ -11,16 +11,12 @@ is none, and a node that found its machine busy waits for IDLE_S of quiet again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import trio
-
 from shoal.protocol.errors import ConfigError
-from shoal.swarm.members import Change
 
-LOOK_S: Final = 5.0
 BUSY_S: Final = 10.0
 IDLE_S: Final = 120.0
 BUSY_SHARE: Final = 0.25
@@ -120,25 +116,3 @@ class Rule:
         is_quiet = self._quiet_since is not None and (self._is_idle or now - self._quiet_since >= IDLE_S)
         self._is_idle = is_quiet and not is_used
         return self._is_idle
-
-
-class OnlyWhen:
-    """Has a node train only when its user wants it to. A service of it. wait: takes why it is not to, or nothing."""
-
-    def __init__(self, rule: Rule, wait: Callable[[str], None]) -> None:
-        self._rule, self._wait = rule, wait
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look every LOOK_S until cancelled; started once it has looked."""
-        said = ""
-        while True:
-            why_not = await trio.to_thread.run_sync(self._rule.why_not, trio.current_time())
-            if why_not != said:
-                said = why_not
-                self._wait(why_not)
-            task_status.started()
-            task_status = trio.TASK_STATUS_IGNORED
-            await trio.sleep(LOOK_S)
-
-    def heard(self, change: Change) -> None:
-        """Peers' changes are none of this machine's."""

@@ -42,6 +42,7 @@ from starlette.routing import Route
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
+from shoal.node.sapo.completions import MALFORMED
 from shoal.node.sapo.policy import Rollout
 from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import load_model, load_tokenizer
@@ -395,7 +396,7 @@ async def _body(request: Request) -> bytes:
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 

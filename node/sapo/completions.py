@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -111,6 +111,8 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     metadata: _Metadata | None = None
 
 
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding another's JSON raises: it has another shape, is no UTF-8, or is nested too deeply."""
 _REPLIES = msgspec.json.Decoder(_Reply)
 _ERRORS = msgspec.json.Decoder(dict[str, object])
 
@@ -119,7 +121,7 @@ def read_reply(body: bytes, request: CompletionsRequest) -> Reply:
     """Read what an engine answered to `request`. Raises RemoteError for anything but finished completions."""
     try:
         reply = _REPLIES.decode(body)
-    except msgspec.DecodeError as error:  # a ValidationError is one
+    except MALFORMED as error:
         raise RemoteError(f"its reply is none of the completions API: {error}") from None
     if len(reply.choices) > request.n:
         raise RemoteError(f"it gave {len(reply.choices)} completions where {request.n} were asked for")
@@ -140,7 +142,7 @@ def refusal_in(body: bytes) -> str:
     """What an engine said of a request that it refused, in one short line; empty if it said nothing."""
     try:
         answer = _ERRORS.decode(body)
-    except msgspec.DecodeError:
+    except MALFORMED:
         return ""
     said = next((answer[key] for key in ("error", "message", "detail") if answer.get(key)), "")
     if isinstance(said, dict):

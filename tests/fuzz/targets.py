@@ -29,7 +29,7 @@ from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
-from shoal.node.sapo import agent_messages, sandbox, sandbox_process
+from shoal.node.sapo import agent_messages, completion_server, completions, sandbox, sandbox_process
 from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
 from shoal.protocol import amending, audit_messages, evidence, invites, peering, rollouts, swarm_link, wire
@@ -365,6 +365,23 @@ def tensor_targets(rng: random.Random) -> Iterator[Target]:
     yield Target("state header", (wire.canonical(header),), assemble)
 
 
+def completions_targets(rng: random.Random) -> Iterator[Target]:
+    """JSON of the completions API: what a server is asked, and what an engine answers a node that samples from it."""
+    asked = completions.CompletionsRequest(prompt="1+1=", max_tokens=4, temperature=1.0, top_p=1.0, seed=1, n=2)
+    request = msgspec.json.encode({"prompt": "1+1=", "max_tokens": 4, "n": 2, "seed": 1, "stop": ["\n"], "logprobs": 1})
+    choice = {"text": "2", "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5], "tokens": ["2"]}}
+    reply = msgspec.json.encode({"choices": [choice, choice], "model": "m", "usage": {"completion_tokens": 2}})
+    refusal = msgspec.json.encode({"error": {"message": "no such model", "code": 404}})
+    yield Target(
+        "completions request",
+        (request,),
+        lambda data: completion_server._decoded(data, completion_server.Asked),
+        (completion_server.Refused,),
+    )
+    yield Target("completions reply", (reply,), lambda data: completions.read_reply(data, asked), (RemoteError,))
+    yield Target("completions refusal", (refusal,), completions.refusal_in, ())
+
+
 # -- this machine's own processes ----------------------------------------------------------------------------
 
 
@@ -415,6 +432,7 @@ GROUPS = (
     lane_targets,
     evidence_targets,
     tensor_targets,
+    completions_targets,
     pipe_targets,
 )
 

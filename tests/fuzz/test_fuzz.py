@@ -75,6 +75,9 @@ COVERS = {
     "agent report": ("node.sapo.agent_messages:unpack_agent_report",),
     "pipe framing": ("node.pipe:decode_frame",),
     "sandbox reply": ("node.sapo.sandbox:unpack_reply",),
+    "completions request": ("node.sapo.completion_server:_decoded",),
+    "completions reply": ("node.sapo.completions:read_reply",),
+    "completions refusal": ("node.sapo.completions:refusal_in",),
 }
 """Which functions each target reaches that take bytes of others. What calls `wire.decode` alone needs no entry: every
 message is fed to that, as its type."""
@@ -100,7 +103,11 @@ OF_ITS_OWN = {
 NO_BYTES = {
     "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.learner:Learner._judge",
+    "node.sapo.completion_server:_Drawing.done",
+    "node.sapo.completion_server:_Drawing.end",
+    "node.sapo.held_out:HeldOut._rewards",
     "node.sapo.warm_up:measure_reward",
+    "node.workloads.causal_lm:CausalLMWorkload.continuations",
 }
 """What makes text of tokens."""
 

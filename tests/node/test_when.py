@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node import when
+from shoal.node import only_when
 from shoal.node.machine_readings import Machine, is_on_mains, since_input_s
-from shoal.node.when import BUSY_S, BUSY_SHARE, IDLE_S, LOOK_S, WHENS_LIMIT, OnlyWhen, Rule, check_whens, parse_when
+from shoal.node.only_when import LOOK_S, OnlyWhen
+from shoal.node.when import BUSY_S, BUSY_SHARE, IDLE_S, WHENS_LIMIT, Rule, check_whens, parse_when
 from shoal.protocol.errors import ConfigError
 from tests.waiting import until
 
@@ -108,7 +109,7 @@ def test_machine_is_idle_after_a_while_of_quiet_and_in_use_soon_after_it_ends() 
 
 
 async def test_node_is_told_once_for_each_change_and_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(when, "LOOK_S", 0.001)
+    monkeypatch.setattr(only_when, "LOOK_S", 0.001)
     machine, told = Reading(), list[str]()
     machine.mains = False
     service = OnlyWhen(rule(machine, "mains"), told.append)
