@@ -29,7 +29,7 @@ from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
-from shoal.node.sapo import agent_messages, sandbox, sandbox_process
+from shoal.node.sapo import agent_messages, completion_server, completions, sandbox, sandbox_process
 from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
 from shoal.protocol import amending, audit_messages, evidence, invites, peering, rollouts, swarm_link, wire
@@ -218,6 +218,27 @@ def rollout_targets(rng: random.Random) -> Iterator[Target]:
 def _assigned(told: rollouts.Announcement) -> rollouts.Announcement:
     seed = rollouts.assigned_seed(SWARM, PEER, told.round, told.task.index)
     return msgspec.structs.replace(told, task=msgspec.structs.replace(told.task, seed=seed))
+
+
+def engine_targets(rng: random.Random) -> Iterator[Target]:
+    """What an engine answers, and what one is asked."""
+    asked = completions.CompletionsRequest(
+        prompt="1+2=", max_tokens=4, temperature=1.0, top_p=1.0, seed=7, n=2, logprobs=1, return_token_ids=True
+    )
+    drawn = {"logprobs": {"token_logprobs": [-0.5, -1.0]}, "token_ids": [3, 1]}
+    metadata = {"weight_version": "3-00", "vocabulary": 9}
+    reply = {"choices": [{"text": "3", "finish_reason": "stop", **drawn}] * 2, "model": "m", "metadata": metadata}
+    yield Target("engine reply", (msgspec.json.encode(reply),), lambda data: completions.read_reply(data, asked))
+    refusals = tuple(msgspec.json.encode(one) for one in ({"error": {"message": "no"}}, {"detail": "no"}))
+    yield Target("engine refusal", refusals, completions.refusal_in, ())
+    of = {
+        "completions request": (completion_server.Asked, msgspec.json.encode(asked)),
+        "load request": (completion_server.Load, b'{"model": "/models/one", "version": 3}'),
+    }
+    for name, (kind, sample) in of.items():
+        yield Target(
+            name, (sample,), lambda data, kind=kind: completion_server.decoded(data, kind), (completion_server.Refused,)
+        )
 
 
 # -- texts ---------------------------------------------------------------------------------------------------
@@ -411,6 +432,7 @@ GROUPS = (
     message_targets,
     signed_targets,
     rollout_targets,
+    engine_targets,
     text_targets,
     lane_targets,
     evidence_targets,

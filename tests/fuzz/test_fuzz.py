@@ -36,6 +36,7 @@ COVERS = {
     "record": ("protocol.records:open_record",),
     "record book": ("protocol.records:RecordBook.receive",),
     "announcement": ("protocol.rollouts:open_announcement",),
+    "engine reply": ("node.sapo.completions:decode_json",),
     "address book": ("swarm.address_book:AddressBook.parse",),
     "frame header": ("swarm.lanes.lane:Lane._receive_next",),
     "lane request": ("swarm.lanes.seal:_decode",),
@@ -99,6 +100,8 @@ OF_ITS_OWN = {
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
     "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
+    "node.sapo.completion_server:_Drawing.done",
+    "node.sapo.completion_server:_Drawing.end",
     "node.sapo.learner:Learner._judge",
     "node.sapo.warm_up:measure_reward",
 }
