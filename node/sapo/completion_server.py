@@ -42,7 +42,7 @@ from starlette.routing import Route
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
-from shoal.node.sapo.completions import MALFORMED
+from shoal.node.sapo.completions import decode_json
 from shoal.node.sapo.policy import Rollout
 from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import load_model, load_tokenizer
@@ -306,7 +306,7 @@ class CompletionServer:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
 
     async def _complete(self, request: Request) -> dict[str, Any]:
-        asked = _decoded(await _body(request), Asked)
+        asked = decoded(await _body(request), Asked)
         gone = threading.Event()
 
         async def watch() -> None:
@@ -334,7 +334,7 @@ class CompletionServer:
     async def _load(self, request: Request) -> dict[str, Any]:
         if request.client is None or not is_loopback(request.client.host):
             raise Refused(HTTPStatus.FORBIDDEN, "models are loaded at the wish of this machine only")
-        wish = _decoded(await _body(request), Load)
+        wish = decoded(await _body(request), Load)
 
         def take() -> None:
             version = self._served.version + 1 if wish.version is None else wish.version
@@ -393,10 +393,11 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Read a request's body. Raises Refused."""
     try:
-        return msgspec.json.decode(body, type=kind)
-    except MALFORMED as error:
+        return decode_json(msgspec.json.Decoder(kind), body)
+    except ValueError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,8 @@ TOKEN_IDS = 2**32
 REFUSAL_LIMIT_CHARS = 200
 ENDS = ("stop", "length")
 """The reasons for which a completion is finished."""
+
+T = TypeVar("T")
 
 _VERSION = re.compile(r"(\d{1,18})(?:-|\Z)", re.ASCII)
 
@@ -111,17 +113,25 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     metadata: _Metadata | None = None
 
 
-MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding another's JSON raises: it has another shape, is no UTF-8, or is nested too deeply."""
 _REPLIES = msgspec.json.Decoder(_Reply)
 _ERRORS = msgspec.json.Decoder(dict[str, object])
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode what somebody else wrote. Raises ValueError, whatever it is."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:  # a ValidationError is one
+        raise ValueError(str(error)) from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
 
 
 def read_reply(body: bytes, request: CompletionsRequest) -> Reply:
     """Read what an engine answered to `request`. Raises RemoteError for anything but finished completions."""
     try:
-        reply = _REPLIES.decode(body)
-    except MALFORMED as error:
+        reply = decode_json(_REPLIES, body)
+    except ValueError as error:
         raise RemoteError(f"its reply is none of the completions API: {error}") from None
     if len(reply.choices) > request.n:
         raise RemoteError(f"it gave {len(reply.choices)} completions where {request.n} were asked for")
@@ -141,8 +151,8 @@ def version_of(policy: str) -> int:
 def refusal_in(body: bytes) -> str:
     """What an engine said of a request that it refused, in one short line; empty if it said nothing."""
     try:
-        answer = _ERRORS.decode(body)
-    except MALFORMED:
+        answer = decode_json(_ERRORS, body)
+    except ValueError:
         return ""
     said = next((answer[key] for key in ("error", "message", "detail") if answer.get(key)), "")
     if isinstance(said, dict):

@@ -189,6 +189,8 @@ class EngineClient:
                 return self._receive(stream, http, ends_at, limit_bytes)
         except OSError as error:
             raise NetworkError(error.strerror or str(error)) from None
+        except UnicodeError:
+            raise NetworkError("no machine can have this name") from None
 
     def _send(self, stream: socket.socket, data: bytes, ends_at: float) -> None:
         left = memoryview(data)

@@ -220,6 +220,27 @@ def _assigned(told: rollouts.Announcement) -> rollouts.Announcement:
     return msgspec.structs.replace(told, task=msgspec.structs.replace(told.task, seed=seed))
 
 
+def engine_targets(rng: random.Random) -> Iterator[Target]:
+    """What an engine answers, and what one is asked."""
+    asked = completions.CompletionsRequest(
+        prompt="1+2=", max_tokens=4, temperature=1.0, top_p=1.0, seed=7, n=2, logprobs=1, return_token_ids=True
+    )
+    drawn = {"logprobs": {"token_logprobs": [-0.5, -1.0]}, "token_ids": [3, 1]}
+    metadata = {"weight_version": "3-00", "vocabulary": 9}
+    reply = {"choices": [{"text": "3", "finish_reason": "stop", **drawn}] * 2, "model": "m", "metadata": metadata}
+    yield Target("engine reply", (msgspec.json.encode(reply),), lambda data: completions.read_reply(data, asked))
+    refusals = tuple(msgspec.json.encode(one) for one in ({"error": {"message": "no"}}, {"detail": "no"}))
+    yield Target("engine refusal", refusals, completions.refusal_in, ())
+    of = {
+        "completions request": (completion_server.Asked, msgspec.json.encode(asked)),
+        "load request": (completion_server.Load, b'{"model": "/models/one", "version": 3}'),
+    }
+    for name, (kind, sample) in of.items():
+        yield Target(
+            name, (sample,), lambda data, kind=kind: completion_server.decoded(data, kind), (completion_server.Refused,)
+        )
+
+
 # -- texts ---------------------------------------------------------------------------------------------------
 
 
@@ -365,23 +386,6 @@ def tensor_targets(rng: random.Random) -> Iterator[Target]:
     yield Target("state header", (wire.canonical(header),), assemble)
 
 
-def completions_targets(rng: random.Random) -> Iterator[Target]:
-    """JSON of the completions API: what a server is asked, and what an engine answers a node that samples from it."""
-    asked = completions.CompletionsRequest(prompt="1+1=", max_tokens=4, temperature=1.0, top_p=1.0, seed=1, n=2)
-    request = msgspec.json.encode({"prompt": "1+1=", "max_tokens": 4, "n": 2, "seed": 1, "stop": ["\n"], "logprobs": 1})
-    choice = {"text": "2", "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5], "tokens": ["2"]}}
-    reply = msgspec.json.encode({"choices": [choice, choice], "model": "m", "usage": {"completion_tokens": 2}})
-    refusal = msgspec.json.encode({"error": {"message": "no such model", "code": 404}})
-    yield Target(
-        "completions request",
-        (request,),
-        lambda data: completion_server._decoded(data, completion_server.Asked),
-        (completion_server.Refused,),
-    )
-    yield Target("completions reply", (reply,), lambda data: completions.read_reply(data, asked), (RemoteError,))
-    yield Target("completions refusal", (refusal,), completions.refusal_in, ())
-
-
 # -- this machine's own processes ----------------------------------------------------------------------------
 
 
@@ -428,11 +432,11 @@ GROUPS = (
     message_targets,
     signed_targets,
     rollout_targets,
+    engine_targets,
     text_targets,
     lane_targets,
     evidence_targets,
     tensor_targets,
-    completions_targets,
     pipe_targets,
 )
 

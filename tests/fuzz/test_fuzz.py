@@ -36,6 +36,7 @@ COVERS = {
     "record": ("protocol.records:open_record",),
     "record book": ("protocol.records:RecordBook.receive",),
     "announcement": ("protocol.rollouts:open_announcement",),
+    "engine reply": ("node.sapo.completions:decode_json",),
     "address book": ("swarm.address_book:AddressBook.parse",),
     "frame header": ("swarm.lanes.lane:Lane._receive_next",),
     "lane request": ("swarm.lanes.seal:_decode",),
@@ -75,9 +76,6 @@ COVERS = {
     "agent report": ("node.sapo.agent_messages:unpack_agent_report",),
     "pipe framing": ("node.pipe:decode_frame",),
     "sandbox reply": ("node.sapo.sandbox:unpack_reply",),
-    "completions request": ("node.sapo.completion_server:_decoded",),
-    "completions reply": ("node.sapo.completions:read_reply",),
-    "completions refusal": ("node.sapo.completions:refusal_in",),
 }
 """Which functions each target reaches that take bytes of others. What calls `wire.decode` alone needs no entry: every
 message is fed to that, as its type."""
@@ -102,12 +100,10 @@ OF_ITS_OWN = {
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
     "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
-    "node.sapo.learner:Learner._judge",
     "node.sapo.completion_server:_Drawing.done",
     "node.sapo.completion_server:_Drawing.end",
-    "node.sapo.held_out:HeldOut._rewards",
+    "node.sapo.learner:Learner._judge",
     "node.sapo.warm_up:measure_reward",
-    "node.workloads.causal_lm:CausalLMWorkload.continuations",
 }
 """What makes text of tokens."""
 

@@ -208,6 +208,12 @@ SAPO: tuple[Bug, ...] = (
         "0 <= token < TOKEN_IDS",
     ),
     bug(
+        "an engine's bytes that are no text end the sampler",
+        "tests/node/sapo/test_completions.py::test_reply_that_is_none_is_refused",
+        'raise ValueError("it is not UTF-8") from None',
+        "raise",
+    ),
+    bug(
         "a reply may break off",
         "tests/node/sapo/test_engine_client.py::test_engine_that_breaks_off_or_is_busy_is_waited_for_however_often",
         'raise NetworkError("it broke off in the middle of an answer") from None',

@@ -150,6 +150,8 @@ def of_log_probs(*values: object) -> bytes:
     [
         (b"", "none of the completions API"),
         (b"{", "none of the completions API"),
+        (encoded(VLLM).replace(b"org/model", b"org\xff"), "not UTF-8"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "none of the completions API"),
         (b'{"choices": []}', "none of the completions API"),
         (b"[]", "none of the completions API"),
         (encoded(VLLM)[:-40], "none of the completions API"),
@@ -218,6 +220,8 @@ def test_version_is_the_number_in_a_policy_s_name(policy: str, version: int) -> 
         (b'{"detail": "Unexpected fields in the request: x"}', "Unexpected fields in the request: x"),
         (b"<html>", ""),
         (b"\xff", ""),
+        (b'{"error": "\xff"}', ""),
+        (b'{"error": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", ""),
     ],
 )
 def test_refusal_is_told_in_the_engine_s_words(body: bytes, said: str) -> None:
