@@ -19,7 +19,7 @@ from shoal.node.reporting.event_log import (
     read_log,
     scan_log,
 )
-from shoal.node.reporting.events import EVENTS, CaughtUp, Certified, Evaluated, Holding, Left, UnknownEvent
+from shoal.node.reporting.events import EVENTS, CaughtUp, Certified, Evaluated, Holding, Left, TaskRewards, UnknownEvent
 from shoal.protocol.amending import Setting
 
 FULL = Path("/dev/full")
@@ -113,6 +113,8 @@ _VALUES: Final[dict[object, object]] = {
     tuple[str, ...]: ("a", "b"),
     Mapping[str, int]: {"a": 1},
     Mapping[str, float]: {"a": 0.5},
+    Mapping[str, str]: {"a\n": "\x1b"},
+    Mapping[str, TaskRewards]: {"a": TaskRewards(own=1, reward=0.5, external=2, external_reward=0.25)},
     Mapping[str, Setting]: {"sync.inner_steps": 3, "audit.work": 0.5, "a": True, "b": "c"},
 }
 
