@@ -124,8 +124,7 @@ TRAINING: tuple[Bug, ...] = (
     ),
     bug(
         "each process rounds its rows as if they were the first",
-        "tests/node/training/test_sharded_replica.py"
-        "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed",
+        "tests/node/training/test_adamw8bit.py::test_rows_held_apart_are_rounded_as_they_are_together",
         "key, first = hashed(hashed(place) + steps), first_row(parameter)",
         "key, first = hashed(hashed(place) + steps), 0",
     ),

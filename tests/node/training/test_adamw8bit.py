@@ -111,6 +111,25 @@ def test_a_moment_that_forgets_slowly_forgets_nevertheless() -> None:
         assert share == pytest.approx(0.997**300, rel=0.02)
 
 
+def test_rows_held_apart_are_rounded_as_they_are_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tensor of 70 rows, in parts of 40 and 30: each as the process that holds it has it."""
+    whole, optimizer = pair((70, 200))
+    parts = [torch.nn.Parameter(rows.clone()) for rows in whole.detach().split(40)]
+    apart = [AdamW8bit([part], betas=BETAS, weight_decay=DECAY) for part in parts]
+    for steps in range(3):
+        whole.grad = gradient((70, 200), steps)
+        optimizer.step(0.01)
+        for first, part, one in zip((0, 40), parts, apart, strict=True):
+            monkeypatch.setattr(adamw8bit, "first_row", lambda _, first=first: first)
+            part.grad = whole.grad[first : first + len(part)].clone()
+            one.step(0.01)
+        monkeypatch.undo()
+    assert torch.equal(torch.cat(parts), whole)
+    for (name, together), *others in zip(optimizer.state("w"), *(one.state("w") for one in apart), strict=True):
+        if name != "steps_8bit" and together.dim() > 1:
+            assert torch.equal(torch.cat([tensor for _, tensor in others]), together), name
+
+
 def test_row_without_a_gradient_does_not_move_and_neither_does_a_parameter() -> None:
     parameter, optimizer = pair((64, 128))
     before = parameter.detach().clone()
