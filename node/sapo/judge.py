@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, all_known
 from shoal.node.sapo.selection import VARIANCE_LEAST, Verdict
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.errors import ShoalError
@@ -209,8 +209,8 @@ def _refusal(error: RolloutError) -> Judgement:
 
 def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]:
     """Return the rewards. Raises RolloutError if one could not be told in time."""
-    known = tuple(reward for reward in rewards if reward is not None)
-    if len(known) < len(rewards):
+    known = all_known(rewards)
+    if known is None:
         raise RolloutError("completions that cannot be scored in time", reason=Reason.UNSCORED, peer=origin)
     return known
 
