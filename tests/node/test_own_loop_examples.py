@@ -50,8 +50,7 @@ def model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
     folder = tmp_path / "model"
-    marks = {"unk_token": "?", "eos_token": "?", "pad_token": "?"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
     settings = transformers.LlamaConfig(
         vocab_size=8,
         hidden_size=32,
@@ -125,23 +124,6 @@ def test_a_loop_that_accelerate_prepared_counts_accumulated_steps_once(tmp_path:
             assert [event["tokens"] for event in node.events("contributed")] == [10 * 2 * 32] * ROUNDS
     for name, values in models[0].items():
         assert torch.equal(values, models[1][name]), name
-
-
-@pytest.mark.long
-def test_trls_trainer_takes_the_callback_and_its_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
-    pytest.importorskip("trl", reason="trl is not installed")
-    lines = tmp_path / "lines"
-    lines.write_text("\n".join(" ".join(WORDS[start:] + WORDS[:start]) for start in range(4)) * 20)
-    with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin_by_link(example("sft.py"), str(model), str(lines), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
-        finished(swarm)
-        ended = [load_file(node.folder / "adapters" / "adapter_model.safetensors") for node in swarm.nodes]
-        for node in swarm.nodes:
-            trained = [event["loss"] for event in node.events("contributed")]
-            assert trained[-1] < trained[0], trained
-            assert read_layout(node.folder / LAYOUT).numel == 2 * 2 * 4 * 32
-    for name, values in ended[0].items():
-        assert torch.equal(values, ended[1][name]), name
 
 
 def test_what_a_hugging_face_trainer_logs_has_the_round_its_members_and_the_held_out_loss() -> None:

@@ -25,7 +25,7 @@ from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab", "tests")
-OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py", "prepared.py", "sft.py"}
+OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py", "prepared.py"}
 """Files that the documents have their reader write."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
