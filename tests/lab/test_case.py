@@ -28,6 +28,7 @@ from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
 from shoal.lab.bench.partition import PartitionResult
+from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
@@ -89,6 +90,11 @@ def crowd(least_heard: float, largest_mb: float, most_links: int = 17) -> Any:
         CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, most_links=most_links,
         memory_mb=Spread.of([largest_mb / 2, largest_mb]), links=one, control_kb_s=one, cpu=one,
     )  # fmt: skip
+
+
+def samplers(beside: float, memory_mib: float = 100) -> Any:
+    with_them = made(Window, reward=beside, memory_mb=memory_mib * MIB / 1e6, update_bytes=1.0, policy_bytes=2)
+    return made(SamplersResult, bench=SamplersBench(), alone=made(Window, reward=10.0), beside=with_them)
 
 
 def goodput(mtbf_s: int, percent: float, **found: Any) -> Any:
@@ -226,6 +232,8 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("goodput", goodput(60, 80), goodput(60, 79.9), "goodput, a failure per node each 60 s"),
     ("goodput", goodput(60, 80), goodput(60, 80, wrong_values=1), "wrong values"),
     ("goodput", goodput(60, 80), goodput(60, 80, not_made=1), "steps certified that were not made"),
+    ("samplers", samplers(15), samplers(14.9), "reward of the trainers beside that of as many alone"),
+    ("samplers", samplers(15), samplers(15, 120.1), "memory of a sampler's daemon"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
     ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
     ("attack", attack(1.0), attack(None), "loss under the worst attack"),
