@@ -53,7 +53,7 @@ def version_of(root: Path) -> str:
     )
     version: str = shoal["version"]
     if lab["version"] != version or lab["dependencies"] != [f"shoal=={version}"]:
-        raise ConfigError(f"pyproject.toml says {version}: say the same twice in lab/pyproject.toml")
+        raise ConfigError(f"pyproject.toml says {version}; write the same twice in lab/pyproject.toml")
     return version
 
 
@@ -114,7 +114,8 @@ def run(*command: str | Path, cwd: Path, more: Mapping[str, str] | None = None) 
         check=False,
     )
     if done.returncode != 0:
-        raise ConfigError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stdout[-2000:].strip()}")
+        why = done.stdout[-2000:].strip()
+        raise ConfigError(f"{' '.join(map(str, command))} ended with {done.returncode}; see why: {why}")
     told: str = done.stdout
     return told
 
@@ -152,7 +153,7 @@ def trained(shoal: Path, folder: Path, version: str) -> str:
     folder.mkdir()
     said = run(shoal, "--version", cwd=folder).strip()
     if said != f"shoal {version}":
-        raise ConfigError(f"{shoal} says that it is {said}, and should be {version}")
+        raise ConfigError(f"{shoal} says that it is {said}; expected is {version}")
     run(shoal, "init", "--workload", "regression", "--data-dir", "node", "-o", "swarm.toml", cwd=folder)
     alone = ("--no-mdns", "--no-port-mapping", "--dashboard", "off")
     run(shoal, "run", "swarm.toml", "--data-dir", "node", "--rounds", "2", *alone, cwd=folder)

@@ -72,7 +72,7 @@ def test_release_into_a_folder_that_holds_something_is_refused(
 
 
 def test_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ended with 3: no compiler"):
+    with pytest.raises(ConfigError, match=r"ended with 3; see why: no compiler"):
         release.run(sys.executable, "-c", "import sys; print('no compiler'); sys.exit(3)", cwd=tmp_path)
     assert release.interpreter("python-of-nobody") is None
     assert release.interpreter(sys.executable) == ".".join(map(str, sys.version_info[:3]))
