@@ -66,7 +66,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: over the rounds of all trainers' agents; rounds: how many these were; certified: rounds of the swarm;
     taken: groups of others that trainers took. update_bytes: for each round that a sampler followed, the median of
-    them; memory_mb: of their daemons, the largest; both None without samplers.
+    them, None where none followed two; memory_mb: of their daemons, the largest, None without samplers.
     """
 
     reward: float
@@ -94,13 +94,11 @@ class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
-        beside = self.beside
-        assert beside.update_bytes is not None
-        assert beside.memory_mb is not None
+        update, memory = self.beside.update_bytes, self.beside.memory_mb
         return (
             TIMES.row(self.times),
-            MEMORY.row(beside.memory_mb * 1e6 / 2**20),
-            UPDATE.row(beside.update_bytes / beside.policy_bytes),
+            MEMORY.row(None if memory is None else memory * 1e6 / 2**20),
+            UPDATE.row(None if update is None else update / self.beside.policy_bytes),
         )
 
 

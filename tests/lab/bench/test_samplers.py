@@ -47,6 +47,8 @@ def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_b
     assert found.rows[2].measured.median == 0.5
     assert [row.met for row in result(10.0, 14.9).rows] == [False, True, None]
     assert result(0.0, 1.0).rows[0].met is None
+    crowded = SamplersResult(bench=SamplersBench(), means="a quota", alone=window(10.0), beside=window(1.0))
+    assert [row.met for row in crowded.rows] == [False, None, None], "who followed no two rounds has no update to tell"
     assert to_document(found) | {"reward": 15.0, "reward_trainers_alone": 10.0} == to_document(found)
     assert [to_document(found)[key] for key in ("update_bytes", "policy_bytes", "sampler_extra_bytes")] == [
         100.0,
