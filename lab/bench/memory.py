@@ -1,9 +1,10 @@
-"""`shoal bench memory`: how much memory a node's daemon takes for each parameter, at the peak of a round.
+"""`shoal bench memory`: how much memory a node takes for each parameter, at the peak of a round.
 
 Two swarms of the same make, one of each size: real nodes as a user starts them, with what `shoal init` writes but for
 the workload, whose trainer makes up its updates (`shoal.node.workloads.synthetic`), one inner step a round, and that a
 round waits longer for who is slow. They share no memory, as between machines. Each daemon is looked at all the while,
-without its trainer:
+without its trainer; with `--optimizer` it is looked at together with its trainer, which trains matrices of so many
+parameters with that optimizer, and no layer keeps anything for the backward pass:
 
     anonymous   what it allocated                                   RssAnon   of /proc/PID/status
     shared      memory files, such as those that its trainer sees   RssShmem
@@ -12,7 +13,8 @@ without its trainer:
 These are the parts of RSS that /proc/PID/smaps_rollup has as well; for that one the kernel walks all pages, and while
 it does the daemon waits. A peak is the largest sum of the first two that was seen in the rounds after WARM_UP, of all
 nodes. What grows with the model is the slope between the two sizes; the base is what is left of no model at all. File
-pages are told apart: the kernel may drop them, once it has written those that were changed.
+pages are told apart: the kernel may drop them, once it has written those that were changed. What daemon and trainer
+share is one file that both see, and counts once.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
-from shoal.lab.bench.synthetic import WORKLOAD_NAME
+from shoal.lab.bench.synthetic import TRAINED_NAME, WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.targets import Row, Target
@@ -43,6 +46,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
+from shoal.testnet.nodes import NodeProcess
 
 WARM_UP: Final = 3
 """Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
@@ -55,6 +59,12 @@ SIZES: Final = Numbers((100_000_000, 250_000_000))
 PER_PARAMETER: Final = Target(
     name="daemon's anonymous and shared memory at the peak of a round", unit="bytes a parameter", most=12.0, aim=8.0
 )
+_WHOLE: Final = "anonymous and shared memory of daemon and trainer at the peak of a round"
+WHOLE_NODE: Final = {
+    "adamw": Target(name=_WHOLE, unit="bytes a parameter", most=30.0, aim=26.0),
+    "adamw8bit": Target(name=_WHOLE, unit="bytes a parameter", most=22.0, aim=18.0),
+}
+"""By optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,10 @@ class MemoryBench(Spec):
     codec: Annotated[str | None, Option("--codec", help="How values travel. [default: what `shoal init` writes]")] = (
         None
     )
+    optimizer: Annotated[
+        Literal["adamw", "adamw8bit", "muon"] | None,
+        Option("--optimizer", help="Of a trainer that counts too. [default: daemons alone are looked at]"),
+    ] = None
     nodes: Annotated[int, Option("--nodes", help="How many nodes.", check=Within(1, 64))] = 2
     rounds: Annotated[
         int, Option("--rounds", help=f"Rounds that are looked at; {WARM_UP} more warm up.", check=Within(1, 1000))
@@ -101,15 +115,20 @@ class MemoryBench(Spec):
         """The manifest of `shoal init` but for workload, H and grace. Raises ConfigError."""
         tables = {
             "swarm": {"name": "bench", "founders": founders, "admission": "open"},
-            "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": numel}},
+            "workload": {
+                "name": TRAINED_NAME if self.optimizer else WORKLOAD_NAME,
+                "seed": SEED,
+                "options": {"numel": numel},
+            },
             "sync": {"strategy": self.strategy, "inner_steps": 1, **({"codec": self.codec} if self.codec else {})},
             "round": {"grace_s": GRACE_S},
+            **({"inner": {"optimizer": self.optimizer}} if self.optimizer else {}),
         }
         return validate_manifest(tables, source="the benchmark")
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a process, in bytes."""
+    """Memory of a process, or of a daemon with its trainer, in bytes."""
 
     anonymous: int
     shared: int
@@ -122,7 +141,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a daemon held with so many parameters, what else it had then, and the most of file pages.
+    """The most that a node held with so many parameters, what else it had then, and the most of file pages.
 
     round_s: seconds that a round took, the median. identical: all nodes certified the same digests.
     """
@@ -159,11 +178,12 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> tuple[Row, ...]:
         """Measured value beside its target, which is that of the default strategy."""
         is_default = STRATEGIES[self.bench.strategy] is STRATEGIES[DEFAULT_STRATEGY] and self.bench.codec is None
-        return (PER_PARAMETER.row(self.held_slope),) if is_default else ()
+        target = WHOLE_NODE.get(self.bench.optimizer) if self.bench.optimizer else PER_PARAMETER
+        return (target.row(self.held_slope),) if is_default and target is not None else ()
 
 
 def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
-    """Measure the memory of daemons for each parameter, at the peak of a round."""
+    """Measure the memory of daemons, or of nodes, for each parameter, at the peak of a round."""
     if sys.platform != "linux":
         raise ConfigError("`shoal bench memory` reads /proc, which only Linux has; run it there")
     small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.sizes)
@@ -185,7 +205,7 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
             for round in range(1, WARM_UP + 1):
                 await swarm.play(round)
             took, identical = [], True
-            with watched([node.lives[-1].pid for node in swarm.nodes]) as seen:
+            with watched([_processes(bench, node) for node in swarm.nodes]) as seen:
                 for round in range(WARM_UP + 1, spec.rounds + 1):
                     began = time.monotonic()
                     await swarm.play(round)
@@ -203,17 +223,23 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
     )
 
 
+def _processes(bench: MemoryBench, node: NodeProcess) -> list[int]:
+    """The processes of a node that are looked at."""
+    daemon = node.lives[-1].pid
+    return [daemon, *(child.pid for child in psutil.Process(daemon).children())] if bench.optimizer else [daemon]
+
+
 @contextmanager
-def watched(pids: Sequence[int]) -> Iterator[list[Resident]]:
-    """Look at these processes again and again, in a thread; what was seen when the block ends, of all of them."""
+def watched(nodes: Sequence[Sequence[int]]) -> Iterator[list[Resident]]:
+    """Look at the processes of each node again and again, in a thread; what was seen when the block ends, of all."""
     seen: list[Resident] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(SAMPLE_S):
-            for pid in pids:
-                with suppress(OSError):  # it has just ended
-                    seen.append(resident(pid))
+            for pids in nodes:
+                with suppress(OSError):  # one has just ended
+                    seen.append(together([resident(pid) for pid in pids]))
 
     thread = threading.Thread(target=look, name="memory")
     thread.start()
@@ -236,6 +262,15 @@ def resident(pid: int) -> Resident:
     )
 
 
+def together(processes: Sequence[Resident]) -> Resident:
+    """Memory of processes that share what the largest of them has of memory files."""
+    return Resident(
+        anonymous=sum(one.anonymous for one in processes),
+        shared=max(one.shared for one in processes),
+        file=sum(one.file for one in processes),
+    )
+
+
 def summary(result: MemoryResult) -> list[str]:
     """Both peaks, and what follows from them, a fact a line."""
     lines = [
@@ -250,7 +285,9 @@ def summary(result: MemoryResult) -> list[str]:
         "files, at most": [peak.most_file for peak in result.peaks],
     }
     shown = ", ".join(f"{name} {result.slope(sizes):.2f}" for name, sizes in parts.items())
-    lines.append(f"a parameter, {result.bench.strategy}: {result.held_slope:.2f} bytes ({shown})")
+    what = f"{result.bench.strategy}, with its trainer by {result.bench.optimizer}"
+    what = what if result.bench.optimizer else result.bench.strategy
+    lines.append(f"a parameter, {what}: {result.held_slope:.2f} bytes ({shown})")
     lines.append(f"and without any: {result.base_bytes / 1e6:.0f} MB")
     return lines
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 WORKLOAD_NAME = "shoal.lab.bench.synthetic:SyntheticWorkload"
+TRAINED_NAME = "shoal.lab.bench.synthetic:TrainedWorkload"
 TOKENS = 1
 """Weight of a contribution."""
 
@@ -75,6 +76,49 @@ class SyntheticWorkload:
 
     def evaluate(self, model: torch.nn.Module) -> float:
         """Return 0: nothing is learnt."""
+        return 0.0
+
+
+ROW_VALUES = 1024
+"""Of a matrix of `TrainedWorkload`: it has as many rows."""
+
+
+class TrainedWorkload:
+    """Matrices of some `numel` parameters that an optimizer moves: as much memory as a model takes, but for layers.
+
+    With `data`, a round waits at its gate likewise.
+    """
+
+    metric = "no loss"
+
+    def __init__(self, numel: int = 1_000_000, data: str | None = None) -> None:
+        self._rows = numel // ROW_VALUES
+        self._gates = None if data is None else Path(data)
+
+    def build(self) -> torch.nn.Module:
+        """Square matrices, and one of the rows that are left."""
+        import torch
+
+        rows = [min(ROW_VALUES, self._rows - at) for at in range(0, self._rows, ROW_VALUES)]
+        return torch.nn.ParameterList(torch.nn.Parameter(torch.randn(count, ROW_VALUES)) for count in rows)
+
+    def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
+        """Draw vectors."""
+        import torch
+
+        if self._gates is not None:
+            _pass(self._gates / str(assignment.round))
+        while True:
+            yield torch.randn(ROW_VALUES)
+
+    def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Sum the squares of what each matrix makes of the vector."""
+        import torch
+
+        return torch.stack([(matrix @ batch).square().mean() for matrix in model.parameters()]).sum(), TOKENS
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Return 0: what is learnt is of no use."""
         return 0.0
 
 

@@ -24,9 +24,11 @@ from shoal.lab.bench.memory import (
     resident,
     summary,
     to_document,
+    together,
     watched,
 )
 from shoal.lab.bench.swarm import GRACE_S
+from shoal.lab.bench.synthetic import TRAINED_NAME
 from shoal.lab.case import Numbers
 from shoal.protocol.identity import Identity
 
@@ -105,7 +107,7 @@ def test_manifest_is_that_of_init_but_for_workload_and_steps(tmp_path: Path) -> 
 def test_memory_of_a_process_is_told_apart() -> None:
     gc.collect()
     before = resident(os.getpid())
-    with watched([os.getpid()]) as seen, mmap.mmap(-1, TAKEN, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    with watched([[os.getpid()]]) as seen, mmap.mmap(-1, TAKEN, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.write(bytes(TAKEN))  # pages of its own: what an allocator hands out may be there already
         looks, ends_at = len(seen), time.monotonic() + 60
         while len(seen) < looks + 2 and time.monotonic() < ends_at:
@@ -117,11 +119,25 @@ def test_memory_of_a_process_is_told_apart() -> None:
         resident(1 << 30)
 
 
+def test_a_whole_nodes_row_is_its_optimizers_and_what_its_processes_share_counts_once() -> None:
+    found = result((10, 250_000_000, 50, 40), (30, 250_000_360, 90, 600))
+    whole = msgspec.structs.replace(found, bench=MemoryBench(optimizer="adamw8bit"))
+    (row,) = whole.rows
+    assert (whole.held_slope, row.target, row.aim, row.met, row.aim_met) == (20.0, 22.0, 18.0, True, False)
+    assert "with its trainer by adamw8bit: 20.00 bytes" in summary(whole)[-2]
+    assert msgspec.structs.replace(found, bench=MemoryBench(optimizer="muon")).rows == ()
+    daemon, trainer = (Resident(anonymous=1, shared=shared, file=10) for shared in (4, 3))
+    assert together([daemon, trainer]) == Resident(anonymous=2, shared=4, file=20)
+    manifest = MemoryBench(optimizer="adamw8bit").manifest(5000, [Identity.generate().peer_id])
+    assert (manifest.workload.name, manifest.inner.optimizer) == (TRAINED_NAME, "adamw8bit")
+
+
 @PROC
 @pytest.mark.long
-def test_real_daemons_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("trainers", [(), ("--optimizer", "adamw")])
+def test_real_nodes_are_measured(trainers: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """As little as it must be is for the benchmark to say: models of this size have next to none."""
-    assert execute(["bench", "memory", "--numel", "1000000,4000000", "--rounds", "1", "--json"]) == 0
+    assert execute(["bench", "memory", "--numel", "1000000,4000000", "--rounds", "1", "--json", *trainers]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [peak["numel"] for peak in found["peaks"]] == [1_000_000, 4_000_000]
     assert all(peak["most"]["anonymous"] > 0 for peak in found["peaks"])
