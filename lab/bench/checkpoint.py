@@ -121,7 +121,6 @@ def run(bench: CheckpointBench, tell: ShowNow) -> CheckpointSpeed:
     state_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in replica.inner_state_tensors())
     source, target = (torch.ones(state_bytes, dtype=torch.uint8) for _ in range(2))
     snapshotter = Snapshotter()
-    snapshotter.reserve(replica.inner_state_bytes())
     blocked, copied, written = [], [], []
     with tempfile.TemporaryDirectory(dir=bench.folder, prefix="shoal-bench-") as scratch:
         for _ in range(bench.repetitions + 1):

@@ -20,7 +20,7 @@ from shoal.collectives.schedule import learning_rate
 from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
 from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
-from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable, room_bytes
+from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable
 from shoal.node.training.micro_batches import split_batch, to_device
 from shoal.node.training.random_state import RandomState
 from shoal.node.training.samples import Sampler
@@ -304,11 +304,6 @@ class Replica:
         for event in self._read:
             event.wait(torch.cuda.current_stream(self._device))
         self._read = ()
-
-    def inner_state_bytes(self) -> int:
-        """Bytes that a copy of the inner state takes, with the progress that it holds amid a round."""
-        tensors = [tensor for _, tensor in self.inner_state_tensors()]
-        return room_bytes(tensors if self._gradients else [*tensors, self._flat.new_vector()])
 
     def restore(self, saved: SavedInner, *, exact: bool, spent: bool = False) -> None:
         """Take over what an earlier process knew, before the first `apply`.

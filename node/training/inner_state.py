@@ -14,7 +14,8 @@ from last, and how many batches of it were drawn.
 A snapshot amid a round holds `kept`, and as metadata the hash of the value that its anchor came of. It is written under
 another name, and takes its place only while no contribution holds what is in it.
 
-The copy is all that training waits for. Its memory is made once and used again: fresh pages cost more than a copy.
+The copy is all that training waits for. Its memory is made once and used again: fresh pages cost more than a copy. It
+lies in a nameless file beside what it is written to, whose pages the kernel can drop between two snapshots.
 From a CUDA device not even that: a side stream copies while forward and backward leave the optimizer's state alone, and
 the device waits before the step that changes it. Buffers, which a forward changes, are copied at once.
 
@@ -37,6 +38,7 @@ import torch
 
 from shoal.collectives.codecs import U8
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
+from shoal.node.state.file_memory import file_memory
 from shoal.node.state.store import disk_errors, sync_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.node.training.accounts import SavedAccounts
@@ -181,27 +183,36 @@ class Snapshotter:
     def __init__(self) -> None:
         self._placing: Placing | None = None  # of the one amid a round that was ordered last
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._making = threading.Lock()
         self._taken = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    def reserve(self, size_bytes: int) -> None:
-        """Make the memory for states of this size, touched, so that no copy waits for fresh pages. From any thread."""
-        with self._making:
-            if self._memory.numel() < size_bytes:
-                self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    def _reserve(self, size_bytes: int, folder: Path) -> None:
+        """Have memory for a state of this size that is written to `folder`; page-locked where there is a device.
+
+        Raises StorageError if the disk has no room for it.
+        """
+        if self._memory.numel() >= size_bytes:
+            return
+        if torch.cuda.is_available():
+            self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            self._memory = torch.frombuffer(file_memory(folder, size_bytes), dtype=torch.uint8)
 
     def take(self, state: InnerState, path: Path, *, base: bytes = b"", began: float | None = None) -> Writing:
         """Copy `state`; what is returned writes it to `path`, then call `done`. Raises SnapshotBusy before that.
 
         base: of one amid a round; whoever comes after such a one waits for it. began: when training stopped for it,
-        by the performance counter.
+        by the performance counter. Raises StorageError if there is no room to copy to; then `done` is not called.
         """
         began = time.perf_counter() if began is None else began
         if not self._taken.acquire(blocking=self._placing is not None and not base):
             raise SnapshotBusy("a snapshot was ordered while the one before it is being written")
         self._placing = Placing() if base else None
-        self.reserve(room_bytes(tensor for _, tensor in state.tensors))
+        try:
+            self._reserve(max(1, room_bytes(tensor for _, tensor in state.tensors)), path.parent)
+        except StorageError:
+            self.done()
+            raise
         copied: list[TensorBytes] = []
         pieces: list[tuple[U8, U8]] = []
         at = 0
@@ -250,7 +261,7 @@ class Snapshotter:
         """
         try:
             writing = self.take(state, Path(order.path), base=order.base, began=began)
-        except SnapshotBusy as error:
+        except (SnapshotBusy, StorageError) as error:
             send(Written(failure=str(error)).report(order))
             return ()
 

@@ -177,10 +177,6 @@ class Shard:
         gathered = [(name, whole(tensor).to("cpu", copy=True)) for name, tensor in self._moments()]
         return [] if self.rank else gathered
 
-    def moments_bytes(self) -> int:
-        """Bytes of what the optimizer knows, of all ranks together. No collective."""
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._moments())
-
     def scatter_moments(self, moments: Mapping[str, torch.Tensor]) -> None:
         """Take over moments by those names, all of them; empty but in rank 0."""
         for name, tensor in self._moments():

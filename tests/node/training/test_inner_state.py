@@ -443,6 +443,10 @@ def test_snapshot_of_another_model_is_refused_and_changes_nothing(tmp_path: Path
 
 
 def test_unwritable_folder_is_told_and_not_raised(tmp_path: Path) -> None:
-    life = Life.new()
-    written = Snapshotter().take(life.replica.inner_state(0), tmp_path / "none" / "0.trainer").write()
-    assert "none/0.trainer was not written" in written.failure
+    sent: list[Snapshotted] = []
+    snapshotter = Snapshotter()
+    for folder in ("none", "nowhere"):  # the second is not refused for the first
+        order = Snapshot(round=0, path=str(tmp_path / folder / "0.trainer"))
+        assert snapshotter.save(Life.new().replica.inner_state(0), order, sent.append) == ()
+    for report, folder in zip(sent, ("none", "nowhere"), strict=True):
+        assert report.failure.startswith(f"{tmp_path / folder}: No such file or directory; check the disk")
