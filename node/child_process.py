@@ -9,6 +9,7 @@ whose process it is.
 
 from __future__ import annotations
 
+import array
 import logging
 import os
 import signal
@@ -70,8 +71,8 @@ class Connection(ABC, Generic[Report]):
     async def _ending(self) -> str:
         """The stream ended: say how its process did."""
 
-    async def send(self, message: Message) -> None:
-        """Send an order; to a dead child it goes nowhere, which `receive` will notice.
+    async def send(self, message: Message, *, lent: int | None = None) -> None:
+        """Send an order; to a dead child it goes nowhere, which `receive` will notice. lent: a descriptor with it.
 
         A child that does not read for `SEND_DEADLINE_S` is given up. Cancellation: delivered whole or not at all, since
         half a frame would garble what follows.
@@ -80,12 +81,20 @@ class Connection(ABC, Generic[Report]):
         async with self._sending:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SEND_DEADLINE_S) as scope:
                 try:
-                    await self._stream.send_all(data)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._send_all(data, lent)
+                except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
                     return
             if scope.cancelled_caught:
                 logging.getLogger(__name__).warning("child %d reads no orders; ending it", self.pid)
                 self._give_up()
+
+    async def _send_all(self, data: bytes, lent: int | None) -> None:
+        """Send a frame, and a descriptor beside its first byte. Raises what trio does, and OSError."""
+        if lent is not None:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [lent]))]
+            data = data[await self._stream.socket.sendmsg([data], rights) :]
+        if data:
+            await self._stream.send_all(data)
 
     async def receive(self) -> Report:
         """Return the next report. Raises `ChildDied` at its end, `ChildRaised` in place of a `Failed`, LocalError.

@@ -442,9 +442,9 @@ class Swarm:
 
     def _stand_on_anchor(self, client: LoopClient) -> None:
         self._order = None
-        with client.take_anchor() as anchor:
-            if anchor is not None:
-                self._apply(anchor, client)
+        anchor = client.take_anchor()
+        if anchor is not None:
+            self._apply(anchor, client)
 
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
         try:

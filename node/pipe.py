@@ -31,6 +31,8 @@ TRACEBACK_LIMIT_CHARS = 16_000
 SUMMARY_LIMIT_CHARS = 500
 ORDER_QUEUE_LIMIT = 256
 READ_BYTES = 64 << 10
+LENT_LIMIT = 8
+"""Descriptors that are taken with one read; the kernel gives those of one message at a time."""
 EXIT_ORPHANED = 3
 EXIT_CONFUSED = 4
 EXIT_FAILED = 5
@@ -108,10 +110,15 @@ class Framing:
 
 
 class FrameSocket:
-    """Frames over a connected socket; one thread receives, any sends."""
+    """Frames over a connected socket; one thread receives, any sends.
 
-    def __init__(self, connection: socket.socket) -> None:
+    lends: whether the other end lends files, whose descriptors come with frames (`take_descriptor`).
+    """
+
+    def __init__(self, connection: socket.socket, *, lends: bool = False) -> None:
         self.connection = connection
+        self._lends = lends
+        self._lent: deque[int] = deque()
         self._sending = threading.Lock()
         self._framing = Framing()
         self._frames: deque[bytes] = deque()
@@ -131,8 +138,28 @@ class FrameSocket:
             self._frames.extend(self._framing.feed(data))
         return self._frames.popleft()
 
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came first of those that are left, which the caller closes.
+
+        From any thread. Raises LocalError if there is none.
+        """
+        try:
+            return self._lent.popleft()
+        except IndexError:
+            raise LocalError("a file was to come with a message, and did not") from None
+
+    def close(self) -> None:
+        """Close the socket, and what came and was not taken; a thread that still sends gets an OSError."""
+        self.connection.close()
+        while self._lent:
+            os.close(self._lent.popleft())
+
     def _read(self) -> bytes:
-        return self.connection.recv(READ_BYTES)
+        if not self._lends:
+            return self.connection.recv(READ_BYTES)
+        data, descriptors, _, _ = socket.recv_fds(self.connection, READ_BYTES, LENT_LIMIT)
+        self._lent.extend(descriptors)
+        return data
 
 
 class ParentPipe(Generic[Order]):
@@ -143,11 +170,20 @@ class ParentPipe(Generic[Order]):
     """
 
     def __init__(
-        self, descriptor: int, unpack: Callable[[bytes], Order], *, who: str, queued: int = ORDER_QUEUE_LIMIT
+        self,
+        descriptor: int,
+        unpack: Callable[[bytes], Order],
+        *,
+        who: str,
+        queued: int = ORDER_QUEUE_LIMIT,
+        lends: bool = False,
     ) -> None:
-        """Read orders from an inherited socket from now on. who: names the process where it has to complain."""
+        """Read orders from an inherited socket from now on. who: names the process where it has to complain.
+
+        lends: see `FrameSocket`.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._socket = FrameSocket(socket.socket(fileno=descriptor))
+        self._socket = FrameSocket(socket.socket(fileno=descriptor), lends=lends)
         self._unpack = unpack
         self._who = who
         self._orders: queue.Queue[Order] = queue.Queue(queued)
@@ -170,6 +206,10 @@ class ParentPipe(Generic[Order]):
             return self._orders.get_nowait()
         except queue.Empty:
             return None
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came with an order that was just received; the caller closes it."""
+        return self._socket.take_descriptor()
 
     def take(self, order: Order) -> None:
         """Queue what was read. Called in the reading thread, so that an order can have its effect at once."""

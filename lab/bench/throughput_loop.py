@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Final, TypeVar
 
-import numpy as np
 import trio
 
 from shoal.node.reporting.event_files import LOG_NAME
@@ -72,8 +71,7 @@ class Loop:
         trainer = self._trainer
         await trainer.send(WriteInitial())
         await self._answer(Initial)
-        np.copyto(trainer.anchor, trainer.contribution)
-        await trainer.send(Apply(round=0))
+        await trainer.apply(Apply(round=0), trainer.contribution.copy())
         await self._answer(Applied)
 
     async def _train(self, round: int) -> Trained:

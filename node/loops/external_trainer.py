@@ -14,7 +14,6 @@ the kernel vouches for. What a loop sends can end its own connection and nothing
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import logging
@@ -46,12 +45,12 @@ from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
 from shoal.node.training.early_trainer import has_trainer_process, spec_of
 from shoal.node.training.layouts import first_difference
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer import STOP_DEADLINE_S, EarlyTrainer, Restarted, Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import (
     PARAMETERS_LIMIT,
     Applied,
     Apply,
-    Command,
     Layout,
     Report,
     unpack_report,
@@ -89,12 +88,9 @@ class LoopConnection(Connection[Report]):
 
     async def answer(self, message: Message, descriptor: int | None = None) -> None:
         """Send a message, with a descriptor beside its first byte. Raises ChildDied if nobody takes it."""
-        frame = frame_of(message)
-        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
             with trio.fail_after(SEND_DEADLINE_S):
-                sent = await self._stream.socket.sendmsg([frame], rights)
-                await self._stream.send_all(frame[sent:])
+                await self._send_all(frame_of(message), descriptor)
         except (trio.TooSlowError, trio.BrokenResourceError, OSError):
             raise ChildDied(await self._ending()) from None
 
@@ -155,14 +151,14 @@ class ExternalTrainer(Trainer):
         finally:
             os.close(memory)
 
-    async def send(self, command: Command) -> None:
-        """Give the loop an order, as to any trainer; without a loop nobody holds an anchor back from being replaced.
+    async def apply(self, order: Apply, anchor: Vector) -> None:
+        """Have the loop stand on an anchor, as any trainer; without one nobody holds it back from being replaced.
 
         Cancellation: as in `Trainer`.
         """
-        await super().send(command)
-        if isinstance(command, Apply) and self._child is None and self._announced:
-            self._tell(Applied(round=command.round))
+        await super().apply(order, anchor)
+        if self._child is None and self._announced:
+            self._tell(Applied(round=order.round))
 
     async def _watch_patience(self) -> None:
         while True:
@@ -230,7 +226,7 @@ class ExternalTrainer(Trainer):
         layout = attaching.layout
         if not _sound(layout, self._spec.sync.chunk_values):
             return "the layout of the model's parameters does not add up"
-        known = self.layout if self._tensors is not None else self._known()
+        known = self.layout if self._sized else self._known()
         difference = None if known is None else first_difference(known, layout, "in the state of this data folder")
         if difference is not None:
             return f"this node trains another model: {difference}; build the same model, or use another data folder"

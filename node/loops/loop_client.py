@@ -1,7 +1,7 @@
 """The user's side of the pipe between a training loop and its daemon: attach, read orders, send reports.
 
 A thread reads. It does at once what must not wait for the loop's next step, so that a loop that evaluates for minutes
-never holds up the daemon's votes: an anchor is copied out of the shared memory and acknowledged, and a `Ping` answered.
+never holds up the daemon's votes: an anchor that was lent is copied and acknowledged, and a `Ping` answered.
 Everything else waits in a queue for `receive`, which the loop calls between its steps.
 
 Anchors that the loop has not taken yet become one: the newest values, the highest number taken, and fresh if any was.
@@ -15,13 +15,13 @@ import queue
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from shoal.collectives.memory import VectorPool
 from shoal.node.control_client import SOCKET_PATH_LIMIT_BYTES
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
@@ -31,9 +31,9 @@ from shoal.node.loops.loop_messages import (
     trainer_socket_path,
     unpack_answer,
 )
-from shoal.node.pipe import READ_BYTES, FrameSocket, Stop
+from shoal.node.pipe import FrameSocket, Stop
 from shoal.node.training import shared_tensors
-from shoal.node.training.shared_tensors import SharedTensors, Vector
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -68,7 +68,7 @@ class AnchorHere:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Anchor:
-    """θ(round), ``(numel,) float32``, valid until it is handed back, with what its `Apply` said."""
+    """θ(round), ``(numel,) float32``, which nobody else changes, with what its `Apply` said."""
 
     round: int
     taken: int
@@ -83,18 +83,17 @@ T = TypeVar("T", bound=Command)
 class LoopClient:
     """One attachment, from `attach` to `close` or the daemon's end."""
 
-    def __init__(self, channel: _Channel, *, peer_id: str, start: Start, tensors: SharedTensors) -> None:
+    def __init__(self, channel: _Channel, *, peer_id: str, start: Start, contribution: Vector) -> None:
         self.peer_id = peer_id
         self.sync: SyncSettings = start.sync
         self.contributions = start.contributions
-        self.contribution: Vector = tensors.contribution
+        self.contribution = contribution
         self.ended_in_order = False
         """True if the daemon announced that it ends."""
         self._channel = channel
-        self._anchor = tensors.anchor
-        self._copy: Vector = np.zeros_like(tensors.anchor)
-        self._pending: Apply | None = None
-        self._copying = threading.Lock()
+        self._vectors = VectorPool(1)  # one is its user's base, one may be on its way
+        self._newest: Anchor | None = None  # that was not taken
+        self._taking = threading.Lock()
         self._orders: queue.Queue[Order] = queue.Queue(ORDER_LIMIT)
         self._gone = threading.Event()
         threading.Thread(target=self._read, name="shoal", daemon=True).start()
@@ -120,15 +119,11 @@ class LoopClient:
         except queue.Empty:
             return None
 
-    @contextlib.contextmanager
-    def take_anchor(self) -> Iterator[Anchor | None]:
-        """The newest anchor, for as long as the context lasts; None if it was taken already."""
-        with self._copying:
-            pending, self._pending = self._pending, None
-            if pending is None:
-                yield None
-            else:
-                yield Anchor(round=pending.round, taken=pending.taken, fresh=pending.fresh, values=self._copy)
+    def take_anchor(self) -> Anchor | None:
+        """Return the newest anchor; None if it was taken already."""
+        with self._taking:
+            anchor, self._newest = self._newest, None
+            return anchor
 
     def close(self) -> None:
         """Detach. The shared memory is not touched after this by the reading thread; the caller must not either."""
@@ -149,20 +144,27 @@ class LoopClient:
         if isinstance(command, Ping):
             self.send(Pong())
         elif isinstance(command, Apply):
-            with self._copying:
-                before = self._pending
-                np.copyto(self._copy, self._anchor)
-                self._pending = Apply(
-                    round=command.round,
-                    taken=command.taken if before is None else max(before.taken, command.taken),
-                    fresh=command.fresh or (before is not None and before.fresh),
-                )
-                self._orders.put_nowait(AnchorHere(fresh=command.fresh))
+            self._receive_anchor(command)
             self.send(Applied(round=command.round))
         elif isinstance(command, Stop):
             self.ended_in_order = True
         else:
             self._orders.put_nowait(command)
+
+    def _receive_anchor(self, order: Apply) -> None:
+        """Copy what was lent: a loop stands on it for as long as it likes, and the daemon wants its memory back."""
+        lent = shared_tensors.map_lent(self._channel.take_descriptor(), self.contribution.size)
+        values = self._vectors.take(lent.size)
+        np.copyto(values, lent)
+        with self._taking:
+            before = self._newest
+            self._newest = Anchor(
+                round=order.round,
+                taken=order.taken if before is None else max(before.taken, order.taken),
+                fresh=order.fresh or (before is not None and before.fresh),
+                values=values,
+            )
+            self._orders.put_nowait(AnchorHere(fresh=order.fresh))
 
 
 def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopClient:
@@ -179,13 +181,13 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
         answer = unpack_answer(channel.receive_frame())
         if isinstance(answer, TurnedAway):
             raise ConfigError(answer.reason)
-        memory = channel.descriptor()
+        memory = channel.take_descriptor()
         start = _expect(channel, Start)
         channel.send(Started(layout=layout, metric=metric, device=device))
         numel = _expect(channel, Attach).numel
         if numel != layout.numel:
             raise LocalError(f"the daemon's memory is for {numel} values, the model has {layout.numel}")
-        tensors = shared_tensors.attach(memory, numel)
+        contribution = shared_tensors.attach(memory, numel)
         channel.send(Attached())
         channel.connection.settimeout(None)
     except TimeoutError:
@@ -200,16 +202,14 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
     finally:
         if memory is not None:
             os.close(memory)
-    return LoopClient(channel, peer_id=answer.peer_id, start=start, tensors=tensors)
+    return LoopClient(channel, peer_id=answer.peer_id, start=start, contribution=contribution)
 
 
 class _Channel(FrameSocket):
-    """The pipe to the daemon; a descriptor may come with the first frame."""
+    """The pipe to the daemon; descriptors come with the first frame, and with anchors."""
 
     def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        self._descriptors: list[int] = []
-        self._first = True
+        super().__init__(connection, lends=True)
 
     def receive_frame(self) -> bytes:
         """The next frame. Raises NetworkError at the end, OSError, LocalError."""
@@ -218,29 +218,10 @@ class _Channel(FrameSocket):
             raise NetworkError("the node broke off; look at its log")
         return frame
 
-    def _read(self) -> bytes:
-        if not self._first:
-            return super()._read()
-        data, self._descriptors, _, _ = socket.recv_fds(self.connection, READ_BYTES, 1)
-        self._first = False
-        return data
-
-    def descriptor(self) -> int:
-        """The descriptor that came, now the caller's to close. Raises LocalError if none did."""
-        if not self._descriptors:
-            raise LocalError("the daemon sent no memory")
-        return self._descriptors.pop()
-
     def shut(self) -> None:
         """End both directions; whoever reads or writes is woken."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket and what came with it; a thread that still sends gets an OSError."""
-        self.connection.close()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
 
 
 def _connect(data_dir: Path) -> socket.socket:

@@ -169,7 +169,6 @@ class Participation:
         """
         if self.made is not None or not self._training_client.is_current(event):
             return None
-        await self._training_client.give_back_anchor()
         try:
             made = await trio.to_thread.run_sync(self._make, event)
         except LocalError as error:

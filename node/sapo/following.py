@@ -85,10 +85,10 @@ class Following:
     def _carry_out(self, order: Order, client: LoopClient) -> None:
         match order:
             case AnchorHere():
-                with client.take_anchor() as anchor:
-                    if anchor is not None:
-                        self._flat.scatter(torch.from_numpy(anchor.values))
-                        self._learner.version = anchor.round
+                anchor = client.take_anchor()
+                if anchor is not None:
+                    self._flat.scatter(torch.from_numpy(anchor.values))
+                    self._learner.version = anchor.round
             case Evaluate() if self._missing is not None:
                 client.send(Evaluated(round=order.round, value=self._missing))
             case WriteInitial():

@@ -3,7 +3,8 @@
 The kernel writes its changed pages to the file in time, and may drop them then; whoever reads one has it again. So a
 state takes memory as far as there is some to spare. A file goes with its mapping, and has no name: nobody else can open
 it or cut it short, and a start finds nothing of it. So nothing here outlives the process that wrote it, and what is to
-be there after a crash is written as a file of its own, as before.
+be there after a crash is written as a file of its own, as before. Another process of the same user sees one if it is
+given a descriptor of it, which is for reading alone (`descriptor_of`).
 
 Room on disk is taken beforehand: the kernel kills a process that changes a page for which there is none.
 
@@ -16,13 +17,23 @@ import errno
 import mmap
 import os
 import tempfile
+import weakref
+from contextlib import suppress
 from pathlib import Path
 
-from shoal.collectives.memory import own_memory
+import numpy as np
+
+from shoal.collectives.memory import F32, own_memory
 from shoal.node.state.store import disk_errors
 
 _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 """Of file systems whose files cannot be mapped for writing, or take no room beforehand: memory is had otherwise."""
+
+
+class _FileMapping(mmap.mmap):
+    """A mapping, and a descriptor for reading of what it maps, open for as long as it is there; None if none is had."""
+
+    reader: int | None = None
 
 
 def file_memory(folder: Path, size: int) -> memoryview:
@@ -34,8 +45,23 @@ def file_memory(folder: Path, size: int) -> memoryview:
                     os.posix_fallocate(file.fileno(), 0, size)
                 else:
                     file.truncate(size)
-                return memoryview(mmap.mmap(file.fileno(), size))
+                mapping = _FileMapping(file.fileno(), size)
+                with suppress(OSError):  # where there is no /proc
+                    mapping.reader = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+                    weakref.finalize(mapping, os.close, mapping.reader).atexit = False
+                return memoryview(mapping)
         except OSError as error:
             if error.errno not in _UNABLE:
                 raise
     return own_memory(size)
+
+
+def descriptor_of(vector: F32) -> int | None:
+    """Return a descriptor of the nameless file that `vector` is the beginning of, open while it is; None without one.
+
+    It is for reading, so that nobody who is given it can cut the file short.
+    """
+    memory = vector.base.obj if isinstance(vector.base, memoryview) else None
+    if not isinstance(memory, _FileMapping) or vector.ctypes.data != np.frombuffer(memory, np.uint8).ctypes.data:
+        return None
+    return memory.reader

@@ -2,7 +2,7 @@
 
 Three host vectors, each ``(numel,) float32`` (a mark only its fragment's values):
 
-    base b    the certified anchor it stands on
+    base b    the certified anchor it stands on, itself where the host trains, else a copy that a device reads fast
     local l   the live parameters: b and all progress that no certificate has counted, as far as is known here
     mark c    l as it was when the newest contribution was written
 
@@ -64,6 +64,10 @@ class Flat(Protocol):
 
     def new_vector(self) -> torch.Tensor:
         """A vector of zeros."""
+
+    @property
+    def on_host(self) -> bool:
+        """True if host vectors need not be copied to be computed with."""
 
     def new_base(self) -> torch.Tensor:
         """A vector of zeros that stays and is often copied to the device."""
@@ -166,6 +170,7 @@ class _Standing:
     def __init__(self, flat: Flat, contributions: int) -> None:
         self._flat = flat
         self._base: torch.Tensor | None = None
+        self._copied = False  # whether the base is a copy of its anchor
         self._issued = contributions
 
     @property
@@ -176,6 +181,16 @@ class _Standing:
     def local(self) -> torch.Tensor:
         """A host copy of the parameters, ``(numel,) float32``."""
         return self._flat.gather(self._flat.new_vector())
+
+    def _rebase(self, anchor: Vector) -> torch.Tensor:
+        """Have all of `anchor` as the base, and return it."""
+        if self._flat.on_host:
+            self._base, self._copied = torch.from_numpy(anchor), False
+        else:
+            if self._base is None or not self._copied:
+                self._base, self._copied = self._flat.new_base(), True
+            np.copyto(self._base.numpy(), anchor)
+        return self._base
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
@@ -275,6 +290,7 @@ class Accounts(_Standing):
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Stand on a new anchor, ``(numel,) float32``, by the rules at the top of the module.
 
+        It is to stay as it is until the next one is applied: the base may be the anchor itself.
         `round`, `taken` and `fresh` are those of the message `Apply`. Raises LocalError, with nothing changed, if
         `taken` names neither the mark nor a number older than this base.
         """
@@ -282,8 +298,7 @@ class Accounts(_Standing):
             self._apply_first(anchor, round)
             self._settled = max(self._settled, taken)
         elif fresh:
-            np.copyto(self._base.numpy(), anchor)
-            self._flat.scatter(self._base)
+            self._flat.scatter(self._rebase(anchor))
             self._tokens, self.steps, self._mark = [0] * self._fragments.count, 0, None
             self._settled = self._issued
         else:
@@ -293,9 +308,7 @@ class Accounts(_Standing):
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
         """Stand on the first anchor, with what was restored where it belongs to it."""
         saved, self._restored = self._restored, None
-        self._base = base = self._flat.new_base()
-        np.copyto(base.numpy(), anchor)
-        local = base
+        local = base = self._rebase(anchor)
         if saved is not None and saved.local is not None:
             local = saved.local
         elif saved is not None and saved.kept is not None:
@@ -312,6 +325,8 @@ class Accounts(_Standing):
 
     def _apply(self, anchor: Vector, base: torch.Tensor, mark: _Mark | None) -> None:
         """Move `base` and the replica to `anchor`; `mark` is that of a contribution that was taken."""
+        if not self._flat.on_host and not self._copied:  # the model has moved to a device
+            base = self._rebase(base.numpy())
         if mark is not None:
             self._take(anchor, base, mark)
             self._tokens[mark.fragment.number] -= mark.tokens
@@ -323,9 +338,19 @@ class Accounts(_Standing):
             self._carry_over(anchor, base, spans)
         if self._fragments.buffers:
             own = slice(self._fragments.buffers_begin, grid.numel)
-            np.copyto(base.numpy()[own], anchor[own])
-            self._flat.update((own,), lambda _: self._flat.to_device(base, (own,)))
+            buffers = self._advance(anchor, base, (own,))
+            self._flat.update((own,), lambda _: self._flat.to_device(buffers, (own,)))
+        if self._flat.on_host:
+            self._rebase(anchor)
         self._mark = None
+
+    def _advance(self, anchor: Vector, base: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
+        """Return a vector that has the anchor's values there: itself on the host, else the base, which has them now."""
+        if self._flat.on_host:
+            return torch.from_numpy(anchor)
+        for span in spans:
+            np.copyto(base.numpy()[span], anchor[span])
+        return base
 
     def _take(self, anchor: Vector, base: torch.Tensor, mark: _Mark) -> None:
         """Move the mark's fragment to `anchor`, which has the contribution in it."""
@@ -334,9 +359,7 @@ class Accounts(_Standing):
         at = 0
         for spans in _blocks(mark.fragment.parameter_runs(), self._flat.block_values):
             end = at + sum(span.stop - span.start for span in spans)
-            for span in spans:
-                np.copyto(base.numpy()[span], anchor[span])
-            new = self._flat.to_device(base, spans)
+            new = self._flat.to_device(self._advance(anchor, base, spans), spans)
             if mixing is not None:
                 self._flat.update(spans, lambda values: values.mul_(mixing).add_(new * (1 - mixing)))  # noqa: B023  called at once
             else:
@@ -350,9 +373,7 @@ class Accounts(_Standing):
 
         def moved(values: torch.Tensor, block: Sequence[slice]) -> torch.Tensor:
             values.sub_(self._flat.to_device(base, block))
-            for span in block:
-                np.copyto(base.numpy()[span], anchor[span])
-            return values.add_(self._flat.to_device(base, block))
+            return values.add_(self._flat.to_device(self._advance(anchor, base, block), block))
 
         for block in _blocks(spans, self._flat.block_values):
             self._flat.update(block, partial(moved, block=block))
@@ -520,10 +541,7 @@ class GradientAccounts(_Standing):
 
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Stand on a new anchor, ``(numel,) float32``. A gradient at the one before is dropped, taken or not."""
-        if self._base is None:
-            self._base = self._flat.new_base()
-        np.copyto(self._base.numpy(), anchor)
-        self._flat.scatter(self._base)
+        self._flat.scatter(self._rebase(anchor))
         self.tokens, self.waiting = 0, False
 
     def saved(self, round: int, *, midway: bool = False) -> SavedAccounts:

@@ -168,9 +168,14 @@ class FlatParameters:
         """Return ``(numel,) float32`` zeros in host memory."""
         return torch.zeros(self.layout.numel, dtype=torch.float32)
 
+    @property
+    def on_host(self) -> bool:
+        """True unless the model is on a device to which page-locked memory is copied sooner."""
+        return self._device.type != "cuda"
+
     def new_base(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory from which a CUDA device copies at full speed."""
-        return self._copies.room(self.layout.numel).zero_() if self._device.type == "cuda" else self.new_vector()
+        return self._copies.room(self.layout.numel).zero_()
 
     def set_aside(self) -> torch.Tensor:
         """Copy all parameters on their device, ``(numel,) float32``; where that has no room, to the host."""

@@ -14,7 +14,7 @@ import torch
 
 from shoal.node.training.flat_parameters import CopyMade, HostCopy, joined
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import InnerState, keepable, room_bytes
+from shoal.node.training.inner_state import InnerState
 from shoal.node.training.rank_messages import (
     Backward,
     Clip,
@@ -52,8 +52,11 @@ class ShardedFlat:
         """Return ``(numel,) float32`` zeros in host memory."""
         return torch.zeros(self.layout.numel, dtype=torch.float32)
 
+    on_host = True
+    """All ranks copy from rank 0's vector, each its own rows."""
+
     def new_base(self) -> torch.Tensor:
-        """The same: all ranks copy from it, each its own rows."""
+        """The same; asked for by nobody, as anchors are used where they lie."""
         return self.new_vector()
 
     def set_aside(self) -> torch.Tensor:
@@ -179,12 +182,6 @@ class ShardedReplica(Replica):
         self._ranks.tell(ScatterInner())
         self._shard.scatter_moments(dict(own))
         self._shard.share_buffers()
-
-    def inner_state_bytes(self) -> int:
-        """Bytes that a copy of the inner state takes; no other rank is asked."""
-        buffers = [value for _, value in self._shard.buffers() if keepable(value)]
-        moments = self._shard.moments_bytes()
-        return moments + room_bytes(buffers if self._gradients else [*buffers, self.new_vector()])
 
     def rest(self) -> None:
         """Leave the devices to others until `wake`: the parts go to the host, at a step boundary.

@@ -1,13 +1,16 @@
-"""Two float32 vectors that the daemon and its trainer both see: the anchor and the contribution.
+"""The float32 vectors that the daemon and its trainer both see: the contribution, and the anchors.
 
-They lie in one anonymous file whose descriptor the trainer inherits, so nothing has a name that could be
-left behind, and the memory goes when the last of the two processes does. The file exists before its size is
-known: only the trainer can build the model and count its parameters. The trainer maps the anchor read-only,
-so that no bug of a workload can touch certified state.
+The contribution lies in one anonymous file whose descriptor the trainer inherits, so nothing has a name that could be
+left behind, and the memory goes when the last of the two processes does. The file exists before its size is known: only
+the trainer can build the model and count its parameters. What was read is given back to the system, for most of a round
+nobody needs it (`give_back`).
 
-Who writes when is settled by messages alone: the daemon writes the anchor before `Apply` and leaves it until
-`Applied`; the trainer writes the contribution before `Contribution` and leaves it until the next `Train`. What was read
-is given back to the system, for most of a round nobody needs either (`give_back`).
+An anchor is lent: a descriptor of the file that it lies in comes with `Apply`, for reading alone, and the trainer maps
+it. So both processes look at the same pages, which the kernel can drop. No bug of a workload can touch certified state:
+what the trainer writes to its mapping is a copy of its own.
+
+Who writes when is settled by messages alone: an anchor stays as it is until `Applied` answers the `Apply` after it; the
+trainer writes the contribution before `Contribution` and leaves it until the next `Train`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import mmap
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal.node.state.file_memory import descriptor_of
 
 Vector = npt.NDArray[np.float32]
 """Shape (numel,), little-endian float32."""
@@ -31,16 +35,8 @@ NUMEL_LIMIT = 1 << 36
 _FLOAT32 = np.dtype("<f4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTensors:
-    """The two vectors, mapped. They stay valid while referenced, whatever becomes of the descriptor."""
-
-    anchor: Vector
-    contribution: Vector
-
-
 def give_back(vector: Vector) -> None:
-    """Give the memory of one of the two back to the system: it reads as zeros until it is written again.
+    """Give the memory of the contribution back to the system: it reads as zeros until it is written again.
 
     Where the system cannot, nothing happens. Blocks.
     """
@@ -60,33 +56,44 @@ def open_memory() -> int:
         return os.dup(file.fileno())
 
 
-def create(descriptor: int, numel: int) -> SharedTensors:
-    """Size the file for two vectors of `numel` zeros and map both for writing: the daemon's side."""
-    os.ftruncate(descriptor, 2 * _stride_bytes(numel))
-    return SharedTensors(
-        anchor=_map(descriptor, numel, place=0, writable=True),
-        contribution=_map(descriptor, numel, place=1, writable=True),
-    )
+def create(descriptor: int, numel: int) -> Vector:
+    """Size the file for a contribution of `numel` zeros and map it for writing: the daemon's side."""
+    os.ftruncate(descriptor, _size_bytes(numel))
+    return attach(descriptor, numel)
 
 
-def attach(descriptor: int, numel: int) -> SharedTensors:
-    """Map a file that `create` has sized, the anchor read-only: the trainer's side."""
-    return SharedTensors(
-        anchor=_map(descriptor, numel, place=0, writable=False),
-        contribution=_map(descriptor, numel, place=1, writable=True),
-    )
+def attach(descriptor: int, numel: int) -> Vector:
+    """Map the file of a contribution that `create` has sized, for writing."""
+    return _map(descriptor, numel, mmap.ACCESS_WRITE)
 
 
-def _stride_bytes(numel: int) -> int:
-    """Bytes of one vector, rounded up to where a mapping may begin."""
+def lend(anchor: Vector) -> int:
+    """Return a descriptor of a file that holds `anchor`, for reading, which the caller closes.
+
+    It is the file that the anchor lies in; without one a copy in memory. Blocks.
+    """
+    lies_in = descriptor_of(anchor)
+    if lies_in is not None:
+        return os.dup(lies_in)
+    copy = open_memory()
+    os.ftruncate(copy, _size_bytes(anchor.size))
+    np.copyto(_map(copy, anchor.size, mmap.ACCESS_WRITE), anchor)
+    return copy
+
+
+def map_lent(descriptor: int, numel: int) -> Vector:
+    """Map an anchor that was lent, and close its descriptor. What is written to it changes nobody else's."""
+    try:
+        return _map(descriptor, numel, mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+
+
+def _size_bytes(numel: int) -> int:
     if not 0 < numel <= NUMEL_LIMIT:
         raise ValueError(f"{numel} values per vector, expected 1 to {NUMEL_LIMIT}")
-    granularity = mmap.ALLOCATIONGRANULARITY
-    return -(-numel * _FLOAT32.itemsize // granularity) * granularity
+    return numel * _FLOAT32.itemsize
 
 
-def _map(descriptor: int, numel: int, *, place: int, writable: bool) -> Vector:
-    stride = _stride_bytes(numel)
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    memory = mmap.mmap(descriptor, stride, access=access, offset=place * stride)
-    return np.frombuffer(memory, dtype=_FLOAT32, count=numel)
+def _map(descriptor: int, numel: int, access: int) -> Vector:
+    return np.frombuffer(mmap.mmap(descriptor, _size_bytes(numel), access=access), dtype=_FLOAT32)

@@ -1,25 +1,25 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
 A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started again from
-the anchor in shared memory and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since that,
-and not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event and no
-restart is tried. This module does not import torch.
+the anchor that it was given last and its newest snapshot, unless it dies too often (`Deaths`); what it had learnt since
+that, and not contributed, it learns again. A workload that *raises* would raise again: its traceback is the last event
+and no restart is tried. This module does not import torch.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import trio
 
 from shoal.node.child_process import ChildDied, ChildRaised, Connection, Deaths, Spawned, running_child, spawn
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Pause, Resume
 from shoal.node.training import shared_tensors
-from shoal.node.training.shared_tensors import SharedTensors, Vector
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -151,6 +151,14 @@ class TrainerFailed:
     traceback: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lent:
+    """An anchor, and the order to stand on it."""
+
+    order: Apply
+    anchor: Vector
+
+
 TrainerEvent = (
     Initial
     | Progress
@@ -168,13 +176,12 @@ TrainerEvent = (
 class Trainer:
     """Supervises one trainer process.
 
-    `layout`, `started`, `anchor` and `contribution` are there once `run` has reported started, and stay
-    valid through restarts. Its events go to whoever listens.
+    `layout`, `started` and `contribution` are there once `run` has reported started, and stay valid through restarts.
+    Its events go to whoever listens.
     """
 
     layout: Layout
     started: Started
-    anchor: Vector
     contribution: Vector
 
     def __init__(self, spec: TrainerSpec, *, early: EarlyTrainer | None = None) -> None:
@@ -183,8 +190,8 @@ class Trainer:
         self._early = early
         self._listeners: list[Callable[[TrainerEvent], None]] = []
         self._child: Connection[Report] | None = None  # only while it takes orders
-        self._tensors: SharedTensors | None = None
-        self._anchored: Apply | None = None
+        self._sized = False  # whether layout and contribution are there
+        self._anchored: _Lent | None = None  # what it was given last, or is given when it is there
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
         self._midway: Restore | None = None  # a newer one, as long as no contribution holds what is in it
@@ -193,10 +200,8 @@ class Trainer:
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
-        self._laying = trio.Lock()  # of who writes the anchor, or gives its memory back
-        self._given: Vector | None = None  # the anchor that was laid out last
-        self._laid_out = self._unsent = False  # whether it lies there; whether no `Apply` was sent for it yet
-        self._unread = 0  # orders to apply an anchor that this child has not answered
+        self._stands_on: _Lent | None = None  # what this child has applied: nobody else may have its memory
+        self._unanswered: deque[_Lent] = deque()  # what it was given after that
 
     def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
         """Have every event from now on told to `listener` too, after those that listen already. It must not raise."""
@@ -240,20 +245,13 @@ class Trainer:
     async def send(self, command: Command) -> None:
         """Give the trainer an order.
 
-        Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
-        will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`, which take effect
-        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives, and
-        `WriteInitial` until it is done; every other order is dropped, and the daemon orders anew on `Restarted`.
-        Cancellation: the order is delivered whole or not at all; a trainer that does not read for
+        Between a death and `Restarted` there is nobody to take it: the settings of a `Retune` are remembered, which
+        take effect after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever
+        lives, and `WriteInitial` until it is done; every other order is dropped, and the daemon orders anew on
+        `Restarted`. Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
-        if isinstance(command, Apply):
-            self._anchored, self._unsent = command, False
-            self._unread += 1
-            if command.fresh:  # they belong to what is dropped
-                self._newest = self._midway = None
-            self._spec, self._retuned = self._in_force, None
-        elif isinstance(command, Restore):
+        if isinstance(command, Restore):
             self._keep(command)
         elif isinstance(command, Retune):
             self._retuned = command
@@ -264,26 +262,31 @@ class Trainer:
         if self._child is not None:
             await self._child.send(command)
 
-    async def lay_out(self, anchor: Vector) -> None:
-        """Write an anchor for the next `Apply`. It must stay as it is: a trainer that restarts is given it again.
+    async def apply(self, order: Apply, anchor: Vector) -> None:
+        """Have the trainer stand on an anchor, which must stay as it is: it is lent, and given again after a death.
 
-        Cancellation: it is written whole.
+        Between a death and `Restarted` the new trainer will stand on it, with what the newest snapshot holds.
+        Cancellation: as `send`.
         """
-        with trio.CancelScope(shield=True):
-            async with self._laying:
-                self._given, self._laid_out, self._unsent = anchor, True, True
-                await trio.to_thread.run_sync(np.copyto, self.anchor, anchor)
+        self._anchored = lent = _Lent(order, anchor)
+        if order.fresh:  # they belong to what is dropped
+            self._newest = self._midway = None
+        self._spec, self._retuned = self._in_force, None
+        if self._child is not None:
+            await self._lend(self._child, lent)
 
-    async def give_back_anchor(self) -> None:
-        """Give the anchor's memory back to the system, if the trainer has read it. Cancellation: as `lay_out`."""
+    async def _lend(self, child: Connection[Report], lent: _Lent) -> None:
+        """Give the child an anchor, and its memory to nobody else until it has applied a later one."""
+        self._unanswered.append(lent)
         with trio.CancelScope(shield=True):
-            async with self._laying:
-                if self._laid_out and self._child is not None and not (self._unread or self._unsent):
-                    self._laid_out = False
-                    await trio.to_thread.run_sync(shared_tensors.give_back, self.anchor)
+            descriptor = await trio.to_thread.run_sync(shared_tensors.lend, lent.anchor)
+            try:
+                await child.send(lent.order, lent=descriptor)
+            finally:
+                os.close(descriptor)
 
     async def give_back_contribution(self) -> None:
-        """Give the contribution's memory back: it was read. Cancellation: as `lay_out`."""
+        """Give the contribution's memory back: it was read. Cancellation: it is given back all the same."""
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(shared_tensors.give_back, self.contribution)
 
@@ -324,14 +327,16 @@ class Trainer:
         """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
         with trio.move_on_after(START_DEADLINE_S) as scope:
             given = self._spec if self._anchored is not None else self._in_force
+            self._stands_on = None
+            self._unanswered.clear()
             await self._start(child, memory, given)
             if self._anchored is not None:
-                await self._restore(child, self._anchored)
+                await self._restore(child, self._anchored.order)
             loaded, paused = None, False
             while True:  # any of it may change while it is sent
-                if loaded is not self._anchored:
+                if self._anchored is not None and loaded is not self._anchored:
                     loaded = self._anchored
-                    await self._stand_on_anchor(child)
+                    await self._stand_on_anchor(child, loaded)
                 elif given != self._in_force:
                     given = self._in_force
                     await child.send(Retune(inner=given.inner, sync=given.sync))
@@ -345,18 +350,18 @@ class Trainer:
 
     async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
         """Send orders to this child from here on; the first is what the one before it did not do."""
-        self._child, owes_initial, self._unread = child, self._owes_initial, 0
+        self._child, owes_initial = child, self._owes_initial
         if not self._announced:
             self._announced = True
             task_status.started()
         elif cause is not None:
-            anchored = None if self._anchored is None else self._anchored.round
+            anchored = None if self._anchored is None else self._anchored.order.round
             self._tell(Restarted(cause=cause, round=anchored))
         if owes_initial:
             await child.send(WriteInitial())
 
     async def _start(self, child: Connection[Report], memory: int, spec: TrainerSpec) -> None:
-        """Have the child build its model and map the shared vectors."""
+        """Have the child build its model and map the contribution."""
         await child.send(
             Start(
                 workload=spec.workload,
@@ -374,10 +379,9 @@ class Trainer:
         started = await child.receive()
         if not isinstance(started, Started):
             raise LocalError(f"the trainer answered Start with {type(started).__name__}")
-        if self._tensors is None:
-            self._tensors = shared_tensors.create(memory, started.layout.numel)
+        if not self._sized:
             self.layout, self.started = started.layout, started
-            self.anchor, self.contribution = self._tensors.anchor, self._tensors.contribution
+            self.contribution, self._sized = shared_tensors.create(memory, started.layout.numel), True
         elif started.layout.digest != self.layout.digest:
             raise ChildRaised(_other_layout())
         await child.send(Attach(numel=started.layout.numel))
@@ -417,16 +421,12 @@ class Trainer:
         elif self._contributed_round <= snapshot.round:
             self._midway = snapshot
 
-    async def _stand_on_anchor(self, child: Connection[Report]) -> None:
-        """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
-        assert self._anchored is not None
-        async with self._laying:
-            if self._given is not None and not self._laid_out:
-                await trio.to_thread.run_sync(np.copyto, self.anchor, self._given)
-                self._laid_out = True
-        await child.send(Apply(round=self._anchored.round, fresh=True))
+    async def _stand_on_anchor(self, child: Connection[Report], lent: _Lent) -> None:
+        """Have a new child load an anchor afresh."""
+        await self._lend(child, _Lent(Apply(round=lent.order.round, fresh=True), lent.anchor))
         if not isinstance(await child.receive(), Applied):
             raise LocalError("the trainer did not apply the anchor")
+        self._stands_on = self._unanswered.popleft()
 
     def _pass_on(self, report: Report) -> None:
         if isinstance(report, Pong):
@@ -443,7 +443,9 @@ class Trainer:
         elif isinstance(report, Initial):
             self._owes_initial = False
         elif isinstance(report, Applied):
-            self._unread -= 1
+            if not self._unanswered:
+                raise LocalError("the trainer applied an anchor that it was not given")
+            self._stands_on = self._unanswered.popleft()
         self._tell(report)
 
     def _fail(self, failed: Failed) -> None:

@@ -1,6 +1,6 @@
 """Messages between daemon and trainer, framed as on every pipe (`shoal.node.pipe`).
 
-Tensors never travel here: they lie in shared memory (`shared_tensors`), and a message says that they are ready.
+Tensors never travel here: they lie in files that both see (`shared_tensors`), and a message says that they are ready.
 
 **Progress is counted once.** By the trainer's accounts (`accounts`), a `Contribution` number `n` is what its replica
 has learnt since the base, the certified anchor of the last `Apply`, on the fragment that the round reduces; so a later
@@ -213,7 +213,7 @@ class Train(Message, frozen=True, kw_only=True):
 
 
 class Apply(Message, frozen=True, kw_only=True):
-    """The anchor vector holds θ(round): stand on it. Ends a running `Train`. See the top of the module."""
+    """Order to stand on θ(round), which is lent with it; ends a running `Train`. See the top of the module."""
 
     round: int
     taken: int = 0

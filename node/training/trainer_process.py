@@ -1,7 +1,7 @@
 """The trainer: a child process that runs inner steps for its daemon.
 
 Run by `shoal.node.training.trainer` as ``python -P -m shoal.node.training.trainer_start CONTROL MEMORY PROCESSES`` with
-two inherited descriptors: a socket for messages (`trainer_messages`) and the file of the shared vectors
+two inherited descriptors: a socket for messages (`trainer_messages`) and the file of the contribution
 (`shared_tensors`). Everything else, the workload's name included, comes in the first message. With more than one
 process this one is rank 0 of a group (`ranks`), and its replica a `ShardedReplica`.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections import deque
 from functools import partial
@@ -36,6 +35,7 @@ from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import Snapshotter, Written, take_up
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.samples import Sampler
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
@@ -73,7 +73,7 @@ class TrainerProcess:
         self._import_s = import_s
         self._memory = memory
         self._replica: Replica | None = None
-        self._tensors: shared_tensors.SharedTensors | None = None
+        self._out: Vector | None = None  # where contributions are written
         self._sampler: Sampler | None = None
         self._snapshotter = Snapshotter()
         self._paused = False
@@ -89,8 +89,8 @@ class TrainerProcess:
             if command is not None:
                 self._hand_over()
                 self._follow(command)
-            elif self._replica is not None and self._tensors is not None:
-                report = self._replica.step(self._tensors.contribution)
+            elif self._replica is not None and self._out is not None:
+                report = self._replica.step(self._out)
                 if isinstance(report, Contribution):
                     self._contributed(report)
                 elif report is not None:
@@ -98,8 +98,8 @@ class TrainerProcess:
 
     def _hand_over(self) -> None:
         """Write and report a contribution that is on its way from the device, before anything is changed."""
-        if self._replica is not None and self._tensors is not None:
-            contribution = self._replica.hand_over(self._tensors.contribution)
+        if self._replica is not None and self._out is not None:
+            contribution = self._replica.hand_over(self._out)
             if contribution is not None:
                 self._contributed(contribution)
 
@@ -145,15 +145,12 @@ class TrainerProcess:
         if isinstance(command, Attach):
             if command.numel != replica.layout.numel:
                 raise LocalError(f"memory for {command.numel} values, the model has {replica.layout.numel}")
-            self._tensors = shared_tensors.attach(self._memory, command.numel)
+            self._out = shared_tensors.attach(self._memory, command.numel)
             self._control.send(Attached())
-            threading.Thread(
-                target=self._snapshotter.reserve, args=(replica.inner_state_bytes(),), name="reserve", daemon=True
-            ).start()
             return
-        if self._tensors is None:
+        if self._out is None:
             raise LocalError(f"{type(command).__name__} before Attach")
-        self._work(command, replica, self._tensors)
+        self._work(command, replica, self._out)
 
     def _start(self, start: Start) -> None:
         torch.set_num_threads(start.threads)
@@ -183,12 +180,13 @@ class TrainerProcess:
             Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
         )
 
-    def _work(self, command: Command, replica: Replica, tensors: shared_tensors.SharedTensors) -> None:
+    def _work(self, command: Command, replica: Replica, out: Vector) -> None:
         match command:
             case Train():
                 replica.begin(command)
             case Apply():
-                replica.apply(tensors.anchor, round=command.round, taken=command.taken, fresh=command.fresh)
+                anchor = shared_tensors.map_lent(self._control.take_descriptor(), replica.layout.numel)
+                replica.apply(anchor, round=command.round, taken=command.taken, fresh=command.fresh)
                 self._control.send(Applied(round=command.round))
             case Evaluate():
                 value = replica.evaluate(self._sampler)
@@ -202,7 +200,7 @@ class TrainerProcess:
             case Retune():
                 replica.retune(command.inner, command.sync)
             case WriteInitial():
-                replica.write_initial(tensors.contribution)
+                replica.write_initial(out)
                 self._control.send(Initial())
             case Hurry():
                 self._hurried = True
@@ -228,7 +226,7 @@ def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = N
 
     ranks: the other processes of this trainer, which end with it.
     """
-    connection = ParentPipe(control, unpack_command, who="trainer")
+    connection = ParentPipe(control, unpack_command, who="trainer", lends=True)
     if ranks is not None:
         ranks.watch(partial(_fail_with, connection))
     try:

@@ -177,15 +177,14 @@ class TrainingClient:
 
         `fresh`: what it learnt stands on a state that was abandoned, and goes with it.
 
-        Cancellation: the anchor is written whole or not at all.
+        Cancellation: the order is given whole or not at all.
         """
         if not self._applied.is_set():
             await self._trainer.send(Hurry())
         with trio.move_on_after(APPLY_DEADLINE_S):
             await self._applied.wait()
-        await self._trainer.lay_out(state.anchor)
         self._applied = trio.Event()
-        await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
+        await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), state.anchor)
         self._unevaluated = state.round
         if state.round % self._evaluate_every == 0:
             await self._evaluate(state.round)
@@ -259,10 +258,6 @@ class TrainingClient:
     def is_current(self, event: Contribution) -> bool:
         """True if this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
         return event.order == self._orders
-
-    async def give_back_anchor(self) -> None:
-        """Give the memory of the anchor back that the trainer stands on, for the rest of the round."""
-        await self._trainer.give_back_anchor()
 
     async def give_back_contribution(self) -> None:
         """Give the memory of what the trainer contributed last back: it was taken."""

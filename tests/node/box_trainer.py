@@ -45,7 +45,6 @@ class BoxTrainer:
         self.layout = Layout(names=("w",), shapes=((numel,),), numel=numel)
         self.started = Started(layout=self.layout, metric="distance", device="cpu")
         self.contribution: F32 = np.zeros(numel, np.float32)
-        self.anchor: F32 = np.zeros(numel, np.float32)
         self.pace = 1.0
         self.snapshot_s = 0.0
         self._tell = tell
@@ -61,14 +60,9 @@ class BoxTrainer:
         """Take an order."""
         await self._orders.send(command)
 
-    async def lay_out(self, anchor: F32) -> None:
+    async def apply(self, order: Apply, anchor: F32) -> None:
         """Take an anchor."""
-        await trio.to_thread.run_sync(np.copyto, self.anchor, anchor)
-
-    async def give_back_anchor(self) -> None:
-        """Forget the anchor: nobody may read it now."""
-        await trio.lowlevel.checkpoint()
-        self.anchor.fill(np.nan)
+        await self.send(order)
 
     async def give_back_contribution(self) -> None:
         """Forget the contribution: nobody may read it now."""

@@ -74,8 +74,7 @@ class DaemonEnd:
         assert await trio.to_thread.run_sync(event.wait, DEADLINE_S)
 
     async def apply(self, anchor: np.ndarray, round: int, *, taken: int = 0, fresh: bool = False) -> None:
-        np.copyto(self.trainer.anchor, anchor)
-        await self.send(Apply(round=round, taken=taken, fresh=fresh))
+        await self.trainer.apply(Apply(round=round, taken=taken, fresh=fresh), anchor.copy())
 
     async def train(self, round: int, steps: int, *, contribute: bool = True) -> None:
         self.orders += 1

@@ -127,13 +127,11 @@ async def test_two_processes_that_hold_a_model_together_follow_amended_settings_
     expected = retuned.second()
     assert np.abs(expected - plain.second()).max() > 1e-3
     async with running(spec()) as trainer:
-        trainer.anchor[:] = plain.initial
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), plain.initial.copy())
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=STEPS_OF_TWO, assignment=share(1)))
         await expect(trainer, Contribution)
-        trainer.anchor[:] = plain.anchor
-        await trainer.send(Apply(round=1, taken=1))
+        await trainer.apply(Apply(round=1, taken=1), plain.anchor.copy())
         await expect(trainer, Applied)
         await trainer.send(Retune(inner=inner, sync=SyncSettings()))
         await trainer.send(Train(round=2, steps=STEPS_OF_TWO, assignment=share(2)))

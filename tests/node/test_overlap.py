@@ -82,6 +82,10 @@ class Orders(ParentPipe[Command]):
     def _late(self) -> bool:
         return self.steps < self.orders[0][0]
 
+    def take_descriptor(self) -> int:
+        """All anchors are one."""
+        return shared_tensors.lend(anchor())
+
     def of(self, kind: type[Report]) -> list[int]:
         """At which step each report of this kind was made."""
         return [at for at, report in self.reports if isinstance(report, kind)]
@@ -111,7 +115,7 @@ def live(orders: list[tuple[int, Command]], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Replica, "step", count)
     memory = shared_tensors.open_memory()
     try:
-        tensors = shared_tensors.create(memory, NUMEL)
+        out = shared_tensors.create(memory, NUMEL)
         start = Start(
             workload="regression",
             options={},
@@ -125,9 +129,8 @@ def live(orders: list[tuple[int, Command]], monkeypatch: pytest.MonkeyPatch) -> 
         )
         first = [start, Attach(numel=NUMEL), Apply(round=0, fresh=True), train(1)]
         control = Orders([*((0, order) for order in first), *orders, (orders[-1][0] + 20, Stop())], clock)
-        tensors.anchor[:] = anchor()
         TrainerProcess(control, memory, import_s=0.0).run()
-        return control, tensors.contribution.copy()
+        return control, out.copy()
     finally:
         os.close(memory)
 

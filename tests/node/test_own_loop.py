@@ -585,10 +585,11 @@ def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch
     model, optimizer = made()
 
     async def daemon(end: DaemonEnd) -> None:
-        await end.apply(await end.initial(), 0, fresh=True)
+        initial = await end.initial()
+        await end.apply(initial, 0, fresh=True)
         await end.train(1, steps=1)
         await end.expect(Detached)
-        await end.apply(end.trainer.anchor + np.float32(1), 1)
+        await end.apply(initial + np.float32(1), 1)
         while (await end.expect(Applied)).round != 1:  # nobody to wait for
             pass
         await end.wait(ends.abandoned)

@@ -9,8 +9,8 @@ TRAINING: tuple[Bug, ...] = (
         "buffers of an anchor are added to a node's own",
         "tests/node/training/test_inner_loop.py"
         "::test_buffers_are_contributed_as_they_are_and_every_anchor_replaces_them",
-        "self._flat.update((own,), lambda _: self._flat.to_device(base, (own,)))",
-        "self._flat.update((own,), lambda values: values.add_(self._flat.to_device(base, (own,))))",
+        "self._flat.update((own,), lambda _: self._flat.to_device(buffers, (own,)))",
+        "self._flat.update((own,), lambda values: values.add_(self._flat.to_device(buffers, (own,))))",
     ),
     bug(
         "buffers are contributed as progress",
@@ -152,18 +152,30 @@ TRAINING: tuple[Bug, ...] = (
         """,
     ),
     bug(
-        "the anchor's memory is given back while the trainer may be reading it",
+        "the memory of an anchor is used again while the trainer stands on it",
         "tests/node/training/test_trainer.py"
-        "::test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer",
-        "if self._laid_out and self._child is not None and not (self._unread or self._unsent):",
-        "if self._laid_out and self._child is not None:",
+        "::test_the_memory_of_an_anchor_is_nobody_elses_until_a_later_one_was_applied",
+        """
+            raise LocalError("the trainer applied an anchor that it was not given")
+        self._stands_on = self._unanswered.popleft()
+        """,
+        """
+            raise LocalError("the trainer applied an anchor that it was not given")
+        self._unanswered.popleft()
+        """,
     ),
     bug(
-        "a trainer that restarts stands on memory that was given back",
+        "who is lent a state can cut it short",
+        "tests/node/training/test_trainer.py::test_who_is_lent_a_file_cannot_cut_it_short",
+        "os.O_RDONLY | os.O_CLOEXEC)",
+        "os.O_RDWR | os.O_CLOEXEC)",
+    ),
+    bug(
+        "a trainer that restarts is not lent the anchor",
         "tests/node/training/test_trainer.py"
-        "::test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer",
-        "if self._given is not None and not self._laid_out:",
-        "if False:",
+        "::test_a_contribution_that_was_read_is_given_back_and_the_anchor_lent_again_to_a_restarted_trainer",
+        "loaded, paused = None, False",
+        "loaded, paused = self._anchored, False",
     ),
     bug(
         "a snapshot amid a round takes its place after its work was contributed",

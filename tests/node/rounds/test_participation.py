@@ -55,7 +55,6 @@ class Part:
                 stand_on=self._stand_on,
                 is_current=lambda event: True,
                 pseudo_gradient=lambda numel: self.values,
-                give_back_anchor=trio.lowlevel.checkpoint,
                 give_back_contribution=trio.lowlevel.checkpoint,
                 train=self._train,
                 balances=balances,

@@ -17,22 +17,16 @@ class Evaluating:
     """The trainer's side of a training client: it applies and evaluates at once, and notes which round's anchor."""
 
     def __init__(self) -> None:
-        self.anchor = np.zeros(8, np.float32)
         self.applied: list[int] = []
         self.evaluated: list[int] = []
         self.training_client: TrainingClient
 
-    async def lay_out(self, anchor: Vector) -> None:
-        np.copyto(self.anchor, anchor)
-
-    async def give_back_anchor(self) -> None:
-        """Nothing is to be given back here."""
+    async def apply(self, order: Apply, anchor: Vector) -> None:
+        self.applied.append(order.round)
+        self.training_client.heard(Applied(round=order.round))
 
     async def send(self, command: Command) -> None:
-        if isinstance(command, Apply):
-            self.applied.append(command.round)
-            self.training_client.heard(Applied(round=command.round))
-        elif isinstance(command, Evaluate):
+        if isinstance(command, Evaluate):
             self.evaluated.append(command.round)
             self.training_client.heard(Evaluated(round=command.round, value=float(command.round)))
 

@@ -347,7 +347,7 @@ def test_progress_over_rounds_is_counted_once() -> None:
         if take:
             taken += out
             tokens_taken += report.tokens
-        anchor += np.float32(0.25)
+        anchor = anchor + np.float32(0.25)
         replica.apply(anchor, taken=report.number if take else 0)
     left = anchor - local(replica)
     np.testing.assert_allclose(taken + left, trained, atol=1e-6)

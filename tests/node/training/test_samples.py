@@ -121,8 +121,7 @@ async def test_trainer_says_what_the_anchor_says_with_its_evaluation(tmp_path: P
     async with running(spec) as trainer:
         await trainer.send(WriteInitial())
         await expect(trainer, Initial)
-        trainer.anchor[:] = trainer.contribution
-        await trainer.send(Apply(round=7, fresh=True))
+        await trainer.apply(Apply(round=7, fresh=True), trainer.contribution.copy())
         await expect(trainer, Applied)
         await trainer.send(Evaluate(round=7))
         evaluated = await expect(trainer, Evaluated)

@@ -189,8 +189,7 @@ async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
         await trainer.send(WriteInitial())
         await expect(trainer, Initial)
         np.testing.assert_array_equal(trainer.contribution, single.initial)
-        trainer.anchor[:] = trainer.contribution
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), trainer.contribution.copy())
         await expect(trainer, Applied)
         await trainer.send(Snapshot(round=0, path=str(tmp_path / "0.trainer")))  # nothing to keep, and no harm
         assert not (await expect(trainer, Snapshotted)).failure
@@ -206,8 +205,7 @@ async def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(
         await trainer.send(Snapshot(round=1, path=str(path)))
         assert not (await expect(trainer, Snapshotted)).failure
         assert_moments_close(tmp_path / "one", path, rounded=rounded)
-        trainer.anchor[:] = single.anchor
-        await trainer.send(Apply(round=1, taken=1))
+        await trainer.apply(Apply(round=1, taken=1), single.anchor.copy())
         await expect(trainer, Applied)
         await trainer.send(Train(round=2, steps=10**12, assignment=share(2), contribute=False))
         await trainer.events.receive()  # a Progress: it is in the middle of it
@@ -236,8 +234,7 @@ async def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_pat
     async with running(spec(processes=3)) as trainer:
         await trainer.send(Restore(path=str(path), round=1, exact=True))
         assert not (await expect(trainer, Restored)).refused
-        trainer.anchor[:] = single.anchor
-        await trainer.send(Apply(round=1))
+        await trainer.apply(Apply(round=1), single.anchor.copy())
         await expect(trainer, Applied)
         await trainer.send(Train(round=2, steps=STEPS, assignment=share(2)))
         await expect(trainer, Contribution)
@@ -273,8 +270,7 @@ async def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     assert isinstance(told, Contribution)
     async with running(spec(accumulate=3, gradients=True)) as trainer:
         assert trainer.layout == single.layout
-        trainer.anchor[:] = anchor
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), anchor.copy())
         await expect(trainer, Applied)
         await trainer.send(order)
         found = await expect(trainer, Contribution)
@@ -291,7 +287,7 @@ async def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_st
     monkeypatch.setattr(child_process, "RESTART_PAUSE_S", 0.0)
 
     async def begin(trainer: ToldTrainer) -> None:
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), np.zeros(trainer.layout.numel, np.float32))
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=1, assignment=share(1)))
 

@@ -14,19 +14,23 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trio
 
+from shoal.collectives.memory import VectorPool
 from shoal.node import child_process
 from shoal.node.child_process import Connection
 from shoal.node.pipe import FRAME_LIMIT_BYTES, Framing, Pause, Resume, Stop, frame_of
+from shoal.node.state.file_memory import file_memory
 from shoal.node.training import trainer as trainer_module
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.shared_tensors import attach, create, open_memory
+from shoal.node.training.shared_tensors import attach, create, lend, map_lent, open_memory
 from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -118,6 +122,7 @@ class InBuild(RegressionWorkload):
 
 DAEMON = """
 import sys, trio
+import numpy as np
 from shoal.node.training.trainer import Trainer, TrainerSpec
 from shoal.node.training.trainer_messages import *
 
@@ -126,11 +131,16 @@ async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
         share = Assignment(seed=0, round=1, member=0, members=1)
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), np.zeros(trainer.layout.numel, np.float32))
         await trainer.send(Train(round=1, steps=1, assignment=share))
 
 trio.run(main)
 """
+
+
+def zeros(trainer: Trainer) -> np.ndarray:
+    """An anchor."""
+    return np.zeros(trainer.layout.numel, np.float32)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -189,8 +199,7 @@ async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
         await trainer.send(WriteInitial())
         await expect(trainer, Initial)
         np.testing.assert_array_equal(trainer.contribution, anchor)
-        trainer.anchor[:] = trainer.contribution
-        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.apply(Apply(round=0, fresh=True), trainer.contribution.copy())
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=5, assignment=SHARE))
         first = await expect(trainer, Contribution)
@@ -216,15 +225,14 @@ async def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
         await expect(trainer, Evaluated)  # and no Trained before it: it is paused
         await trainer.send(Resume())
         await expect(trainer, Trained)
-        trainer.anchor[:] += np.float32(1)
-        await trainer.send(Apply(round=1, taken=2))
+        await trainer.apply(Apply(round=1, taken=2), anchor + np.float32(1))
         await expect(trainer, Applied)
         await trainer.send(Train(round=2, steps=1, assignment=SHARE))
         assert (await expect(trainer, Contribution)).tokens == 4 * 32
 
 
 @pytest.mark.usefixtures("copied")
-async def test_memory_that_was_read_is_given_back_and_the_anchor_written_again_for_a_restarted_trainer() -> None:
+async def test_a_contribution_that_was_read_is_given_back_and_the_anchor_lent_again_to_a_restarted_trainer() -> None:
     _, contribution, _ = expected_contribution(steps=5)
     async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
         await trainer.send(WriteInitial())
@@ -232,23 +240,39 @@ async def test_memory_that_was_read_is_given_back_and_the_anchor_written_again_f
         anchor = trainer.contribution.copy()
         await trainer.give_back_contribution()
         assert not trainer.contribution.any()
-        await trainer.lay_out(anchor)
-        await trainer.give_back_anchor()  # nobody was told of it yet
-        np.testing.assert_array_equal(trainer.anchor, anchor)
-        kill(trainer, signal.SIGSTOP)  # or it may have read it before this does
-        await trainer.send(Apply(round=0, fresh=True))
-        await trainer.give_back_anchor()  # it may be reading
-        np.testing.assert_array_equal(trainer.anchor, anchor)
-        kill(trainer, signal.SIGCONT)
+        await trainer.apply(Apply(round=0, fresh=True), anchor)
         await expect(trainer, Applied)
-        await trainer.give_back_anchor()
-        assert not trainer.anchor.any()
         kill(trainer)
         await expect(trainer, Restarted)
-        np.testing.assert_array_equal(trainer.anchor, anchor)
         await trainer.send(Train(round=1, steps=5, assignment=SHARE))
         await expect(trainer, Contribution)
         np.testing.assert_array_equal(trainer.contribution, contribution)
+
+
+async def test_the_memory_of_an_anchor_is_nobody_elses_until_a_later_one_was_applied(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
+    """States are in memory that is used again once nobody refers to it: the trainer does, also while it is stopped."""
+    vectors = VectorPool(4, partial(file_memory, tmp_path))
+
+    def place_of_a_new_one() -> int:
+        return int(vectors.take(4).ctypes.data)
+
+    async with running(fake) as trainer:
+        places = []
+        for round in range(2):
+            anchor = vectors.take(4)
+            places.append(anchor.ctypes.data)
+            if round:
+                kill(trainer, signal.SIGSTOP)
+            await trainer.apply(Apply(round=round), anchor)
+            del anchor
+            if not round:
+                await expect(trainer, Applied)
+        assert place_of_a_new_one() not in places
+        kill(trainer, signal.SIGCONT)
+        await expect(trainer, Applied)
+        assert place_of_a_new_one() == places[0]
 
 
 @pytest.mark.usefixtures("copied")
@@ -260,16 +284,15 @@ async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(
     async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
         await trainer.send(WriteInitial())
         await expect(trainer, Initial)
-        trainer.anchor[:] = trainer.contribution
-        await trainer.send(Apply(round=0, fresh=True))
+        anchor = trainer.contribution.copy()
+        await trainer.apply(Apply(round=0, fresh=True), anchor)
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=5, assignment=SHARE))
         await expect(trainer, Contribution)
         await trainer.send(Snapshot(round=1, path=str(path)))
         written = await expect(trainer, Snapshotted)
         assert (written.round, written.failure, written.size_bytes) == (1, "", path.stat().st_size)
-        trainer.anchor[:] -= trainer.contribution
-        await trainer.send(Apply(round=1, taken=1))
+        await trainer.apply(Apply(round=1, taken=1), anchor - trainer.contribution)
         await expect(trainer, Applied)
 
         for damaged, refused in ((False, ""), (True, f"{path} is damaged")):
@@ -297,16 +320,15 @@ async def test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that
     async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
         await trainer.send(WriteInitial())
         await expect(trainer, Initial)
-        trainer.anchor[:] = trainer.contribution
-        await trainer.send(Apply(round=0, fresh=True))
+        anchor = trainer.contribution.copy()
+        await trainer.apply(Apply(round=0, fresh=True), anchor)
         await expect(trainer, Applied)
         await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
         await trainer.events.receive()  # a Progress: it is in the middle of it
         await trainer.send(order)
         written = await expect(trainer, Snapshotted)
         assert (written.midway, written.failure, written.size_bytes) == (True, "", path.stat().st_size)
-        trainer.anchor[:] += 1.0
-        await trainer.send(Apply(round=1))  # its node was late for round 1
+        await trainer.apply(Apply(round=1), anchor + np.float32(1))  # its node was late for round 1
         await expect(trainer, Applied)
         kill(trainer)
         restored = await expect(trainer, Restored)
@@ -366,7 +388,7 @@ async def test_raising_workload_ends_training_with_its_traceback(
 
     async def in_loss() -> None:
         async with running(TrainerSpec(workload="faulty:InLoss")) as trainer:
-            await trainer.send(Apply(round=0, fresh=True))
+            await trainer.apply(Apply(round=0, fresh=True), zeros(trainer))
             await expect(trainer, Applied)
             await trainer.send(Train(round=1, steps=1, assignment=SHARE))
             failed = await expect(trainer, TrainerFailed)
@@ -378,7 +400,7 @@ async def test_raising_workload_ends_training_with_its_traceback(
 
     async def unsplittable() -> None:
         async with running(TrainerSpec(workload="regression", accumulate=33)) as trainer:
-            await trainer.send(Apply(round=0, fresh=True))
+            await trainer.apply(Apply(round=0, fresh=True), zeros(trainer))
             await expect(trainer, Applied)
             await trainer.send(Train(round=1, steps=1, assignment=SHARE))
             failed = await expect(trainer, TrainerFailed)
@@ -471,7 +493,7 @@ async def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerS
         kill(trainer)
         while trainer.pid is not None:
             await trio.lowlevel.checkpoint()
-        await trainer.send(Apply(round=7))
+        await trainer.apply(Apply(round=7), zeros(trainer))
         await trainer.send(Train(round=8, steps=1, assignment=SHARE))  # forgotten
         assert (await expect(trainer, Restarted)).round == 7
         await trainer.send(Train(round=9, steps=1, assignment=SHARE))
@@ -484,21 +506,21 @@ async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_
     """It has loaded the anchor before, and is being told of amended settings."""
     applied: list[int] = []
     async with running(fake) as trainer:
-        await trainer.send(Apply(round=3))
+        await trainer.apply(Apply(round=3), zeros(trainer))
         await expect(trainer, Applied)
         stand, send = trainer._stand_on_anchor, Connection.send
 
-        async def stand_and_retune(child: Connection[Report]) -> None:
-            await stand(child)
+        async def stand_and_retune(child: Connection[Report], lent: Any) -> None:
+            await stand(child, lent)
             if len(applied) == 1:
                 await trainer.send(Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings()))
 
-        async def told(child: Connection[Report], command: Command) -> None:
-            await send(child, command)
+        async def told(child: Connection[Report], command: Command, *, lent: int | None = None) -> None:
+            await send(child, command, lent=lent)
             if isinstance(command, Apply):
                 applied.append(command.round)
             elif isinstance(command, Retune):
-                await trainer.send(Apply(round=4))
+                await trainer.apply(Apply(round=4), zeros(trainer))
 
         monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
         monkeypatch.setattr(Connection, "send", told)
@@ -527,14 +549,14 @@ async def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_
 
     async with running(replace(fake, inner=InnerSettings(lr=0.1))) as trainer:
         await trainer.send(rate(0.2))
-        await trainer.send(Apply(round=3))
+        await trainer.apply(Apply(round=3), zeros(trainer))
         await expect(trainer, Applied)
         await trainer.send(rate(0.3))
         assert await rates(trainer) == (0.2, 0.3)
         await dies(trainer)
         await expect(trainer, Restarted)
         assert await rates(trainer) == (0.2, 0.3)
-        await trainer.send(Apply(round=4))
+        await trainer.apply(Apply(round=4), zeros(trainer))
         await expect(trainer, Applied)
         await dies(trainer)
         await trainer.send(rate(0.4))
@@ -543,8 +565,8 @@ async def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_
 
         stand = trainer._stand_on_anchor
 
-        async def stand_and_retune(child: Connection[Report]) -> None:
-            await stand(child)
+        async def stand_and_retune(child: Connection[Report], lent: Any) -> None:
+            await stand(child, lent)
             await trainer.send(rate(0.5))  # while there is nobody yet to take it
 
         monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
@@ -572,7 +594,7 @@ async def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
         await expect(trainer, Restarted)
 
     async with running(fake) as trainer:
-        await trainer.send(Apply(round=0))
+        await trainer.apply(Apply(round=0), zeros(trainer))
         await expect(trainer, Applied)
         await trainer.send(Pause())
         await dies(trainer)
@@ -584,8 +606,8 @@ async def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
 
         stand = trainer._stand_on_anchor
 
-        async def stand_and_resume(child: Connection[Report]) -> None:
-            await stand(child)
+        async def stand_and_resume(child: Connection[Report], lent: Any) -> None:
+            await stand(child, lent)
             await trainer.send(Resume())  # while there is nobody yet to take it
 
         monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_resume)
@@ -635,17 +657,36 @@ def test_output_goes_to_the_logger_or_the_file(
     assert path.read_text() == "fake trainer begins\n"
 
 
-def test_shared_vectors_are_seen_by_both_and_the_anchor_is_read_only() -> None:
+def test_a_contribution_is_seen_by_both_and_what_is_written_to_a_lent_anchor_by_nobody_else(tmp_path: Path) -> None:
     memory = open_memory()
     ours = create(memory, 5000)
-    theirs = attach(memory, 5000)
+    attach(memory, 5000)[:] = -np.arange(5000)
     os.close(memory)
-    ours.anchor[:] = np.arange(5000)
-    theirs.contribution[:] = -np.arange(5000)
-    assert theirs.anchor[4999] == 4999
-    assert ours.contribution[4999] == -4999
-    with pytest.raises(ValueError, match="read-only"):
-        theirs.anchor[0] = 1
+    assert ours[4999] == -4999
+    in_file = np.frombuffer(file_memory(tmp_path, 4 * 5000), np.float32)
+    for anchor in (in_file, np.zeros(5000, np.float32), in_file[1000:]):
+        anchor[:] = np.arange(anchor.size)
+        descriptor = lend(anchor)
+        theirs = map_lent(descriptor, anchor.size)
+        np.testing.assert_array_equal(theirs, anchor)
+        theirs[0] = 1
+        assert anchor[0] == 0
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.close(descriptor)  # it is closed
+
+
+def test_who_is_lent_a_file_cannot_cut_it_short(tmp_path: Path) -> None:
+    descriptor = lend(np.frombuffer(file_memory(tmp_path, 4 * 5000), np.float32))
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def test_pages_of_an_anchor_that_lies_in_a_file_are_those_of_both(tmp_path: Path) -> None:
+    anchor = np.frombuffer(file_memory(tmp_path, 4 * 5000), np.float32)
+    theirs = map_lent(lend(anchor), 5000)
+    anchor[:] = np.arange(5000)
+    np.testing.assert_array_equal(theirs, anchor)
 
 
 def test_framing_yields_whole_frames_from_any_pieces() -> None:
