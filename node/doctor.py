@@ -503,7 +503,7 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: Optimizer
         "states": STATES_ON_DISK * state,
         "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
         "work under way": (FILES_KEPT + 1 + MIDWAY_FILES) * resume,
-        "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final,
+        "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final + resume,
         "checkpoints": checkpoints * (state + resume),
         "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
     }

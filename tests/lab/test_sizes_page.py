@@ -27,7 +27,7 @@ def test_model_has_its_row_by_the_doctors_formula() -> None:
     told = rows()
     assert [f"{numel:,}" in told for numel in MODELS] == [True] * len(MODELS)
     trainer, daemon, disk, checkpoints = told["124,000,000"]
-    assert (trainer, daemon) == ("4.5 GB", "1.5 GB")  # 36 and 12 bytes a parameter
+    assert (trainer, daemon) == ("2.5 GB", "1.5 GB")  # 20 and 12 bytes a parameter
     assert checkpoints == "7.4 GB"  # three of 8 and 12 bytes
     parts = doctor.bytes_on_disk(EXAMPLE, "int8", CHECKPOINTS_KEPT)
     assert disk == f"{sum(parts.values()) / 1e9:.1f} GB"
@@ -37,7 +37,7 @@ def test_doctor_asks_for_the_memory_that_the_page_tells() -> None:
     check = doctor.memory(doctor.TrialReport(numel=EXAMPLE), "adamw")
     needed = sum(doctor.bytes_in_memory(EXAMPLE).values())
     assert f"about {needed / 1e9:.1f} GB needed for 124.0 million parameters" in check.detail
-    assert needed == EXAMPLE * 48 + 1_000_000_000
+    assert needed == EXAMPLE * 32 + 1_000_000_000
 
 
 @pytest.mark.parametrize(
