@@ -15,6 +15,9 @@ it does the daemon waits. A peak is the largest sum of the first two that was se
 nodes. What grows with the model is the slope between the two sizes; the base is what is left of no model at all. File
 pages are told apart: the kernel may drop them, once it has written those that were changed. What daemon and trainer
 share is one file that both see, and counts once.
+
+With `--within` the larger swarm runs once more, each daemon in a control group of so many bytes a parameter beside the
+base, where pages of files count too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +43,8 @@ from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
 from shoal.lab.bench.synthetic import TRAINED_NAME, WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
+from shoal.lab.fork_server import TRAINER
+from shoal.lab.memory_limit import MemoryLimit, memory_limit
 from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -65,6 +70,10 @@ WHOLE_NODE: Final = {
     "adamw8bit": Target(name=_WHOLE, unit="bytes a parameter", most=22.0, aim=18.0),
 }
 """By optimizer."""
+LIMITED: Final = Target(name="a round of daemons whose memory is limited", unit="× one without a limit", most=1.3)
+LIMITED_BYTES: Final = 16.0
+"""The target is of so many bytes a parameter."""
+FIND_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +96,14 @@ class MemoryBench(Spec):
     optimizer: Annotated[
         Literal["adamw", "adamw8bit", "muon"] | None,
         Option("--optimizer", help="Of a trainer that counts too. [default: daemons alone are looked at]"),
+    ] = None
+    within: Annotated[
+        float | None,
+        Option(
+            "--within",
+            help="Run the larger size again, each daemon in so many bytes a parameter, pages of files included.",
+            check=Within(1, 1000),
+        ),
     ] = None
     nodes: Annotated[int, Option("--nodes", help="How many nodes.", check=Within(1, 64))] = 2
     rounds: Annotated[
@@ -154,10 +171,11 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of `shoal bench memory`: the peaks of both sizes."""
+    """Result of `shoal bench memory`: the peaks of both sizes, and of the larger one within a limit."""
 
     bench: MemoryBench
     peaks: tuple[Peak, Peak]
+    limited: Peak | None = None
 
     def slope(self, sizes: Sequence[int]) -> float:
         """Bytes a parameter by which these, one of each size, differ."""
@@ -179,7 +197,10 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
         """Measured value beside its target, which is that of the default strategy."""
         is_default = STRATEGIES[self.bench.strategy] is STRATEGIES[DEFAULT_STRATEGY] and self.bench.codec is None
         target = WHOLE_NODE.get(self.bench.optimizer) if self.bench.optimizer else PER_PARAMETER
-        return (target.row(self.held_slope),) if is_default and target is not None else ()
+        rows: tuple[Row, ...] = (target.row(self.held_slope),) if is_default and target is not None else ()
+        if self.limited is not None and self.bench.within == LIMITED_BYTES:
+            rows += (LIMITED.row(self.limited.round_s / self.peaks[1].round_s),)
+        return rows
 
 
 def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
@@ -187,10 +208,18 @@ def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
     if sys.platform != "linux":
         raise ConfigError("`shoal bench memory` reads /proc, which only Linux has; run it there")
     small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.sizes)
-    return MemoryResult(bench=bench, peaks=(small, large))
+    result = MemoryResult(bench=bench, peaks=(small, large))
+    if bench.within is None:
+        return result
+    size = round(result.base_bytes + bench.within * large.numel)
+    with ExitStack() as stack:
+        limits = [stack.enter_context(memory_limit(str(node), size)) for node in range(bench.nodes)]
+        limited = trio.run(_measure, bench, large.numel, tell, limits)
+    return msgspec.structs.replace(result, limited=limited)
 
 
-async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
+async def _measure(bench: MemoryBench, numel: int, tell: ShowNow, limits: Sequence[MemoryLimit] = ()) -> Peak:
+    """limits: of the daemons, by node; their trainers are let out as soon as they are there."""
     manifest = partial(bench.manifest, numel)
     spec = BenchSpec(
         peers=bench.nodes,
@@ -199,8 +228,9 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow) -> Peak:
         rounds=WARM_UP + bench.rounds,
         sockets=True,
         manifest=manifest,
+        prefixes={node: limit.prefix for node, limit in enumerate(limits)},
     )
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name, _without_trainers(limits):
         async with running_swarm(spec, Path(name)) as swarm:
             for round in range(1, WARM_UP + 1):
                 await swarm.play(round)
@@ -227,6 +257,30 @@ def _processes(bench: MemoryBench, node: NodeProcess) -> list[int]:
     """The processes of a node that are looked at."""
     daemon = node.lives[-1].pid
     return [daemon, *(child.pid for child in psutil.Process(daemon).children())] if bench.optimizer else [daemon]
+
+
+@contextmanager
+def _without_trainers(limits: Sequence[MemoryLimit]) -> Iterator[None]:
+    """Let trainers out of the limits of their daemons as soon as they are there, in a thread."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(FIND_S):
+            for limit in limits:
+                for pid in limit.processes():
+                    with suppress(psutil.Error):
+                        if TRAINER in psutil.Process(pid).cmdline():
+                            limit.let_out(pid)
+
+    thread = threading.Thread(target=look, name="trainers")
+    if limits:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if limits:
+            thread.join()
 
 
 @contextmanager
@@ -289,6 +343,11 @@ def summary(result: MemoryResult) -> list[str]:
     what = what if result.bench.optimizer else result.bench.strategy
     lines.append(f"a parameter, {what}: {result.held_slope:.2f} bytes ({shown})")
     lines.append(f"and without any: {result.base_bytes / 1e6:.0f} MB")
+    if result.limited is not None:
+        lines.append(
+            f"a round of {result.limited.numel / 1e6:g} M parameters: {result.peaks[1].round_s:.2f} s; in "
+            f"{result.bench.within:g} bytes a parameter {result.limited.round_s:.2f} s"
+        )
     return lines
 
 
@@ -309,10 +368,14 @@ def to_document(result: MemoryResult) -> dict[str, object]:
         "codec": result.bench.manifest(large.numel, [NOBODY]).sync.codec,
         "daemon_bytes_per_parameter": {kind: result.slope(sizes) for kind, sizes in slopes.items()},
         "round_s": large.round_s,
-        "identical": all(peak.identical for peak in result.peaks),
+        "identical": _identical(result),
         "exact": None,
         **msgspec.to_builtins(result, enc_hook=str),
     }
+
+
+def _identical(result: MemoryResult) -> bool:
+    return all(peak.identical for peak in (*result.peaks, result.limited) if peak is not None)
 
 
 CASE: Final = Case(
@@ -320,6 +383,6 @@ CASE: Final = Case(
     run=run,
     lines=summary,
     document=to_document,
-    sound=lambda result: all(peak.identical for peak in result.peaks),
+    sound=_identical,
     options=LongCaseOptions,
 )

@@ -10,7 +10,7 @@ test mode. While the gate of a round is closed, all nodes stand in its TRAIN pha
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,9 +43,9 @@ class BenchSpec:
     """Specification of a swarm to measure.
 
     holds: by node, where it stops; a node that has any, and every node with `test_mode`, is in test mode.
-    environment: settings of the nodes' processes, each NAME=VALUE. sockets: nodes share no memory: all that moves goes
-    through the kernel's sockets. manifest: makes another than the usual one, for the synthetic workload, of the
-    founders.
+    environment: settings of the nodes' processes, each NAME=VALUE. prefixes: by node, what runs its command. sockets:
+    nodes share no memory: all that moves goes through the kernel's sockets. manifest: makes another than the usual one,
+    for the synthetic workload, of the founders.
     """
 
     peers: int
@@ -55,6 +55,7 @@ class BenchSpec:
     test_mode: bool = False
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
+    prefixes: Mapping[int, Sequence[str]] = field(default_factory=dict)
     sockets: bool = False
     manifest: Callable[[list[PeerId]], Manifest] | None = None
 
@@ -87,7 +88,7 @@ class BenchSwarm(Swarm):
         command += ["--data", str(self.folder / "gates"), "--log-level", "warning"]
         if self.spec.sockets:
             command.append("--no-shared-memory")
-        return ["env", *self.spec.environment, *command]
+        return [*self.spec.prefixes.get(int(launch.data_dir.name), ()), "env", *self.spec.environment, *command]
 
     async def begin(self) -> None:
         """Start all nodes and have each linked with each, in front of the gate of round 1. Raises NetworkError."""

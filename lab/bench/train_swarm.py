@@ -26,6 +26,7 @@ import trio
 
 from shoal.lab.bench.skewed_text import texts_of_nodes
 from shoal.lab.bench.train_spec import Point, TrainBench
+from shoal.lab.fork_server import TRAINER
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Contributed, Started
@@ -39,7 +40,6 @@ SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
 SETTLED_ROUND: Final = 3
 """In the first round all shares are equal, and what the second says of waiting is the wait for the first."""
-TRAINER: Final = "shoal.node.training.trainer_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,11 @@ def test_a_whole_nodes_row_is_its_optimizers_and_what_its_processes_share_counts
     assert (whole.held_slope, row.target, row.aim, row.met, row.aim_met) == (20.0, 22.0, 18.0, True, False)
     assert "with its trainer by adamw8bit: 20.00 bytes" in summary(whole)[-2]
     assert msgspec.structs.replace(found, bench=MemoryBench(optimizer="muon")).rows == ()
+    slower = msgspec.structs.replace(found.peaks[1], round_s=2.7)
+    limited = msgspec.structs.replace(found, bench=MemoryBench(within=16), limited=slower)
+    assert [row.met for row in limited.rows] == [False, False]  # 20 bytes, and 1.35 times as long
+    assert summary(limited)[-1].endswith("2.00 s; in 16 bytes a parameter 2.70 s")
+    assert len(msgspec.structs.replace(limited, bench=MemoryBench(within=20)).rows) == 1
     daemon, trainer = (Resident(anonymous=1, shared=shared, file=10) for shared in (4, 3))
     assert together([daemon, trainer]) == Resident(anonymous=2, shared=4, file=20)
     manifest = MemoryBench(optimizer="adamw8bit").manifest(5000, [Identity.generate().peer_id])
