@@ -71,12 +71,10 @@ class AskEntries:
 class TakeEntries:
     """Extend the chain by these, and have them on disk. Comes to how many were new.
 
-    trusted: they lead to the checkpoint of this node's link, which was checked. Fails with a RemoteError at the first
-    that does not follow or does not hold; those before it stay.
+    Fails with a RemoteError at the first that does not follow or does not hold; those before it stay.
     """
 
     entries: tuple[Entry, ...]
-    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

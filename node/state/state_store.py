@@ -23,9 +23,9 @@ depends on which states the node held or skipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -55,13 +55,6 @@ from shoal.swarm.links import Links
 logger = logging.getLogger(__name__)
 
 
-class Take(Protocol):
-    """Takes entries of the chain: as `StateStore.take_entries`."""
-
-    async def __call__(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
-        """Take the entries, and return how many were new. Raises RemoteError, StorageError."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateStoreParts:
     """Parts that the state store works with."""
@@ -88,10 +81,6 @@ class StateStore:
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.state: CertifiedState | None = None
-        self.take: Take = self.take_entries
-        """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
-        self.replace: Callable[[Chain, int], Awaitable[None]] = self.replace_chain
-        """As `replace_chain`, by whose task the chain is."""
 
     @property
     def head(self) -> Value:
@@ -140,8 +129,8 @@ class StateStore:
         return {
             **self._p.catchup.performers(self.on_chunk),
             AskEntries: self._ask_entries,
-            TakeEntries: self._take,
-            ReplaceChain: self._replace,
+            TakeEntries: self.take,
+            ReplaceChain: self.replace,
             Warn: self._warn,
             FindEarlier: self._find_earlier,
             KeepEarlier: self._keep_earlier,
@@ -242,13 +231,12 @@ class StateStore:
         self._hold(state, header)
         await self._saver.save_soon(state)
 
-    async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
+    async def append(self, entry: Entry) -> bool:
         """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
 
-        trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
-        follow, StorageError.
+        Returns False for a rebase that is known. Raises RemoteError if it does not follow, StorageError.
         """
-        if not self._p.chain.extend(entry, trusted=trusted):
+        if not self._p.chain.extend(entry):
             return False
         self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
@@ -299,12 +287,6 @@ class StateStore:
     async def _ask_entries(self, request: AskEntries) -> ChainPart:
         return await self._p.catchup.certificates(request.after, request.peer, request.rebases)
 
-    async def _take(self, request: TakeEntries) -> int:
-        return await self.take(request.entries, trusted=request.trusted)
-
-    async def _replace(self, request: ReplaceChain) -> None:
-        await self.replace(request.theirs, request.height)
-
     async def _warn(self, request: Warn) -> None:
         logger.warning("%s", request.text)
         self._p.on_progress(Notice(text=request.text))
@@ -316,24 +298,20 @@ class StateStore:
         assert isinstance(request.state, CertifiedState)
         return await self.earlier.keep(request.state)
 
-    async def take_entries(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+    async def take(self, request: TakeEntries) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
 
-        trusted: as in `Chain.extend`. Those before one that does not hold stay. Raises StorageError. Cancellation waits
-        until what is here is on disk.
+        Those before one that does not hold stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
         new = 0
         with trio.CancelScope(shield=True):
-            for entry in entries:
-                new += entry.value not in self.chain and await self.append(entry, trusted=trusted)
+            for entry in request.entries:
+                new += entry.value not in self.chain and await self.append(entry)
         return new
 
-    async def replace_chain(self, theirs: Chain, height: int) -> None:
-        """Go on with `theirs`, which has the first `height` entries in common with the chain here and a later rebase.
-
-        Raises StorageError.
-        """
-        chain = self._p.chain
+    async def replace(self, request: ReplaceChain) -> None:
+        """Go on with another chain, that has a later rebase. Raises StorageError."""
+        theirs, height, chain = request.theirs, request.height, self._p.chain
         if theirs.head.term.rebases <= chain.head.term.rebases:
             return  # it came another way meanwhile
         state_round, entries = theirs.up_to(height).head.state_round, theirs.entries
