@@ -135,7 +135,7 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the certified model of `round` said: `texts` by the prompt that each goes on from."""
+    """Texts of the certified model of `round`: `texts` by the prompt that each goes on from."""
 
     round: int
     texts: dict[str, str]

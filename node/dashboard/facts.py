@@ -35,7 +35,7 @@ QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
 
 
 class PeerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest record of one peer says beside its row, for who asks for that peer. Rates in bytes/s."""
+    """Facts of a peer's newest record beside its row, for who asks for that peer. Rates in bytes/s."""
 
     term: str
     incarnation: int
@@ -188,7 +188,7 @@ class Source(Protocol):
         """The bytes of this moment; quicker, however many peers there are."""
 
     def record(self, peer: str) -> PeerRecord | None:
-        """What a peer's record says; None if there is none here."""
+        """Facts of a peer's record; None if there is none here."""
 
     async def group(self, digest: str) -> GroupText | None:
         """The texts of a group that `look` named; None if it is not held any more."""
@@ -197,7 +197,7 @@ class Source(Protocol):
         """Carry out "leave", "pause" or "resume"."""
 
     def settings(self) -> Settings:
-        """What the node runs with."""
+        """Settings that the node runs with."""
 
     def joining(self, *, secret: bool) -> JoinFacts:
         """The line that others join with; one that holds a secret only if that is asked for."""
