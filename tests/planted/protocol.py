@@ -8,20 +8,20 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a node that only samples takes part as one that trains",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "if lost or here.paused or here.follows or self.finished or self.leaving:",
-        "if lost or here.paused or self.finished or self.leaving:",
+        "if lost or self._trains_nothing or self.finished or self.leaving:",
+        "if lost or self._here.paused or self.finished or self.leaving:",
     ),
     bug(
         "an agent that only samples and begins anew is told to train",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "if self.machine is not None and not (here.made or here.paused or here.follows):",
-        "if self.machine is not None and not (here.made or here.paused):",
+        "if self.machine is not None and not (self._here.made or self._trains_nothing):",
+        "if self.machine is not None and not (self._here.made or self._here.paused):",
     ),
     bug(
         "a node that only samples trains on alone",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "may_train = not (here.paused or here.follows) and self._departure.may_train(machine)",
-        "may_train = not here.paused and self._departure.may_train(machine)",
+        "may_train = not self._trains_nothing and self._departure.may_train(machine)",
+        "may_train = not self._here.paused and self._departure.may_train(machine)",
     ),
     bug(
         "`restore` takes a record's view without `max`",
