@@ -13,12 +13,12 @@ from typing import Protocol
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
+from shoal.node.control_client import RolloutCounts
 from shoal.node.dashboard.settings import JoinFacts, Settings, join_facts, settings_of
 from shoal.node.discovery.link_ops import swarm_link
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
-from shoal.node.reporting.events import TaskRewards
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
@@ -66,20 +66,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.lanes_received + self.control_received
 
 
-class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`. round: of its agent's."""
+class RolloutFacts(RolloutCounts, frozen=True, kw_only=True):
+    """Counts of a node that shares rollouts, since it started. round: of its agent's."""
 
-    role: str
-    reward: float | None
-    made: int
-    pulled: int
-    taken: int
-    pulled_bytes: int
-    generated_tokens: int
-    rejected: dict[str, int]
-    tasks: Mapping[str, TaskRewards] = {}
     round: int = 0
-    held_out_reward: float | None = None
 
 
 class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -381,16 +371,5 @@ def _in_a_line(known: RecentGroup) -> GroupFacts:
 
 def _rollouts(engine: RolloutEngine) -> RolloutFacts:
     status = engine.status
-    return RolloutFacts(
-        role=status.role,
-        reward=status.reward,
-        made=status.made,
-        pulled=status.pulled,
-        taken=status.taken,
-        pulled_bytes=status.pulled_bytes,
-        generated_tokens=status.generated_tokens,
-        rejected=status.rejected,
-        tasks=status.tasks,
-        round=engine.state_round,
-        held_out_reward=status.held_out_reward,
-    )
+    counts = {name: getattr(status, name) for name in RolloutCounts.__struct_fields__}
+    return RolloutFacts(**counts, round=engine.state_round)
