@@ -13,7 +13,7 @@ from shoal.node.option import Option, parse_rate
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 
 NO_CAP = "none"
-"""What is written for no cap."""
+"""Word for no cap."""
 
 
 def limit(

@@ -30,7 +30,7 @@ _CHANGES: Final[dict[tuple[Seen, str], tuple[Seen, str]]] = {
     ("here", "revoked"): ("gone", "was shut out by the swarm's authority"),
     ("silent", "revoked"): ("gone", "was shut out by the swarm's authority"),
 }
-"""What a peer becomes, and what is said; a pair that is not here says nothing."""
+"""Phase and words, by the phase before and the event; a pair that is not here says nothing."""
 
 
 class PeerLines:

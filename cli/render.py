@@ -240,7 +240,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def caps_told(status: Status) -> str:
-    """What the node uploads and downloads at most; empty without any cap."""
+    """Caps of the node's upload and download, in words; empty without any cap."""
     caps = (("up", status.max_upload), ("down", status.max_download))
     return ", ".join(f"{quantity(cap, 'B/s')} {way} at most" for way, cap in caps if cap)
 
@@ -374,7 +374,7 @@ def _rounds_ago(rounds: int) -> str:
 
 
 def sample_lines(status: Status) -> list[str]:
-    """What the certified model said, a prompt a line; nothing where it was not asked."""
+    """Texts of the certified model, a prompt a line; nothing where it was not asked."""
     known = status.samples
     if known is None:
         return []

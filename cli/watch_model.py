@@ -132,7 +132,7 @@ class Picture:
 
     @property
     def rollout_lines(self) -> tuple[str, ...]:
-        """What was made, taken and refused, and the newest groups; nothing of a node that shares no rollouts."""
+        """Counts of rollouts made, taken and refused, and the newest groups; nothing of a node that shares none."""
         if self.status is None or self.status.rollouts is None:
             return ()
         return (*rollout_lines(self.status), "", *group_lines(self.status))

@@ -51,7 +51,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def preimage(self) -> bytes:
-        """What is signed: all but the signature."""
+        """Signed part: all but the signature."""
         return canonical(msgspec.structs.replace(self, signature=""))
 
 
@@ -103,7 +103,7 @@ def parse_card(data: bytes, path: Path) -> Card:
 
 
 def problems_of(card: Card, folder: Path) -> list[str]:
-    """What speaks against a card, by the chain in a checkpoint or a data folder of its swarm; nothing if it holds.
+    """Objections to a card, by the chain in a checkpoint or a data folder of its swarm; none if it holds.
 
     Raises ConfigError if the folder has no chain, or one that ends before the card.
     """

@@ -109,21 +109,18 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
 
 
-class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a node that shares rollouts, since it started.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
     offers and groups that were refused, by reason. tasks: of each task family, the newest round that had any of it.
-    groups: the newest, oldest first. held_out_reward: the greedy reward on held-out tasks after `held_out_round`
-    rounds.
+    held_out_reward: the newest greedy reward on held-out tasks.
     """
 
     role: str
     reward: float | None = None
     held_out_reward: float | None = None
-    held_out_round: int = 0
-    held_out_tasks: int = 0
     made: int = 0
     pulled: int = 0
     taken: int = 0
@@ -131,11 +128,18 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     rejected: dict[str, int] = {}
     tasks: dict[str, TaskRewards] = {}
+
+
+class RolloutStatus(RolloutCounts, frozen=True, kw_only=True):
+    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward."""
+
+    held_out_round: int = 0
+    held_out_tasks: int = 0
     groups: list[GroupStatus] = []
 
 
 class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the certified model of `round` said: `texts` by the prompt that each goes on from."""
+    """Texts of the certified model of `round`: `texts` by the prompt that each goes on from."""
 
     round: int
     texts: dict[str, str]

@@ -64,9 +64,9 @@ STATE_BYTES_PER_VALUE: Final = 8
 STATES_ON_DISK: Final = STATES_KEPT + 2
 """Those that are served, S(0), and the one being written."""
 CONTRIBUTION_BYTES_PER_VALUE: Final = 4
-"""What a node alone knows of a round beside its optimizer's moments: its contribution, in fp32 at most."""
+"""Part of a round that a node alone knows, beside its optimizer's moments: its contribution, in fp32 at most."""
 MIDWAY_FILES: Final = 2
-"""What it learnt amid a round, in place and being written; as large, with the progress in place of the contribution."""
+"""Files of progress amid a round, in place and being written: as large, with the progress for the contribution."""
 FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one byte or less with the other codecs."""
 IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
@@ -495,7 +495,7 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
 
 
 def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
-    """What a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
+    """Bytes that a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
     state = numel * STATE_BYTES_PER_VALUE
     resume = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES_PER_VALUE))
     final = numel * FINAL_BYTES_PER_VALUE.get(codec, 1)
@@ -510,7 +510,7 @@ def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: Optimizer
 
 
 def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
-    """What a node takes of memory, by whom, of a model of `numel` values; `programs`: without any model."""
+    """Bytes of memory that a node takes, by whom, of a model of `numel` values; `programs`: without any model."""
     return {
         "trainer": round(numel * trainer_bytes(optimizer)),
         "daemon": numel * DAEMON_BYTES_PER_VALUE,

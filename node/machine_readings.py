@@ -1,4 +1,4 @@
-"""What a machine says of itself to who trains on it beside its user: power, load, input, and the time of day."""
+"""Readings of a machine, for who trains on it beside its user: power, load, input, and the time of day."""
 
 from __future__ import annotations
 

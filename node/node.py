@@ -226,6 +226,8 @@ class Node:
             machine.append(OnlyWhen(Rule(parts.config.only_when, Machine()), self.attendance.wait))
         services = (*machine, self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
         self.services: Sequence[Service] = [service for service in services if service is not None]
+        listening = (self.finding, *rendezvous, self.reaching, self.auditing)
+        self._peer_listeners = [listener.heard for listener in listening if listener is not None]
 
     def _wire(self) -> None:
         """Connect what was made."""
@@ -460,8 +462,8 @@ class Node:
             )
             kind = "left" if left else change.kind
             self.parts.on_progress(PeerChanged(kind=kind, peer=change.peer, name=self.parts.names.of(change.peer)))
-            for service in self.services:
-                service.heard(change)
+            for heard in self._peer_listeners:
+                heard(change)
             if change.kind == "revoked":
                 self.parts.lanes.drop(change.peer)
             self.rounds.engine.alive(self.members.alive())
@@ -536,7 +538,7 @@ def stored_chain(store: Store, manifest: Manifest) -> Chain:
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     try:
         for entry in store.certificates():
-            chain.extend(entry, trusted=True)
+            chain.extend(entry)
     except RemoteError as error:
         raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
     return chain

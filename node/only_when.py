@@ -8,7 +8,6 @@ from typing import Final
 import trio
 
 from shoal.node.when import Rule
-from shoal.swarm.members import Change
 
 LOOK_S: Final = 5.0
 
@@ -30,6 +29,3 @@ class OnlyWhen:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(LOOK_S)
-
-    def heard(self, change: Change) -> None:
-        """Peers' changes are none of this machine's."""

@@ -26,7 +26,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 Reach = Literal["self", "direct", "detour", "suspect", "unlinked", "gone"]
 """direct: by a link; detour: alive, heard through others; unlinked: only its record is here; gone: held for dead."""
 State = Literal["training", "joining", "paused", "left", "silent", "gone"]
-"""What a user sees first of a peer: its phase, unless how it is reached says more."""
+"""Word that a user sees first of a peer: its phase, unless how it is reached says more."""
 STATES: tuple[State, ...] = ("training", "joining", "paused", "left", "silent", "gone")
 ABSENT: frozenset[State] = frozenset({"left", "gone"})
 
@@ -97,7 +97,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
-    """What the rows of all peers come to."""
+    """Sums over the rows of all peers."""
     rows = [(peer, peer.state) for peer in peers]
     states, reach = Counter(state for _, state in rows), Counter[str](peer.reach for peer, _ in rows)
     here = [(peer, state) for peer, state in rows if state not in ABSENT]

@@ -1,4 +1,4 @@
-"""What a node leaves on its machine: which files lie where, of what use each is, and how they are removed.
+"""Remains of a node on its machine: which files lie where, of what use each is, and how they are removed.
 
     data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays
     state folder     ─► the record of what was founded here (`founded.py`)
@@ -58,7 +58,7 @@ FILES: Final = {
     "rounds": "what a testnet checks",
     "lock": "held while a node runs here",
 }
-"""What Shoal writes into a data folder, besides keys, and of what use it is."""
+"""Files that Shoal writes into a data folder, besides keys, and of what use each is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

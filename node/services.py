@@ -12,8 +12,6 @@ from typing import Protocol
 
 import trio
 
-from shoal.swarm.members import Change
-
 
 @dataclass(frozen=True, slots=True)
 class UserOrders:
@@ -32,6 +30,3 @@ class Service(Protocol):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once it can be used."""
-
-    def heard(self, change: Change) -> None:
-        """Take note of a change of a peer."""

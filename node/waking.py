@@ -21,7 +21,6 @@ import trio
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
-from shoal.swarm.members import Change
 
 LOOK_S: Final = 2.0
 LEAST_S: Final = 10.0
@@ -86,9 +85,6 @@ class Waking:
             slept_s, stood_s = watch.look()
             if slept_s + stood_s >= LEAST_S:
                 self._woke(slept_s, slept_s + stood_s)
-
-    def heard(self, change: Change) -> None:
-        """Peers' changes are none of this machine's."""
 
     def _woke(self, slept_s: float, away_s: float) -> None:
         parts = self._parts

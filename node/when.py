@@ -67,7 +67,7 @@ def check_whens(whens: Sequence[When], option: str) -> None:
 
 
 class Readings(Protocol):
-    """What can be read off this machine. Each blocks for some milliseconds at most."""
+    """Readings of this machine. Each blocks for some milliseconds at most."""
 
     def is_on_mains(self) -> bool:
         """False if the machine is on its battery; True also where it has none."""
@@ -83,7 +83,7 @@ class Readings(Protocol):
 
 
 class Rule:
-    """What one node's conditions come to, look by look. now: seconds on a clock that never goes back."""
+    """Conditions of one node, look by look. now: seconds on a clock that never goes back."""
 
     def __init__(self, whens: Sequence[When], readings: Readings) -> None:
         self._readings = readings

@@ -33,11 +33,6 @@ def pair_of(one: PeerId, other: PeerId) -> Pair:
     return (min(one, other), max(one, other))
 
 
-def relays_of(plan: Plan) -> Mapping[Pair, PeerId]:
-    """Through whom `plan` leads each pair that it relays."""
-    return plan.relayed
-
-
 class RelayChoice:
     """Relays that were tried in this round, by pair."""
 
@@ -46,7 +41,7 @@ class RelayChoice:
 
     def note(self, plan: Plan) -> None:
         """A plan with these relays was made or adopted."""
-        for pair, via in relays_of(plan).items():
+        for pair, via in plan.relayed.items():
             self._tried.setdefault(pair, set()).add(via)
 
     def around(
@@ -57,7 +52,7 @@ class RelayChoice:
         Who needs a relay to one of the two itself is none for them.
         """
         peers = [p.peer for p in plan.participants]
-        relays, without = dict(relays_of(plan)), set[Pair]()
+        relays, without = dict(plan.relayed), set[Pair]()
         troubled = {peer for pair in pairs for peer in pair}
         for pair in sorted(pairs):
             tried = self._tried.get(pair, set())
@@ -205,7 +200,7 @@ class Accusations:
 
     def asked(self, plan: Plan, alive: Collection[PeerId], relay: PeerId) -> set[frozenset[int]]:
         """The pairs, by their places in `plan`, about which it is for `relay` to speak."""
-        relays = relays_of(plan)
+        relays = plan.relayed
         places = {p.peer: place for place, p in enumerate(plan.participants)}
         pairs = {pair_of(*dispute) for dispute in self.disputes(plan, alive)} if relays else ()
         return {frozenset((places[one], places[other])) for one, other in pairs if relays.get((one, other)) == relay}
@@ -225,7 +220,7 @@ class Accusations:
         for dispute in self._disputes(plan, living, self._heard(plan, alive)):
             blamed = self._blamed(plan, dispute, alive)
             if blamed is not None:
-                found[blamed] = found.get(blamed, frozenset()) | {relays_of(plan)[pair_of(*dispute)]}
+                found[blamed] = found.get(blamed, frozenset()) | {plan.relayed[pair_of(*dispute)]}
         return found
 
     def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
@@ -250,7 +245,7 @@ class Accusations:
         """
         accuser, accused = dispute
         said = self._heard(plan, alive)
-        relay = relays_of(plan).get(pair_of(accuser, accused))
+        relay = plan.relayed.get(pair_of(accuser, accused))
         claims = self._claims(plan, relay, alive)
         to_accuser, to_accused = claims.get((accused, accuser)), claims.get((accuser, accused))
         named = _at_fault(to_accuser, accused, accuser) | _at_fault(to_accused, accuser, accused)
@@ -308,7 +303,7 @@ def _accused_by(accuser: PeerId, accusers: Mapping[PeerId, Collection[PeerId]]) 
 
 def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[PeerId]:
     """Independent voices among `accusers`: a relay counts in place of those who reach the accused through it."""
-    relays = relays_of(plan)
+    relays = plan.relayed
     return {relays.get(pair_of(accuser, accused), accuser) for accuser in accusers if accuser != accused}
 
 

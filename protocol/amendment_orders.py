@@ -23,19 +23,19 @@ from shoal.protocol.amending import (
     settings_text,
     stands_on,
 )
-from shoal.protocol.catching_up import Here
 from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, Steps, Tell
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Loaded, Wanted
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Surroundings
 from shoal.protocol.voting import voter_changes
 
 
 class Amending:
     """Amendments as one member handles them, in whose hands it is. follows: it consents to the authority's, too."""
 
-    def __init__(self, me: PeerId, here: Here, *, follows: bool) -> None:
+    def __init__(self, me: PeerId, here: Surroundings, *, follows: bool) -> None:
         self._me = me
         self._here = here
         self._follows = follows

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain, Position
@@ -63,7 +63,7 @@ from shoal.protocol.inputs import GenesisFetched, OfState, StateHeld, StateSough
 from shoal.protocol.messages import NO_HASH, Entry, Target, Value
 from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart
-from shoal.protocol.surroundings import Rules
+from shoal.protocol.surroundings import Surroundings
 from shoal.protocol.wire import COUNTER_LIMIT
 
 RETRY_S: Final = 1.0
@@ -163,23 +163,6 @@ class StateSearch:
         return {peer: held.found[peer] for peer in order}, held.others
 
 
-class Here(Protocol):
-    """Facts that are looked at before it is decided; a part of `Surroundings`."""
-
-    @property
-    def chain(self) -> Chain: ...
-    @property
-    def current(self) -> bool: ...
-    @property
-    def held(self) -> OfState | None: ...
-    @property
-    def replayed_rounds(self) -> int: ...
-    @property
-    def donors(self) -> Collection[PeerId]: ...
-    def linked(self) -> Collection[PeerId]: ...
-    def rules(self, round: int) -> Rules: ...
-
-
 class CatchingUp:
     """A member's search for entries and states: which errand is due, and what is held of what comes.
 
@@ -190,7 +173,7 @@ class CatchingUp:
     def __init__(
         self,
         me: PeerId,
-        here: Here,
+        here: Surroundings,
         scores: DonorScores,
         fork_watch: ForkWatch,
         checkpoint: Checkpoint | None = None,
@@ -314,7 +297,7 @@ class CatchingUp:
         Raises ConfigError, and RemoteError where the chain here went on otherwise meanwhile.
         """
         entries: Sequence[Entry] = yield from self._choice.choose()
-        return bool(entries) and (yield TakeEntries(tuple(entries), trusted=True)) > 0
+        return bool(entries) and (yield TakeEntries(tuple(entries))) > 0
 
     def _extend_from(self, peer: PeerId) -> Steps:
         """Take newer entries from one peer, those of one answer after the other; whether there were any.
@@ -344,7 +327,7 @@ class CatchingUp:
         if not later.certificates:
             return  # there is no rebase of which this node does not know
         found: Difference = yield from difference(chain.entries, peer)
-        theirs: Chain = yield from fetched_after(chain.up_to(found.height), peer, Chain.extend)
+        theirs: Chain = yield from fetched_after(chain.up_to(found.height), peer)
         if theirs.head.term.rebases > chain.head.term.rebases:
             logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
             yield ReplaceChain(theirs, found.height)

@@ -15,9 +15,9 @@ Choosing is part of an errand (errands.py); what is chosen is for who made the e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from shoal.protocol.chain import Chain
 from shoal.protocol.chain_comparison import Difference, difference, fetched_after
@@ -27,6 +27,7 @@ from shoal.protocol.forks import Checkpoint, shown
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Entry
 from shoal.protocol.peering import ChainPart
+from shoal.protocol.surroundings import Surroundings
 
 SETTLE_S: Final = 2.0
 """Seconds for which peers that are known and not linked yet are waited for, once."""
@@ -38,14 +39,6 @@ REFUSED_LIMIT_PEERS: Final = 256
 """Peers whose chain was refused, of which the user was told."""
 
 logger = logging.getLogger(__name__)
-
-
-class Here(Protocol):
-    """Facts that a choice looks at; a part of `Surroundings`."""
-
-    @property
-    def chain(self) -> Chain: ...
-    def linked(self) -> Collection[PeerId]: ...
 
 
 def check_link(chain: Chain, checkpoint: Checkpoint | None) -> None:
@@ -60,7 +53,7 @@ def check_link(chain: Chain, checkpoint: Checkpoint | None) -> None:
 class ChainChoice:
     """Choice among the chains of others, by a node without certificates or without the one that its link names."""
 
-    def __init__(self, here: Here, checkpoint: Checkpoint | None, clock: Clock) -> None:
+    def __init__(self, here: Surroundings, checkpoint: Checkpoint | None, clock: Clock) -> None:
         self._here = here
         self._checkpoint = checkpoint
         self._clock = clock
@@ -134,7 +127,7 @@ class ChainChoice:
         """Add what a peer serves to `found`, unless it is the beginning of `longest`, or may not be taken."""
         try:
             if longest is None or (yield from self._goes_on_from(longest, peer)):
-                chain: Chain = yield from fetched_after(self._copy(), peer, self._extend, first=parts[peer])
+                chain: Chain = yield from fetched_after(self._copy(), peer, first=parts[peer])
                 if chain.head.hash != self._here.chain.head.hash and (yield from self._allowed(peer, chain)):
                     found[peer] = chain
             if self._checkpoint is None and not self._here.chain.height:
@@ -147,12 +140,6 @@ class ChainChoice:
         """True if a peer's chain is no beginning of the longest."""
         found: Difference = yield from difference(longest.entries, peer)
         return found.theirs is not None
-
-    def _extend(self, chain: Chain, entry: Entry) -> bool:
-        """Append an entry; beneath the checkpoint, to which all must lead in the end, it may be one of 0.1.0."""
-        checkpoint = self._checkpoint
-        beneath = checkpoint is not None and (entry.value.term, entry.value.round) <= checkpoint.position
-        return chain.extend(entry, trusted=beneath)
 
     @staticmethod
     def _add_places(peer: PeerId, places: Mapping[str, Chain], found: dict[str, Chain]) -> None:

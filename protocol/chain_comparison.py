@@ -6,7 +6,7 @@ they part, however long they are. What is found is checked before it counts, lik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.protocol.chain import Chain
@@ -79,10 +79,8 @@ def _common(entries: Sequence[Entry], begins: int, peer: PeerId) -> Steps:
     return same, len(certificates)
 
 
-def fetched_after(
-    base: Chain, peer: PeerId, extend: Callable[[Chain, Entry], bool], *, first: ChainPart | None = None
-) -> Steps:
-    """Go on with `base` by all that a peer has after it, checked by `extend`; comes to `base`.
+def fetched_after(base: Chain, peer: PeerId, *, first: ChainPart | None = None) -> Steps:
+    """Go on with `base` by all that a peer has after it, checked; comes to `base`.
 
     first: what the peer has said already. Raises RemoteError for what does not follow or does not hold, NetworkError.
     """
@@ -94,7 +92,7 @@ def fetched_after(
         if not part.certificates or base.knows(part.certificates[0].value.hash):
             return base  # it repeats itself
         for entry in part.certificates:
-            extend(base, entry)
+            base.extend(entry)
         if base.height >= part.head:
             return base
         part = None

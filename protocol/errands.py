@@ -16,24 +16,14 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import OfState
-from shoal.protocol.messages import Entry, Term, Value
+from shoal.protocol.messages import Entry, Value
 
 HEADER_TIMEOUT_S: Final = 0.5
 """After the first answer to what peers hold, the others have this long to be counted; who is later may still give."""
 
 
-class OfHeader(Protocol):
+class OfHeader(OfState, Protocol):
     """The header of a state, as whoever fetches states knows it: everything of it but its values."""
-
-    @property
-    def term(self) -> Term:
-        """In which term the round was that led to it."""
-        ...
-
-    @property
-    def round(self) -> int:
-        """The round that led to it."""
-        ...
 
     @property
     def digest(self) -> bytes:
@@ -71,12 +61,10 @@ class AskEntries:
 class TakeEntries:
     """Extend the chain by these, and have them on disk. Comes to how many were new.
 
-    trusted: they lead to the checkpoint of this node's link, which was checked. Fails with a RemoteError at the first
-    that does not follow or does not hold; those before it stay.
+    Fails with a RemoteError at the first that does not follow or does not hold; those before it stay.
     """
 
     entries: tuple[Entry, ...]
-    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

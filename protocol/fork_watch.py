@@ -10,20 +10,20 @@ Comparing is an errand beside the rounds, with one peer at a time, and with each
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.chain import Chain, Position, next_position
+from shoal.protocol.chain import Position, next_position
 from shoal.protocol.chain_comparison import Difference, difference
 from shoal.protocol.effects import KeepFork
 from shoal.protocol.effects import Steps as Effects
 from shoal.protocol.errands import Clock, Errand, Steps
 from shoal.protocol.errors import NetworkError, RemoteError
-from shoal.protocol.forks import FORKS_LIMIT, Fork
+from shoal.protocol.forks import FORKS_LIMIT
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import ChainCompared
 from shoal.protocol.messages import Certificate, Message, RoundMessage
+from shoal.protocol.surroundings import Surroundings
 
 PERIOD_S: Final = 10.0
 """Between two comparisons with one peer."""
@@ -33,19 +33,10 @@ COMPARED_LIMIT_PEERS: Final = 1024
 logger = logging.getLogger(__name__)
 
 
-class Here(Protocol):
-    """Facts that a watch looks at; a part of `Surroundings`."""
-
-    @property
-    def chain(self) -> Chain: ...
-    @property
-    def forks(self) -> Sequence[Fork]: ...
-
-
 class ForkWatch:
     """A member's watch over its chain, in whose hands it is; times are the member's."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: Surroundings) -> None:
         self._here = here
         self._clock = Clock()
         self._suspects: dict[PeerId, None] = {}

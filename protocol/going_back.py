@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from shoal.protocol.catching_up import CatchingUp, Here
+from shoal.protocol.catching_up import CatchingUp
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import DropOrder, Effect, FindEarlierRounds, ForgetEarlier, KeepOrder, Steps, Tell
 from shoal.protocol.errands import Errand
@@ -29,6 +29,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Evaluated, Loaded, StateHeld
 from shoal.protocol.messages import NO_HASH, Target, Value
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.surroundings import Surroundings
 from shoal.protocol.terms import RollbackPolicy
 
 SPIKE_SHARE: Final = 0.05
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 class GoingBack:
     """Rollbacks as one member handles them, in whose hands it is; times are the member's."""
 
-    def __init__(self, me: PeerId, here: Here, catching_up: CatchingUp, policy: RollbackPolicy) -> None:
+    def __init__(self, me: PeerId, here: Surroundings, catching_up: CatchingUp, policy: RollbackPolicy) -> None:
         self._me = me
         self._here = here
         self._catching_up = catching_up

@@ -20,10 +20,10 @@ import math
 from dataclasses import dataclass
 
 NOTED_S = 0.25
-"""What is late by no more is as good as in time."""
+"""Lateness that is as good as in time."""
 HALF_LIFE_S = 5.0
 LATE_LIMIT_S = 4.0
-"""Who is later than this is waited for no longer: a hang is not slowness."""
+"""Lateness up to which a node is waited for: a hang is not slowness."""
 WAITED_TIMES = 1.5
 
 

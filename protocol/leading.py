@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.protocol.accusations import THIRDS_LIMIT, Dispute, Pair, RelayChoice, pair_of, relays_of
+from shoal.protocol.accusations import THIRDS_LIMIT, Dispute, Pair, RelayChoice, pair_of
 from shoal.protocol.amending import with_amendment
 from shoal.protocol.bans import with_bans
 from shoal.protocol.facts import RoundFacts
@@ -89,7 +89,7 @@ class Disputes:
         due = {one for one in disputes if overdue or self._is_due(plan, one, now)}
         if not due:
             return None
-        relayed = relays_of(plan).keys()
+        relayed = plan.relayed.keys()
         pairs = {pair_of(*one) for one in disputes if one in due or pair_of(*one) not in relayed}
         relays, without = self.relay_choice.around(plan, pairs, facts.alive)
         losers = self._losers(plan, [one for one in due if self._is_spent(one, without)], disputes)

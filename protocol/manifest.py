@@ -75,7 +75,7 @@ CHUNK_VALUES_STEP = 4096
 
 
 class SwarmSection(Message, frozen=True, kw_only=True):
-    """Who the swarm is."""
+    """Identity of the swarm."""
 
     name: Annotated[
         str,
@@ -272,7 +272,7 @@ class RoundSection(Message, frozen=True, kw_only=True):
 
 
 class MembershipSection(Message, frozen=True, kw_only=True):
-    """Who decides rounds. A manifest without the section has these values."""
+    """Voting on rounds. A manifest without the section has these values."""
 
     voters: Annotated[
         Literal["contributors", "named"],
@@ -294,7 +294,7 @@ class MembershipSection(Message, frozen=True, kw_only=True):
 
 
 class AgreementSection(Message, frozen=True, kw_only=True):
-    """What voters may do wrong. A manifest without the section has these values."""
+    """Faults of voters that are borne. A manifest without the section has these values."""
 
     faults: Annotated[
         Literal["crash", "lying"],
@@ -350,7 +350,7 @@ class Manifest(Message, frozen=True, kw_only=True):
 
     @property
     def voting(self) -> Voting:
-        """Who votes on rounds, and how many votes decide."""
+        """Voters on rounds, and how many votes decide."""
         named = self.membership is not None and self.membership.voters == "named"
         faults = FaultModel.CRASH if self.agreement is None else FaultModel(self.agreement.faults)
         return Voting(faults, tuple(sorted(self.swarm.founders)) if named else ())

@@ -46,7 +46,7 @@ class TaskEntry(Message, frozen=True, kw_only=True):
 
 
 class RolloutsSection(Message, frozen=True, kw_only=True):
-    """What policies are asked, and how they train on each other's answers: strategy = rollouts, or diloco beside it."""
+    """Tasks of policies, and how they train on each other's answers: strategy = rollouts, or diloco beside it."""
 
     tasks: Annotated[
         list[TaskEntry],

@@ -17,7 +17,7 @@ _DESCRIPTION = " ".join(f"{name}: {strategy.summary}" for name, strategy in STRA
 
 
 class SyncSection(Message, frozen=True, kw_only=True):
-    """What is exchanged, and when."""
+    """Exchange between nodes: of what, and when."""
 
     inner_steps: Annotated[
         int,

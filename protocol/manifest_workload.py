@@ -23,7 +23,7 @@ _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class WorkloadSection(Message, frozen=True, kw_only=True):
-    """What is trained."""
+    """Workload that is trained."""
 
     name: Annotated[
         str,

@@ -293,10 +293,10 @@ class Member:
 
         So it is while the members train: no claim to look into, no order of its user's, no leave.
         """
-        machine, here = self.machine, self._here
+        machine = self.machine
         if machine is None or not machine.rests or self.leaving:
             return False
-        contributes = machine.phase is Phase.TRAIN or here.made or here.paused or here.follows
+        contributes = machine.phase is Phase.TRAIN or self._here.made or self._trains_nothing
         claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
         orders = self._going_back.has_order or self._amending.has_order
         return contributes and not (claims or orders or self._no_quorum.without_quorum)
@@ -467,8 +467,7 @@ class Member:
 
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
-        here = self._here
-        if self.machine is not None and not (here.made or here.paused or here.follows):
+        if self.machine is not None and not (self._here.made or self._trains_nothing):
             yield Train()
 
     def _reduced(self, event: Reduced) -> Steps:
@@ -753,12 +752,17 @@ class Member:
 
     # -- what this node gives --------------------------------------------------------------------------------
 
+    @property
+    def _trains_nothing(self) -> bool:
+        """True if nothing is trained here: the user has the accelerator, or this node only ever follows."""
+        return self._here.paused or self._here.follows
+
     def _role(self) -> str:
         """As what it takes part in the round under way."""
         here = self._here
         # A contribution that was announced before a restart, and is not on disk, is not announced as another.
         lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))
-        if lost or here.paused or here.follows or self.finished or self.leaving:
+        if lost or self._trains_nothing or self.finished or self.leaving:
             return OBSERVER
         if here.made:
             return CONTRIBUTOR
@@ -841,7 +845,7 @@ class Member:
     def _keep_busy(self, machine: RoundMachine) -> Steps:
         """Do what is left to be done: train on without a quorum, or contribute where nobody does."""
         here = self._here
-        may_train = not (here.paused or here.follows) and self._departure.may_train(machine)
+        may_train = not self._trains_nothing and self._departure.may_train(machine)
         advice = self._no_quorum.advise(
             machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
         )

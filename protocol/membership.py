@@ -557,7 +557,7 @@ class MembershipMachine:
         if probe.indirect:
             return self._happens(peer, watched, Event.UNANSWERED, now)
         probe.indirect = True
-        probe.deadline = now + self._indirect_s(watched, now)
+        probe.deadline = now + self._waited_s(INDIRECT_DEADLINE_S, watched, now)
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
         return [self._say_ping(peer, probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
@@ -636,7 +636,7 @@ class MembershipMachine:
                 watched.excuses += 1
                 watched.probe = None
                 watched.pinged_at = -math.inf
-                watched.suspect_until = now + self._suspicion_s(watched, now)
+                watched.suspect_until = now + self._waited_s(SUSPICION_S, watched, now)
 
     # --- steps ---
 
@@ -662,7 +662,7 @@ class MembershipMachine:
                 effects.append(Revived(peer=peer, was=was))
         elif watched.state is _SUSPECT and was is _ALIVE:
             watched.probe = None
-            watched.suspect_until = now + self._suspicion_s(watched, now)
+            watched.suspect_until = now + self._waited_s(SUSPICION_S, watched, now)
             effects.append(Suspected(peer=peer, incarnation=watched.incarnation))
         elif watched.state is _DEAD and was is not _DEAD:
             watched.probe = None
@@ -674,13 +674,9 @@ class MembershipMachine:
             effects += self._ping(peer, watched, now)
         return effects
 
-    def _indirect_s(self, watched: _Watched, now: float) -> float:
-        """How long the answer of a peer that others were asked to ping is waited for."""
-        return max(self.pace * INDIRECT_DEADLINE_S, self._answer_s(watched, now)) + self.lag.waited_s(now)
-
-    def _suspicion_s(self, watched: _Watched, now: float) -> float:
-        """How long a suspect has to say something."""
-        return max(self.pace * SUSPICION_S, self._answer_s(watched, now)) + self.lag.waited_s(now)
+    def _waited_s(self, deadline_s: float, watched: _Watched, now: float) -> float:
+        """How long a word of a peer is waited for, of which `deadline_s` is long enough where nobody is slow."""
+        return max(self.pace * deadline_s, self._answer_s(watched, now)) + self.lag.waited_s(now)
 
     def _answer_s(self, watched: _Watched, now: float) -> float:
         """How long an answer is waited for where answers are late: as its own were, or as most peers' were of late.
@@ -704,9 +700,8 @@ class MembershipMachine:
             del watched.asked[next(iter(watched.asked))]
         effects: list[Effect] = [self._say_ping(peer, nonce)]
         if watched.state is _ALIVE:
-            at_once_s = max(self.pace * ACK_DEADLINE_S, self._answer_s(watched, now))
-            wait_s = self._indirect_s(watched, now) if indirect else at_once_s + self.lag.waited_s(now)
-            watched.probe = _Probe(nonce, now + wait_s, indirect)
+            deadline_s = INDIRECT_DEADLINE_S if indirect else ACK_DEADLINE_S
+            watched.probe = _Probe(nonce, now + self._waited_s(deadline_s, watched, now), indirect)
         if indirect or watched.state is not _ALIVE:
             effects += self._inquire(peer, watched, nonce)
         return effects

@@ -26,7 +26,7 @@ UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 
 _NAME: Final = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{NAME_LIMIT_CHARS - 1}}}", re.ASCII)
 _ALONE: Final = re.compile(rf"`[^`]*`|(?<![/\w])12D3Koo\w{{{PEER_ID_CHARS - 7}}}(?!\w)", re.ASCII)
-"""What is typed, between backquotes, and any PeerId that is not part of an address."""
+"""Text to type, between backquotes, and any PeerId that is not part of an address."""
 
 
 def check_name(text: str, option: str) -> None:
@@ -110,7 +110,7 @@ class Names:
 
 
 def called(peer: str, names: Mapping[str, str], *, own: str = "") -> str:
-    """What people call a peer: its name, or the end of its PeerId; `own` is marked as this node."""
+    """Name that people call a peer: its own, or the end of its PeerId; `own` is marked as this node."""
     return (names.get(peer) or short(peer)) + (THIS_NODE if peer == own else "")
 
 

@@ -39,7 +39,7 @@ class OfferNews:
             self._log.popitem(last=False)
 
     def answer(self, request: NewsRequest) -> News:
-        """What came after the number that the asking peer names; to who names none of this life, the last ones."""
+        """Offers after the number that the asking peer names; to who names none of this life, the last ones."""
         same_life = request.boot == self._boot
         after = min(request.after, self._last) if same_life else self._last - BATCH_LIMIT_ITEMS
         first = next(iter(self._log), self._last + 1)

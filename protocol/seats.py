@@ -85,7 +85,7 @@ class Seating:
 
 
 class Line:
-    """Who waits since when: by member, the number of the chain's entry that counted it last or made it a member."""
+    """Members that wait: by member, the number of the chain's entry that counted it last or made it one."""
 
     def __init__(self, members: Iterable[PeerId]) -> None:
         self._since = dict.fromkeys(members, 0)
@@ -107,7 +107,7 @@ class Line:
 
 
 class PassedOver:
-    """Whom plans passed over, as one node saw it; one object for all its rounds."""
+    """Members that plans passed over, as one node saw it; one object for all its rounds."""
 
     def __init__(self) -> None:
         self._term: Term | None = None

@@ -13,12 +13,12 @@ from typing import Protocol
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
+from shoal.node.control_client import RolloutCounts
 from shoal.node.dashboard.settings import JoinFacts, Settings, join_facts, settings_of
 from shoal.node.discovery.link_ops import swarm_link
 from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.peer_facts import PeerFacts
 from shoal.node.peers import peer_rows
-from shoal.node.reporting.events import TaskRewards
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
@@ -35,7 +35,7 @@ QUESTION_UNKNOWN = "(the agent of this node did not open the group)"
 
 
 class PeerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest record of one peer says beside its row, for who asks for that peer. Rates in bytes/s."""
+    """Facts of a peer's newest record beside its row, for who asks for that peer. Rates in bytes/s."""
 
     term: str
     incarnation: int
@@ -66,20 +66,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.lanes_received + self.control_received
 
 
-class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started; see `RolloutStatus`. round: of its agent's."""
+class RolloutFacts(RolloutCounts, frozen=True, kw_only=True):
+    """Counts of a node that shares rollouts, since it started. round: of its agent's."""
 
-    role: str
-    reward: float | None
-    made: int
-    pulled: int
-    taken: int
-    pulled_bytes: int
-    generated_tokens: int
-    rejected: dict[str, int]
-    tasks: Mapping[str, TaskRewards] = {}
     round: int = 0
-    held_out_reward: float | None = None
 
 
 class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +178,7 @@ class Source(Protocol):
         """The bytes of this moment; quicker, however many peers there are."""
 
     def record(self, peer: str) -> PeerRecord | None:
-        """What a peer's record says; None if there is none here."""
+        """Facts of a peer's record; None if there is none here."""
 
     async def group(self, digest: str) -> GroupText | None:
         """The texts of a group that `look` named; None if it is not held any more."""
@@ -197,7 +187,7 @@ class Source(Protocol):
         """Carry out "leave", "pause" or "resume"."""
 
     def settings(self) -> Settings:
-        """What the node runs with."""
+        """Settings that the node runs with."""
 
     def joining(self, *, secret: bool) -> JoinFacts:
         """The line that others join with; one that holds a secret only if that is asked for."""
@@ -381,16 +371,5 @@ def _in_a_line(known: RecentGroup) -> GroupFacts:
 
 def _rollouts(engine: RolloutEngine) -> RolloutFacts:
     status = engine.status
-    return RolloutFacts(
-        role=status.role,
-        reward=status.reward,
-        made=status.made,
-        pulled=status.pulled,
-        taken=status.taken,
-        pulled_bytes=status.pulled_bytes,
-        generated_tokens=status.generated_tokens,
-        rejected=status.rejected,
-        tasks=status.tasks,
-        round=engine.state_round,
-        held_out_reward=status.held_out_reward,
-    )
+    counts = {name: getattr(status, name) for name in RolloutCounts.__struct_fields__}
+    return RolloutFacts(**counts, round=engine.state_round)

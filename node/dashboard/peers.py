@@ -124,7 +124,7 @@ class Peers:
         self._counted, self._rates = counted, rates
 
     def changed(self) -> dict[str, Fields | None]:
-        """What is new of the peers that viewers know, since the last call; None of whom they know no more."""
+        """News of the peers that viewers know, since the last call; None of whom they know no more."""
         news, self._news = self._news, {}
         return news
 

@@ -21,7 +21,6 @@ from shoal.node.dashboard.token import link_of, load_token
 from shoal.node.options import PageAddress
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ConfigError
-from shoal.swarm.members import Change
 
 QUEUE_LIMIT_EVENTS = 4096
 BACKLOG = 64
@@ -62,9 +61,6 @@ class PageService:
                 events=self._events,
                 history=self._history,
             ).run(listening, host=self._address.host, url=self.url, token=token)
-
-    def heard(self, change: Change) -> None:
-        """Do nothing: changes of peers are in the event log."""
 
     def hear(self, event: Event) -> None:
         """Take one event; from any thread, returns at once. If they come faster than they are read, the oldest go."""

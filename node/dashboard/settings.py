@@ -1,4 +1,4 @@
-"""What a node runs with, by the names that `shoal run` and the manifest have for it, and the line that joins.
+"""Settings of a node, by the names that `shoal run` and the manifest have for them, and the line that joins.
 
 The line of a swarm that admits by invite may hold a secret: whoever has it may join. It is given to nobody who has not
 asked for it with the page's token. The QR code holds the line as it is typed.

@@ -18,7 +18,6 @@ import trio
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
-from shoal.swarm.members import Change
 from shoal.swarm.reaching.own_addresses import AddressChange, OwnAddresses, own_addresses, usable_hosts
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1"})
@@ -47,9 +46,6 @@ class Moving:
             task_status.started()
             while True:
                 self._moved(await own.next_change())
-
-    def heard(self, change: Change) -> None:
-        """Peers' changes are none of this machine's."""
 
     def _moved(self, change: AddressChange) -> None:
         parts, gone, come = self._parts, tuple(sorted(change.gone)), tuple(sorted(change.come))

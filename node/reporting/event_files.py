@@ -28,33 +28,22 @@ def earlier_of(log: Path) -> Path:
     return log.with_name(f"{log.stem}.1{log.suffix}")
 
 
-def start_anew(log: Path, limit_bytes: int) -> BinaryIO:
+def start_anew(log: Path) -> BinaryIO:
     """Give the log the name of the one before it, and open an empty one to append to.
 
-    Of a log that is larger than `limit_bytes`, as earlier releases left it, the end is kept. Raises OSError; the log is
-    then as it was.
+    Raises OSError; the log is then as it was.
     """
     partial = log.with_name(f"{log.name}.partial")
     file = partial.open("wb")
     try:
         with suppress(FileNotFoundError):  # somebody removed it
-            if log.stat().st_size > limit_bytes:
-                _keep_end(log, limit_bytes)
-            else:
-                log.replace(earlier_of(log))
+            log.replace(earlier_of(log))
         partial.replace(log)
     except OSError:
         file.close()
         partial.unlink(missing_ok=True)
         raise
     return file
-
-
-def _keep_end(log: Path, limit_bytes: int) -> None:
-    """Keep the log's last lines as the file before it."""
-    kept = earlier_of(log).with_name(f"{earlier_of(log).name}.partial")
-    kept.write_bytes(read_end(log, limit_bytes))
-    kept.replace(earlier_of(log))
 
 
 def blocks_of(log: Path) -> Iterator[bytes]:

@@ -71,7 +71,7 @@ class EventLog:
         """Begin another file where this one would be too large. Raises OSError."""
         size = os.fstat(self._file.fileno()).st_size
         if size and size + more_bytes > self._limit_bytes:
-            file = start_anew(self._path, self._limit_bytes)
+            file = start_anew(self._path)
             full, self._file = self._file, file
             full.close()
 

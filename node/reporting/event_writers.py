@@ -24,7 +24,6 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbSink
 from shoal.node.reporting.events import Event
 from shoal.protocol.identity import PeerId
-from shoal.swarm.members import Change
 
 QUEUE_LIMIT: Final = 4096
 CLOSE_DEADLINE_S: Final = 10.0
@@ -115,9 +114,6 @@ class EventWriters:
             self._over.set()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(partial(self._end, thread))
-
-    def heard(self, change: Change) -> None:
-        """Do nothing: a change of a peer is no number."""
 
     def _hear(self, event: Event) -> None:
         """Queue an event, in whatever thread wrote it; never waits."""

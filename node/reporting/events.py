@@ -156,7 +156,7 @@ class Evaluated(Event, frozen=True, kw_only=True):
 
 
 class Sampled(Event, frozen=True, kw_only=True):
-    """What the certified model of `round` said, evaluated then: `texts` by the prompt that each goes on from."""
+    """Texts of the certified model of `round`, evaluated then: `texts` by the prompt that each goes on from."""
 
     round: int
     texts: Mapping[str, str] = {}

@@ -197,7 +197,7 @@ def _one_of(name: str, text: str, label: str, values: Iterable[str], value: str)
 
 
 def _peers(node: NodeFacts, peers: PeerSummary) -> Iterator[Metric]:
-    """What all peers come to. Their versions are texts of theirs, and no labels."""
+    """Sums over all peers. Their versions are texts of theirs, and no labels."""
     others = dict(peers.reach)
     others.pop("self", None)
     yield _counts("shoal_peers", "Other nodes, by how they are reached.", "reach", REACHES, others)

@@ -73,7 +73,7 @@ class Engine:
             identity=parts.identity,
             surroundings=self._here,
             deal=deal,
-            scores=parts.state_store.scores,
+            scores=parts.state_store.catchup.scores,
             policies=Policies(rollback=parts.config.rollback, amendments=parts.config.authority_amendments),
             rounds=parts.config.rounds,
             checkpoint=parts.checkpoint,

@@ -50,12 +50,12 @@ class NodeSurroundings:
     @property
     def replayed_rounds(self) -> int:
         """Number of rounds whose finals are fewer bytes than a state."""
-        return self._p.state_store.replayed_rounds
+        return self._p.state_store.catchup.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
         """Peers from which the last state or finals came that were fetched."""
-        return self._p.state_store.donors
+        return self._p.state_store.catchup.donated
 
     @property
     def digest(self) -> bytes:

@@ -149,7 +149,7 @@ def version_of(policy: str) -> int:
 
 
 def refusal_in(body: bytes) -> str:
-    """What an engine said of a request that it refused, in one short line; empty if it said nothing."""
+    """Answer of an engine to a request that it refused, in one short line; empty if it said nothing."""
     try:
         answer = decode_json(_ERRORS, body)
     except ValueError:

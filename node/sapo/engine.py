@@ -535,7 +535,7 @@ def _in_a_line(known: RecentGroup, now: int) -> GroupStatus:
 def rewards_by_task(
     own: Mapping[str, Sequence[Sequence[float]]], external: Mapping[str, Sequence[Sequence[float]]]
 ) -> dict[str, events.TaskRewards]:
-    """What groups earned, by task family: own ones, and those of others as this node scored them."""
+    """Rewards of groups, by task family: own ones, and those of others as this node scored them."""
     return {
         family: events.TaskRewards(
             own=len(own.get(family, ())),

@@ -452,7 +452,7 @@ class CatchUp:
 
 
 def _from_whom(donated: Mapping[PeerId, int]) -> str:
-    """What came from whom, in words; of many, together."""
+    """Bytes that came from whom, in words; of many, together."""
     if len(donated) > DONORS_NAMED:
         return f"{sum(donated.values())} bytes from {len(donated)} peers"
     return ", ".join(f"{size} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"

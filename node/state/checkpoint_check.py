@@ -112,13 +112,13 @@ def check_checkpoint(folder: Path, *, expected: Manifest | None = None) -> Check
     return replace(report, ok=True)
 
 
-def read_chain(folder: Path, *, expected: Manifest | None = None) -> Chain:
+def read_chain(folder: Path) -> Chain:
     """The chain in a checkpoint or a data folder, every entry of it checked.
 
-    expected: the manifest that the swarm should have. Raises BadCheckpoint, or ConfigError if `folder` is neither.
+    Raises BadCheckpoint, or ConfigError if `folder` is neither.
     """
     files = CheckpointFiles.find(folder)
-    return _chain(files, _manifest(files, expected))
+    return _chain(files, _manifest(files, None))
 
 
 def _manifest(files: CheckpointFiles, expected: Manifest | None) -> Manifest:
@@ -158,7 +158,7 @@ def _chain(files: CheckpointFiles, manifest: Manifest) -> Chain:
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     for number, record in enumerate(records, 1):
         try:
-            chain.extend(_ENTRY.decode(record), trusted=True)
+            chain.extend(_ENTRY.decode(record))
         except (msgspec.MsgspecError, RemoteError, ValueError) as error:
             raise BadCheckpoint(f"{path}: entry {number} does not hold: {error}; use another checkpoint") from None
     return chain

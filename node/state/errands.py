@@ -17,11 +17,9 @@ from shoal.node.rounds.inbox import Own, in_turn
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.state_store import StateStore
 from shoal.protocol.agreement import Broadcast
-from shoal.protocol.chain import Chain
-from shoal.protocol.errands import Errand, InTurn, LookUp, Request
+from shoal.protocol.errands import Errand, InTurn, LookUp, ReplaceChain, Request, TakeEntries
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Entry
 from shoal.swarm.links import Links
 
 ERRANDS_LIMIT = 512
@@ -71,8 +69,6 @@ class Errands:
         look_up: Callable[[Sequence[PeerId]], Awaitable[None]],
     ) -> None:
         self._state_store = state_store
-        self._state_store.take = self._hand_over
-        self._state_store.replace = self._hand_over_chain
         self._links = links
         self._put = put
         self._look_up = look_up
@@ -80,6 +76,8 @@ class Errands:
         self._performers: Performers = {
             **state_store.performers,
             **elsewhere,
+            TakeEntries: self._take,
+            ReplaceChain: self._replace,
             Broadcast: self._broadcast,
             LookUp: self._settle,
         }
@@ -111,12 +109,9 @@ class Errands:
 
     # -- the chain, in the engine's task -----------------------------------------------------------------------
 
-    async def _hand_over(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
-        if not entries:
-            return 0
-        take = partial(self._state_store.take_entries, tuple(entries), trusted=trusted)
-        new: int = await in_turn(self._put, take)
+    async def _take(self, request: TakeEntries) -> int:
+        new: int = await in_turn(self._put, partial(self._state_store.take, request)) if request.entries else 0
         return new
 
-    async def _hand_over_chain(self, theirs: Chain, height: int) -> None:
-        await in_turn(self._put, partial(self._state_store.replace_chain, theirs, height))
+    async def _replace(self, request: ReplaceChain) -> None:
+        await in_turn(self._put, partial(self._state_store.replace, request))

@@ -320,7 +320,7 @@ class Resumption:
         return found if contributed else replace(found, exact=True, midway=midway)
 
     def _find_midway(self, chain: Chain, staleness_rounds: int) -> Restore | None:
-        """What was written amid the round after a state that the head's descends from, not too long ago."""
+        """Progress written amid the round after a state that the head's descends from, not too long ago."""
         path = self._folder / MIDWAY
         try:
             file = TensorFile(path)

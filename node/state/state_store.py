@@ -23,9 +23,9 @@ depends on which states the node held or skipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -44,7 +44,6 @@ from shoal.protocol.amending import settings_text
 from shoal.protocol.bans import named
 from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
-from shoal.protocol.donors import DonorScores
 from shoal.protocol.errands import AskEntries, FindEarlier, KeepEarlier, ReplaceChain, TakeEntries, Warn
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -53,13 +52,6 @@ from shoal.protocol.peering import ChainPart
 from shoal.swarm.links import Links
 
 logger = logging.getLogger(__name__)
-
-
-class Take(Protocol):
-    """Takes entries of the chain: as `StateStore.take_entries`."""
-
-    async def __call__(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
-        """Take the entries, and return how many were new. Raises RemoteError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,54 +71,29 @@ class StateStoreParts:
 
 
 class StateStore:
-    """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does."""
+    """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does.
+
+    catchup: fetches states and finals; earlier: the states of earlier rounds that are here.
+    """
 
     def __init__(self, parts: StateStoreParts) -> None:
         self._p = parts
+        self.chain, self.catchup, self.earlier = parts.chain, parts.catchup, parts.earlier
         parts.catchup.amended = parts.chain.amended
         self._saver = StateSaver(parts.cache)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.state: CertifiedState | None = None
-        self.take: Take = self.take_entries
-        """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
-        self.replace: Callable[[Chain, int], Awaitable[None]] = self.replace_chain
-        """As `replace_chain`, by whose task the chain is."""
 
     @property
     def head(self) -> Value:
         """The newest decided value."""
-        return self._p.chain.head
-
-    @property
-    def chain(self) -> Chain:
-        """All certificates this node has."""
-        return self._p.chain
-
-    @property
-    def earlier(self) -> EarlierStates:
-        """The states of earlier rounds that are here."""
-        return self._p.earlier
-
-    @property
-    def scores(self) -> DonorScores:
-        """Scores of the peers that were asked for something."""
-        return self._p.catchup.scores
-
-    @property
-    def replayed_rounds(self) -> int:
-        """Number of rounds whose finals are fewer bytes than a state; 0 as long as that is not known."""
-        return self._p.catchup.replayed_rounds
-
-    @property
-    def donors(self) -> Collection[PeerId]:
-        """Peers from which the last state or finals came that were fetched."""
-        return self._p.catchup.donated
+        return self.chain.head
 
     @property
     def current(self) -> bool:
         """True if the state at the head is here."""
-        return self.state is not None and is_state_of(self._p.chain.standing, self.state)
+        return self.state is not None and is_state_of(self.chain.standing, self.state)
 
     @property
     def digest(self) -> bytes:
@@ -138,10 +105,10 @@ class StateStore:
     def performers(self) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
         """Functions that carry out an errand's requests about the chain and about states, but where else to look."""
         return {
-            **self._p.catchup.performers(self.on_chunk),
+            **self.catchup.performers(self.on_chunk),
             AskEntries: self._ask_entries,
-            TakeEntries: self._take,
-            ReplaceChain: self._replace,
+            TakeEntries: self.take,
+            ReplaceChain: self.replace,
             Warn: self._warn,
             FindEarlier: self._find_earlier,
             KeepEarlier: self._keep_earlier,
@@ -149,7 +116,7 @@ class StateStore:
 
     def expect(self, codec: str, numel: int, chunk_values: int) -> None:
         """The model is built: plans that are fetched have this shape."""
-        self._p.catchup.shape = (codec, numel, chunk_values)
+        self.catchup.shape = (codec, numel, chunk_values)
 
     async def run(self) -> None:
         """Save states beside the rounds, until cancelled. Raises StorageError.
@@ -182,14 +149,14 @@ class StateStore:
                 await self._load()
             self._loaded_ahead, self._load_called = False, True
         if self.state is None:
-            await trio.to_thread.run_sync(self._p.catchup.prepare)
+            await trio.to_thread.run_sync(self.catchup.prepare)
 
     async def _load(self) -> None:
         cache = self._p.cache
         await trio.to_thread.run_sync(cache.tidy)
         for round in cache.saved_rounds():
             saved = await self._saved(round)
-            state = None if saved is None else await self._p.catchup.replay(saved, self._p.chain, ())
+            state = None if saved is None else await self.catchup.replay(saved, self.chain, ())
             if saved is not None and state is not None and state.round > 0:
                 self._saver.begin(round)
                 self._hold(state, await trio.to_thread.run_sync(cache.header, state))
@@ -202,19 +169,19 @@ class StateStore:
 
     async def _take_earlier(self) -> None:
         """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
-        state = await self._p.earlier.find(self._p.chain.standing.round) if self._p.chain.height else None
+        state = await self.earlier.find(self.chain.standing.round) if self.chain.height else None
         if state is not None:
             await self.adopt(state)
 
     async def _saved(self, round: int) -> CertifiedState | None:
         """The state of a round on disk, if it is the certified one. S(0) may be: see what follows from it."""
-        if round > self._p.chain.standing.round:
+        if round > self.chain.standing.round:
             return None
         state = await trio.to_thread.run_sync(self._p.cache.load_state, round)
         if state is None or round == 0:
             return state
         header = await trio.to_thread.run_sync(self._p.cache.header, state)
-        if header.digest != self._p.chain.value(round).digest:
+        if header.digest != self.chain.value(round).digest:
             path = self._p.cache.state_file(round)
             logger.warning("%s is not the state that round %d certified and is ignored", path, round)
             return None
@@ -232,7 +199,7 @@ class StateStore:
         """
         self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
-        await trio.to_thread.run_sync(self._p.catchup.arrived)
+        await trio.to_thread.run_sync(self.catchup.arrived)
 
     async def follow(self, state: CertifiedState, header: StateHeader) -> None:
         """Hold a state that this node computed from the one before, and serve it; it is saved in time.
@@ -242,13 +209,12 @@ class StateStore:
         self._hold(state, header)
         await self._saver.save_soon(state)
 
-    async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
+    async def append(self, entry: Entry) -> bool:
         """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
 
-        trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
-        follow, StorageError.
+        Returns False for a rebase that is known. Raises RemoteError if it does not follow, StorageError.
         """
-        if not self._p.chain.extend(entry, trusted=trusted):
+        if not self.chain.extend(entry):
             return False
         self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
@@ -297,13 +263,7 @@ class StateStore:
             self._p.on_progress(Notice(text=text))
 
     async def _ask_entries(self, request: AskEntries) -> ChainPart:
-        return await self._p.catchup.certificates(request.after, request.peer, request.rebases)
-
-    async def _take(self, request: TakeEntries) -> int:
-        return await self.take(request.entries, trusted=request.trusted)
-
-    async def _replace(self, request: ReplaceChain) -> None:
-        await self.replace(request.theirs, request.height)
+        return await self.catchup.certificates(request.after, request.peer, request.rebases)
 
     async def _warn(self, request: Warn) -> None:
         logger.warning("%s", request.text)
@@ -316,24 +276,20 @@ class StateStore:
         assert isinstance(request.state, CertifiedState)
         return await self.earlier.keep(request.state)
 
-    async def take_entries(self, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+    async def take(self, request: TakeEntries) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
 
-        trusted: as in `Chain.extend`. Those before one that does not hold stay. Raises StorageError. Cancellation waits
-        until what is here is on disk.
+        Those before one that does not hold stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
         new = 0
         with trio.CancelScope(shield=True):
-            for entry in entries:
-                new += entry.value not in self.chain and await self.append(entry, trusted=trusted)
+            for entry in request.entries:
+                new += entry.value not in self.chain and await self.append(entry)
         return new
 
-    async def replace_chain(self, theirs: Chain, height: int) -> None:
-        """Go on with `theirs`, which has the first `height` entries in common with the chain here and a later rebase.
-
-        Raises StorageError.
-        """
-        chain = self._p.chain
+    async def replace(self, request: ReplaceChain) -> None:
+        """Go on with another chain, that has a later rebase. Raises StorageError."""
+        theirs, height, chain = request.theirs, request.height, self.chain
         if theirs.head.term.rebases <= chain.head.term.rebases:
             return  # it came another way meanwhile
         state_round, entries = theirs.up_to(height).head.state_round, theirs.entries
@@ -352,8 +308,8 @@ class StateStore:
 
         Raises NetworkError if neither disk nor peers have them, or what they have names others as included.
         """
-        value = self._p.chain.value(round)
-        finals = await self._p.catchup.finals(value.plan, peers)
+        value = self.chain.value(round)
+        finals = await self.catchup.finals(value.plan, peers)
         if finals.bitmaps_root != value.bitmaps:  # an owner may sign two, and one digest comes of both
             logger.warning("the finals of round %d here name others as included than its certificate does", round)
             raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 
@@ -61,6 +62,8 @@ STATE_SPACES: Mapping[ChunkSpace, StateKind] = {
     ChunkSpace.SECOND_MOMENT: StateKind.SECOND_MOMENT,
 }
 """Which vector of a state a request is about."""
+
+_OfPlan = TypeVar("_OfPlan", Finals, FinalsFile)
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +186,7 @@ class StateCache:
         with self._lock:
             file = self._files.pop(scope, None)
         if file is None or file.plan.hash != plan_hash:
-            file = self._open_finals(plan_hash)
+            file = self._opened(plan_hash, FinalsFile)
         if file is None:
             return None
         with self._lock:
@@ -192,20 +195,11 @@ class StateCache:
                 del self._files[next(iter(self._files))]
         return file.plan
 
-    def _open_finals(self, plan_hash: bytes) -> FinalsFile | None:
-        path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
-        try:
-            file = None if path is None else FinalsFile(path)
-        except (ValueError, ShoalError, OSError) as error:
-            logger.warning("%s is damaged (%s) and is not served", path, error)
-            return None
-        return file if file is not None and file.plan.hash == plan_hash else None
-
     def finals(self, plan_hash: bytes) -> Finals | None:
         """The finals of a plan, from memory or disk. Blocks."""
         finals = self._finals.get(plan_hash)
         if finals is None:
-            finals = self._load_finals(plan_hash)
+            finals = self._opened(plan_hash, read_finals)
             if finals is not None:
                 self.put_finals(finals)
         return finals
@@ -256,10 +250,10 @@ class StateCache:
 
         S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
         """
-        write_state(self._state_path(state.round), state, self.header(state))
+        write_state(self.state_file(state.round), state, self.header(state))
         with disk_errors(self._folder):
             for round in filter(None, self.saved_rounds()[STATES_KEPT:]):
-                self._state_path(round).unlink(missing_ok=True)
+                self.state_file(round).unlink(missing_ok=True)
             size = 0
             before = [path for round, _, path in self._finals_files() if round <= state.round]
             for count, path in enumerate(reversed(before)):
@@ -275,7 +269,7 @@ class StateCache:
         with disk_errors(self._folder):
             for saved in self.saved_rounds():
                 if saved > round:
-                    self._state_path(saved).unlink(missing_ok=True)
+                    self.state_file(saved).unlink(missing_ok=True)
 
     def saved_rounds(self) -> list[int]:
         """The rounds whose states are on disk, readable or not, newest first."""
@@ -284,7 +278,7 @@ class StateCache:
 
     def load_state(self, round: int) -> CertifiedState | None:
         """The state of a round as it is on disk, not yet believed; None, with a warning, if the file holds none."""
-        path = self._state_path(round)
+        path = self.state_file(round)
         try:
             state = read_state(path, self.vectors)
             if state.round != round:
@@ -296,9 +290,6 @@ class StateCache:
 
     def state_file(self, round: int) -> Path:
         """Path at which the state of a round is saved, whether it is there or not."""
-        return self._state_path(round)
-
-    def _state_path(self, round: int) -> Path:
         return self._folder / "state" / f"{round}.safetensors"
 
     def finals_writer(self, finals: Finals) -> FinalsWriter:
@@ -315,12 +306,13 @@ class StateCache:
                 files.append((int(round), bytes.fromhex(plan_hash), path))
         return sorted(files)
 
-    def _load_finals(self, plan_hash: bytes) -> Finals | None:
+    def _opened(self, plan_hash: bytes, open_file: Callable[[Path], _OfPlan]) -> _OfPlan | None:
+        """The finals of a plan on disk; None, with a warning, if their file holds none."""
         path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
         if path is None:
             return None
         try:
-            finals = read_finals(path)
+            finals = open_file(path)
         except (ValueError, ShoalError, OSError) as error:
             logger.warning("%s is damaged (%s) and is ignored", path, error)
             return None

@@ -59,7 +59,7 @@ class BlockFloats:
         return 127 if self.signed else 255
 
     def _lowest(self, exponents: torch.Tensor) -> torch.Tensor:
-        """What is to be added to a level, so that it is the upper 12 bits of a float32; ``(rows, blocks, 1) int32``."""
+        """Offset of a level that makes it the upper 12 bits of a float32; ``(rows, blocks, 1) int32``."""
         return (exponents.to(torch.int32)[..., None] + 1).mul_(_LEVELS).sub_(self._top)
 
     def read(self, rows: slice) -> torch.Tensor:

@@ -358,7 +358,7 @@ class Applied(Message, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model said after a prompt."""
+    """Text that a model said after a prompt."""
 
     prompt: Annotated[str, Meta(max_length=PROMPT_LIMIT_CHARS)]
     text: Annotated[str, Meta(max_length=SAMPLE_LIMIT_CHARS)]

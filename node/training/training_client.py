@@ -102,7 +102,7 @@ class TrainingClient:
 
     @property
     def metric_name(self) -> str:
-        """What `metric` is, in words of the workload's."""
+        """Meaning of `metric`, in words of the workload's."""
         return self._trainer.started.metric
 
     @property
@@ -264,7 +264,7 @@ class TrainingClient:
         await self._trainer.give_back_contribution()
 
     def pseudo_gradient(self, numel: int) -> F32:
-        """What the trainer contributed last, of a fragment of so many values: (numel,) float32.
+        """Last contribution of the trainer, of a fragment of so many values: (numel,) float32.
 
         It lies in the trainer's memory, and is read before the trainer is ordered to train again.
         """

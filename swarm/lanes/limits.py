@@ -95,6 +95,6 @@ class LaneLimits:
         """True if there is a cap in either direction now."""
         return not self.upload.bytes_per_s is self.download.bytes_per_s is None
 
-    def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
+    def queue(self) -> FrameQueue:
         """A new queue within these limits."""
-        return FrameQueue(limit_frames=self.queue_frames, limit_bytes=self.queue_bytes, observe=observe)
+        return FrameQueue(limit_frames=self.queue_frames, limit_bytes=self.queue_bytes)

@@ -108,11 +108,10 @@ class FrameQueue:
         *,
         limit_frames: int = QUEUE_LIMIT_FRAMES,
         limit_bytes: int = QUEUE_LIMIT_BYTES,
-        observe: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.changed = threading.Condition()
-        self.observe = observe or _ignore
+        self.observe: Callable[[], None] = _ignore
         self.lanes = 0  # whose threads run
         self.open_lanes = 0  # of those, the ones that will go on taking frames
         self.queued_bytes = 0  # of payload, posted and not yet given to the kernel

@@ -96,7 +96,7 @@ class OwnAddresses:
 
 @dataclass(slots=True)
 class Netlink:
-    """What Linux says of addresses and default routes; `with` it, since it holds a socket. Raises OSError where not."""
+    """Answers of Linux about addresses and default routes; `with` it, for its socket. Raises OSError where none."""
 
     _socket: socket.socket = field(init=False)
 
@@ -137,7 +137,7 @@ class Poll:
 
 
 def heard_in(data: bytes) -> Heard | None:
-    """What messages of rtnetlink(7) tell; None if they are of no meaning here."""
+    """Facts that messages of rtnetlink(7) tell; None if they are of no meaning here."""
     heard: Heard | None = None
     for kind, body in _messages(data):
         if kind not in (_NEW_ROUTE, _DELETED_ROUTE):

@@ -205,9 +205,6 @@ class Hivemind:
             raise HivemindFailed(report.reason)
         return report
 
-    def heard(self, change: object) -> None:
-        """Nothing that becomes of a peer matters to it."""
-
     def know(self, addresses: Iterable[str]) -> None:
         """Its peers are hivemind's own, so Shoal's are of no use to it."""
 

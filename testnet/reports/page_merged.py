@@ -105,7 +105,7 @@ def _loss_sections(history: SwarmHistory) -> list[str]:
 
 
 def _sample_sections(history: SwarmHistory) -> list[str]:
-    """What a text model said, from the first to the newest."""
+    """Texts of a text model, from the first to the newest."""
     newest = history.rounds.newest_samples
     if newest is None:
         return []

@@ -95,13 +95,13 @@ class Row:
     marks: Sequence[Mark] = ()
 
 
-def folded(heads: Sequence[str], rows: Sequence[Sequence[str]], what: str, *, shown: int = ROWS_SHOWN) -> str:
-    """A table of which the last `shown` rows are open, and those before behind a fold. what: rows are, in plural."""
-    before = rows[:-shown]
+def folded(heads: Sequence[str], rows: Sequence[Sequence[str]], what: str) -> str:
+    """A table of which the last ROWS_SHOWN rows are open, and those before behind a fold. what: rows are, in plural."""
+    before = rows[:-ROWS_SHOWN]
     if not before:
         return table(heads, rows)
     fold = f"<details><summary>{len(before):,} earlier {escaped(what)}</summary>{table(heads, before)}</details>"
-    return fold + table(heads, rows[-shown:])
+    return fold + table(heads, rows[-ROWS_SHOWN:])
 
 
 def document(title: str, sections: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def _mean(points: Sequence[tuple[int, float]]) -> str:
 
 
 def _node_table(history: SwarmHistory, known: Mapping[str, str]) -> str:
-    """What each node made and took; of whom there is no log, how much of theirs was taken."""
+    """Rollouts that each node made and took; of whom there is no log, how much of theirs was taken."""
     taken_of: Counter[str] = Counter()
     for log in history.logs:
         taken_of.update(log.rollouts.origins)

@@ -220,7 +220,7 @@ def _add(kept: Thinned[RoundRewards], round: int, rewards: TaskRewards) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class NodeRollouts:
-    """What one node made, took and refused of rollouts. origins: how many groups were taken of whom."""
+    """Rollouts that one node made, took and refused. origins: how many groups were taken of whom."""
 
     rounds: int = 0
     tokens: int = 0

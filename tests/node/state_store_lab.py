@@ -82,7 +82,7 @@ class Home:
         self.peers: Collection[PeerId] | None = None
         """Who is linked, if not all of the world."""
         self.fork_watch = ForkWatch(self)
-        self.catching_up = CatchingUp(ME, self, self.state_store.scores, self.fork_watch)
+        self.catching_up = CatchingUp(ME, self, self.state_store.catchup.scores, self.fork_watch)
         for certificate in store.certificates():
             self.state_store.chain.extend(certificate)
 
@@ -136,11 +136,11 @@ class Home:
 
     @property
     def replayed_rounds(self) -> int:
-        return self.state_store.replayed_rounds
+        return self.state_store.catchup.replayed_rounds
 
     @property
     def donors(self) -> Collection[PeerId]:
-        return self.state_store.donors
+        return self.state_store.catchup.donated
 
     def linked(self) -> Collection[PeerId]:
         return frozenset(self.world.donors) if self.peers is None else self.peers

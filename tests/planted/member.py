@@ -110,8 +110,8 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a paused member trains on",
-        "if lost or here.paused or here.follows or self.finished or self.leaving:",
-        "if lost or here.follows or self.finished or self.leaving:",
+        "if lost or self._trains_nothing or self.finished or self.leaving:",
+        "if lost or self._here.follows or self.finished or self.leaving:",
     ),
     simulated(
         "a member that resumes stays an observer for ever",
@@ -142,8 +142,8 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a trainer that begins anew trains although its user has the accelerator",
-        "if self.machine is not None and not (here.made or here.paused or here.follows):",
-        "if self.machine is not None and not (here.made or here.follows):",
+        "if self.machine is not None and not (self._here.made or self._trains_nothing):",
+        "if self.machine is not None and not (self._here.made or self._here.follows):",
     ),
     simulated(
         "a member that fetched its state begins no round",
@@ -268,7 +268,7 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "what a newcomer chose is not taken",
-        "return bool(entries) and (yield TakeEntries(tuple(entries), trusted=True)) > 0",
+        "return bool(entries) and (yield TakeEntries(tuple(entries))) > 0",
         "return bool(entries)",
     ),
     simulated(

@@ -243,8 +243,8 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "a state on disk counts without its certificate",
         "tests/node/state/test_state_store.py::test_state_on_disk_counts_only_with_its_certificate",
-        "if header.digest != self._p.chain.value(round).digest:",
-        "if header.round != self._p.chain.value(round).round:",
+        "if header.digest != self.chain.value(round).digest:",
+        "if header.round != self.chain.value(round).round:",
     ),
     bug(
         "the certificate does not wait for the work of its round",

@@ -195,11 +195,11 @@ STATE: tuple[Bug, ...] = (
         "tests/node/state/test_states.py::test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it",
         """
         if saved > round:
-            self._state_path(saved).unlink(missing_ok=True)
+            self.state_file(saved).unlink(missing_ok=True)
         """,
         """
         if saved > round + 1:
-            self._state_path(saved).unlink(missing_ok=True)
+            self.state_file(saved).unlink(missing_ok=True)
         """,
     ),
     bug(

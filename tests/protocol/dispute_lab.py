@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shoal.lab.box import Box, Doers, Surroundings, do_by, nothing
-from shoal.protocol.accusations import pair_of, relays_of
+from shoal.protocol.accusations import pair_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
@@ -243,7 +243,7 @@ class Table:
 
     def comes_through(self, sender: PeerId, receiver: PeerId, plan: Plan) -> bool:
         """Whether what the one sends reaches the other."""
-        via = relays_of(plan).get(pair_of(sender, receiver))
+        via = plan.relayed.get(pair_of(sender, receiver))
         hops = [(sender, receiver)] if via is None else [(sender, via), (via, receiver)]
         dropped = via is not None and via == self.liar and self.lies.drops
         return not dropped and all(pair_of(*hop) not in self.cut for hop in hops)
@@ -309,7 +309,7 @@ class Table:
 
     def _ways(self, seat: Seat) -> list[RelayedWay]:
         ways = []
-        for (one, other), via in relays_of(seat.plan).items():
+        for (one, other), via in seat.plan.relayed.items():
             if via == seat.me:
                 ways += [w for way in ((one, other), (other, one)) if (w := self._way(seat, *way)) is not None]
         return self.lies.claims(ways) if seat.me == self.liar else ways

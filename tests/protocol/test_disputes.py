@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from shoal.protocol.accusations import THIRDS_LIMIT, pair_of, relays_of
+from shoal.protocol.accusations import THIRDS_LIMIT, pair_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, RelayedWay
@@ -156,7 +156,7 @@ def claims_of(table: Table, came: bool, taken: bool) -> Callable[[list[RelayedWa
         assert table.liar is not None
         plan = table.seats[table.liar].plan
         places = {p.peer: place for place, p in enumerate(plan.participants)}
-        pairs = [pair for pair, via in relays_of(plan).items() if via == table.liar]
+        pairs = [pair for pair, via in plan.relayed.items() if via == table.liar]
         ways = [way for one, other in pairs for way in ((one, other), (other, one))]
         return [RelayedWay(places[one], places[other], came, taken, came and taken) for one, other in ways]
 

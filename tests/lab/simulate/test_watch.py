@@ -125,7 +125,12 @@ def test_answer_that_comes_late_after_a_peer_fell_silent_has_others_wait_longer_
 def test_seeded_peer_that_is_given_up_by_nobody_is_found_where_answers_were_late_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(MembershipMachine, "_suspicion_s", lambda *_: 60.0)
+    plain = MembershipMachine._waited_s
+
+    def waited_s(machine: MembershipMachine, deadline_s: float, *rest: Any) -> float:
+        return 60.0 if deadline_s == SUSPICION_S else plain(machine, deadline_s, *rest)
+
+    monkeypatch.setattr(MembershipMachine, "_waited_s", waited_s)
     *others, silent = WAKES_MEANWHILE.fault
     for_long = (*others, msgspec.structs.replace(silent, duration_s=40.0))
     simulation = Simulation(msgspec.structs.replace(WAKES_MEANWHILE, fault=for_long))

@@ -82,20 +82,10 @@ def rounds_missing(path: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_bytes().splitlines()]
 
 
-def test_end_of_a_log_that_an_earlier_release_let_grow_is_kept(path: Path) -> None:
-    fill(path, range(1000), limit_bytes=1 << 30)
-    assert path.stat().st_size > 2 * LIMIT_BYTES
-    fill(path, range(1000, 1001))
-    kept = rounds_in(lines_of(path))
-    assert kept == list(range(kept[0], 1001))
-    assert LIMIT_BYTES // 2 < earlier_of(path).stat().st_size <= LIMIT_BYTES
-    assert len(list(path.parent.iterdir())) == 2
-
-
 def test_log_whose_next_file_cannot_begin_grows_no_further_and_stops_no_node(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(log: Path, limit_bytes: int) -> None:
+    def refuse(log: Path) -> None:
         raise OSError(28, "No space left on device")
 
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
@@ -242,7 +232,7 @@ def test_files_are_those_of_one_moment_though_names_change_twice_between_two_loo
             opened.append(self)
             if opened == [path]:  # the first look: what it saw is gone from both names before the second
                 for rounds in (range(100, 200), range(200, 300)):
-                    event_files.start_anew(path, 1 << 20).close()
+                    event_files.start_anew(path).close()
                     fill(path, rounds, limit_bytes=1 << 20)
         return file
 

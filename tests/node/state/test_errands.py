@@ -49,7 +49,7 @@ class Here:
         self.ended = 0
         """Rounds under way that certificates showed to be over."""
         self.looked_up: list[Sequence[PeerId]] = []
-        self.catching_up = CatchingUp(self.me, node, node.state_store.scores, ForkWatch(node))
+        self.catching_up = CatchingUp(self.me, node, node.state_store.catchup.scores, ForkWatch(node))
         links: Any = SimpleNamespace(broadcast=self.said.append)
         self.errands = Errands(
             node.state_store, links, elsewhere=NOWHERE_ELSE, put=self.inputs.send_nowait, look_up=self._look_up
@@ -259,7 +259,7 @@ async def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> Non
         await look(node)
         assert node.ended == 0
         assert node.state_store.head.round == 4
-        assert node.state_store.scores.resting(GOOD, trio.current_time() - 1.5)
+        assert node.state_store.catchup.scores.resting(GOOD, trio.current_time() - 1.5)
 
 
 @pytest.mark.virtual_time
