@@ -25,11 +25,10 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
-from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
-from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL
 from shoal.lab.case import Case
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
@@ -37,6 +36,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
+MODEL: Final = {"inputs": 256, "outputs": 128}
+CHUNK_VALUES: Final = 4096
 WARM_UP_ROUNDS: Final = 2
 SAMPLE_PERIOD_S: Final = 0.25
 STEPS_OF_A_ROUND: Final = 40
@@ -110,7 +111,7 @@ class HostileSwarm(Swarm):
         began = {node.index: self._certified_at(node)[-1] for node in paced}
         memory: dict[int, int] = {}
         files: dict[int, int] = {}
-        wanted = self.bench.rounds
+        wanted, since_at, used_s = self.bench.rounds, time.time(), self._used_s()
 
         def since(node: NodeProcess) -> list[float]:
             return [at for at in self._certified_at(node) if at > began[node.index]]
@@ -120,13 +121,18 @@ class HostileSwarm(Swarm):
             with trio.move_on_after(wanted * self.bench.round_s * SLACK + MACHINE_S):
                 await self.journal.until(lambda: all(len(since(node)) >= wanted for node in paced))
             nursery.cancel_scope.cancel()
-        now = time.time()
+        now, after_s = time.time(), self._used_s()
+        cpu = {i: round((after_s[i] - s) / (now - since_at), 3) for i, s in used_s.items() if after_s.get(i, 0) >= s}
         slowest = max(paced, key=lambda node: _round_s(began[node.index], since(node), wanted, now))
         rounds = since(slowest)[:wanted]
         round_s = _round_s(began[slowest.index], rounds, wanted, now)
         return Window(
-            rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files
+            rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files, cpu=cpu
         )
+
+    def _used_s(self) -> dict[int, float]:
+        """Processor time of the honest daemons so far, by index."""
+        return {index: cpu_s([process]) for index, process in self.daemons().items() if index < HONEST}
 
     def _certified_at(self, node: NodeProcess) -> list[float]:
         return [event.at for event in self.journal.of(Certified, node.index)]
@@ -166,7 +172,7 @@ def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> floa
 def _manifest(founders: list[PeerId]) -> Manifest:
     tables = {
         "swarm": {"name": "hostile", "founders": founders, "admission": "open"},
-        "workload": {"name": WORKLOAD_NAME, "options": dict(MODEL)},
+        "workload": {"name": WORKLOAD_NAME, "options": MODEL},
         "sync": {"inner_steps": STEPS_OF_A_ROUND, "balance": False},
         "round": {"chunk_values": CHUNK_VALUES},
     }
@@ -236,33 +242,9 @@ def run(bench: HostileBench, tell: ShowNow) -> HostileResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_lines(result: HostileResult) -> list[str]:
-    """The result for people."""
-    back = "not within the time" if result.recovered_s is None else f"after {result.recovered_s:g} s"
-    made = ", ".join(f"{count} {what}" for what, count in sorted(result.attacks.items())) or "nothing"
-    return [
-        f"{result.kind:<10} {KINDS[result.kind]}",
-        f"alone      {_of(result.undisturbed)}",
-        f"struck     {_of(result.disturbed)}",
-        f"rounds     {result.rounds_ratio:.3f} of their pace (must: {result.bench.must:g})",
-        f"memory     {result.memory_growth_bytes / (1 << 20):+.1f} MiB at most, files {result.files_growth:+d}",
-        f"back       {back}",
-        f"attacker   {made}",
-        f"taken over {'; '.join(result.problems) or 'nothing'}; {result.wrong_values} wrong values",
-        *(f"MISSED     {one}" for one in result.missed),
-    ]
-
-
-def _of(window: Window) -> str:
-    took = "none" if window.round_s is None else f"{window.round_s:.2f} s each"
-    memory = max(window.memory_bytes.values(), default=0) / (1 << 20)
-    files = max(window.files.values(), default=0)
-    return f"{window.rounds} rounds, {took}; {memory:.0f} MiB and {files} open files in the largest daemon"
-
-
 def to_document(result: HostileResult) -> dict[str, object]:
     """The result under the names of its fields, and the targets that were missed."""
     return {**msgspec.to_builtins(result, str_keys=True), "missed": list(result.missed)}
 
 
-CASE: Final = Case(spec=HostileBench, run=run, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=HostileBench, run=run, document=to_document)

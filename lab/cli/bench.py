@@ -15,15 +15,12 @@ from shoal.lab.case import Case
 
 COMMANDS: Final[Mapping[str, str]] = {
     "allreduce": "allreduce:CASE",
-    "compare": "compare_page:CASE",
+    "compare": "compare:CASE",
     "find": "find:CASE",
-    "flood": "flood:CASE",
     "hostile": "hostile:CASE",
     "join": "join:CASE",
     "dashboard": "dashboard:CASE",
     "lane": "lane:CASE",
-    "partition": "partition:CASE",
-    "uneven": "uneven:CASE",
     "throughput": "throughput:CASE",
     "large": "large:CASE",
     "wan": "wan:CASE",

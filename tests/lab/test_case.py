@@ -21,20 +21,16 @@ from shoal.lab.bench.checkpoint import CheckpointSpeed
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
-from shoal.lab.bench.flood import FloodResult
 from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
-from shoal.lab.bench.partition import PartitionResult
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
 from shoal.lab.bench.train_spec import Point
-from shoal.lab.bench.train_swarm import Speeds
-from shoal.lab.bench.uneven import UnevenBench, UnevenResult
 from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.cli.bench import COMMANDS, load
@@ -102,10 +98,10 @@ def goodput(mtbf_s: int, percent: float, **found: Any) -> Any:
     return [made(GoodputResult, bench=GoodputBench(), mtbf_s=mtbf_s, account=parts, **found)]
 
 
-def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:
+def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True, slow: float = 1.0) -> Any:
     return made(
         TrainResult, strategy=strategy, nodes=4, efficiency=spread(efficiency), byte_ratio=spread(fewer),
-        settings=made(Settings, inner_steps=100, codec="int4", slow=1.0),
+        settings=made(Settings, inner_steps=100, codec="int4", slow=slow, sync={"balance": True}), rate_ratio=fewer,
         seeds=(made(SeedRun, seed=1, in_process=False, sound=sound),),
     )  # fmt: skip
 
@@ -118,19 +114,6 @@ def throughput(overhead: float, *, sound: bool = True, strategy: str = "streamin
     alone = Alone(loops=(stretch(10_000),), cpu=cpu, device="cpu")
     together = made(Together, nodes=(stretch(10_000 * (1 - overhead)),), cpu=cpu, sound=sound)
     return Throughput(bench=ThroughputBench(strategy=strategy), alone=(alone, alone), together=(together,))
-
-
-def partition(**changes: Any) -> Any:
-    good = {
-        "majority": (0, 1), "previous_lead": 0, "rounds_of_majority": 1, "steps_of_others": 1,
-        "one_chain_s": 10.0, "full_speed_s": 10.0,
-    }  # fmt: skip
-    return made(PartitionResult, **(good | changes))
-
-
-def uneven(speed: float, *, sound: bool = True) -> Any:
-    fair = made(Speeds, tokens_per_s=speed, ideal_tokens_per_s=1.0)
-    return UnevenResult(bench=UnevenBench(), fair=fair, equal=fair, sound=sound)
 
 
 def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
@@ -176,7 +159,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(0.5), allreduce(0.5, wrong=True), "what was checked and is wrong"),
     ("find", made(FindSpeed, linked_s=5.5), made(FindSpeed, linked_s=5.6), "a newcomer is linked after"),
     ("find", made(FindSpeed, linked_all_s=7.6), made(FindSpeed, linked_all_s=7.7), "a newcomer is linked with all"),
-    ("flood", made(FloodResult, ratio=0.9), made(FloodResult, ratio=0.89), "training under attack"),
     ("join", made(JoinSpeed, lane_ratio=0.5), made(JoinSpeed, lane_ratio=0.49), "a verified state"),
     (
         "join",
@@ -193,19 +175,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("dashboard", page(look_ms=10.0), page(look_ms=10.1), "a look at all peers"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
-    ("partition", partition(), partition(one_chain_s=10.1), "one chain after the heal"),
-    ("partition", partition(), partition(full_speed_s=None), "a round of all four"),
-    ("partition", partition(), partition(previous_lead=3), "rounds certified by the half with the previous lead"),
-    ("partition", partition(), partition(rounds_of_others=1), "rounds certified by the others"),
-    ("partition", partition(), partition(steps_of_others=0), "steps that the others made alone"),
-    ("partition", partition(), partition(steps_lost=1), "steps lost"),
-    ("partition", partition(), partition(steps_counted_twice=1), "steps counted twice"),
-    ("partition", partition(), partition(forks=1), "forks"),
-    ("partition", partition(), partition(wrong_values=1), "wrong values"),
-    ("partition", partition(), partition(digests_equal=False), "problems"),
-    ("partition", partition(), partition(problems=("a",)), "problems"),
-    ("uneven", uneven(0.9), uneven(0.89), "speed with a slow node"),
-    ("uneven", uneven(0.9), uneven(0.9, sound=False), "runs with wrong values"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
     ("large", large(90), large(89), "tokens that synchronous training needs"),
@@ -227,6 +196,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
     ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
+    ("train", train("diloco", 0.9, 0.9, slow=4.0), train("diloco", 0.9, 0.89, slow=4.0), "speed with a slow node"),
     ("goodput", goodput(300, 95), goodput(300, 94.9), "goodput, a failure per node each 300 s"),
     ("goodput", goodput(120, 90), goodput(120, 89.9), "goodput, a failure per node each 120 s"),
     ("goodput", goodput(60, 80), goodput(60, 79.9), "goodput, a failure per node each 60 s"),
@@ -372,6 +342,35 @@ class Two(Spec):
 
     peers: Annotated[Numbers, Option("--peers", help="x", parse=parse_numbers)] = TWO_AND_FOUR
     hidden: int = 3
+
+
+class Whole(msgspec.Struct):
+    """What a benchmark found, of every form."""
+
+    settings: Two
+    took_s: Spread
+    runs_s: tuple[float, ...]
+    by_name: dict[str, int]
+    why: str | None
+    curve: tuple[dict[str, int], ...]
+    nodes: tuple[dict[str, int], ...]
+    rows: tuple[Row, ...] = (DELAY.row(2.5),)
+
+
+def test_a_result_is_told_by_all_of_its_document_and_its_rows() -> None:
+    case: Case[Any, Whole] = Case(spec=Spec, run=lambda spec, tell: None)
+    many = tuple({"at": at} for at in range(9))
+    found = Whole(
+        settings=Two(), took_s=Spread.of([1.0, 2.0, 4.0]), runs_s=tuple(map(float, range(9))), by_name={"a": 1},
+        why="two\nlines", curve=many, nodes=many[:2],
+    )  # fmt: skip
+    told = [" ".join(line.split()) for line in case.told(found)]
+    assert told[-1] == "delay: 2.5 s, wanted at most 2"
+    assert told[:-1] == [
+        "settings.peers 2, 4", "settings.hidden 3", "took_s 2 (1 to 4)", "runs_s 9, 0 to 8", "by_name.a 1",
+        "why two lines", "curve 9, see --json", "nodes.0.at 0", "nodes.1.at 1",
+    ]  # fmt: skip
+    assert "why                               none" in case.told(msgspec.structs.replace(found, why=None))
 
 
 def test_options_of_a_spec_and_of_how_it_is_told_are_one_commands(capsys: pytest.CaptureFixture[str]) -> None:
