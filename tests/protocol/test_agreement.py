@@ -58,13 +58,11 @@ from tests.protocol.lab import (
     Violation,
     honest_report,
     messages_in,
-    paper_signatures,
     plan_hash,
     value_of,
 )
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 # -- the undisturbed course ----------------------------------------------------------------------------------
 
