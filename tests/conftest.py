@@ -125,7 +125,6 @@ LONGEST = (
     "testnet/test_swarm.py",
     "testnet/test_streaming.py",
     "testnet/test_ddp.py",
-    "node/test_not_finite.py",
     "node/test_terms.py",
     "node/test_own_loop_nodes.py",
     "node/test_own_loop_examples.py",

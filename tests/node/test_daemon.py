@@ -471,13 +471,3 @@ def noises() -> list[bytes]:
         (2**31 - 1).to_bytes(4, "big") + rng.randbytes(1000),
         *(rng.randbytes(size) for size in (1, 16, 100, 5000, 70_000)),
     ]
-
-
-def test_a_workload_that_does_not_exist_is_named_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "brittle.py").write_text(BRITTLE)
-    with Swarm(tmp_path, nodes=1, workload="brittle:Bristle", options={}) as swarm:
-        (node,) = swarm.nodes
-        node.start()
-        assert node.wait_exit() == 2
-        assert "Traceback" not in node.log
-        assert "module 'brittle' has no class 'Bristle', did you mean 'Brittle'?" in node.log
