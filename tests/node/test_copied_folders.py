@@ -154,6 +154,7 @@ def parted(swarm: Swarm) -> tuple[Node, Node, Node, Node]:
     return first, second, third, copy
 
 
+@pytest.mark.long  # by value: tests/protocol/test_member.py, test_fork_watch.py
 def test_members_that_see_a_fork_stop_name_who_signed_twice_and_go_on_after_a_rebase(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, third, copy = parted(swarm)

@@ -128,6 +128,7 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
             assert_votes_once(node)
 
 
+@pytest.mark.long  # by value: tests/protocol/test_agreement.py
 def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
