@@ -8,9 +8,7 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.node.lab import (
     eventually,
     shoal,
 )
+from tests.small_disk import small_disk
 
 
 @pytest.mark.long
@@ -325,23 +324,6 @@ class Brittle(RegressionWorkload):
             raise ArithmeticError("the sky fell")
         return super().loss(model, batch)
 """
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
-    """A file system of that size at `folder`; skips the test where this user may not make one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(folder)]
-    try:
-        made = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command to make a small disk with")
-    if made.returncode:
-        pytest.skip(f"a small disk needs root: {made.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder: Path) -> None:
