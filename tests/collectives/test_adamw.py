@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,17 +16,16 @@ from blake3 import blake3
 from shoal.collectives import outer
 from shoal.collectives.adamw import NORM_SPAN_VALUES, AdamWFactors, Moments, adamw_step, power, square_sum
 from shoal.collectives.codecs import F32
-from shoal.collectives.finals import FinalFormat, Finals
-from shoal.collectives.grid import Grid
+from shoal.collectives.finals import Finals
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.outer import NextState, OuterSettings, advance
-from shoal.collectives.partition import deal
 from shoal.collectives.schedule import cosine_of_half_turns, learning_rate
 from shoal.collectives.state import ADAMW_KINDS, CertifiedState, frozen, header_of
 from shoal.protocol.errors import LocalError
-from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import InnerSection
-from shoal.protocol.messages import Participant, Plan, Term
+from shoal.protocol.messages import Term
+from tests.collectives.test_outer import GRID, finals_of, with_chunk
+from tests.collectives.test_outer import plan_of as plan_of_round
 
 INNER = InnerSection(lr=0.01, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1.0)
 
@@ -161,9 +161,8 @@ def test_sum_of_squares_adds_halves() -> None:
 
 # --- the next state ---
 
-GRID = Grid(20_500, 5_000)
-WHO = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
 SETTINGS = OuterSettings(adamw=INNER)
+plan_of = partial(plan_of_round, round_=5)
 
 
 def beginning(round_: int = 4) -> CertifiedState:
@@ -172,35 +171,6 @@ def beginning(round_: int = 4) -> CertifiedState:
     return CertifiedState(
         term=Term(), round=round_, tokens=70, layout_hash=bytes(32), anchor=anchor, momentum=first, second_moment=second
     )
-
-
-def plan_of(codec: str = "fp32", attempt: int = 0) -> Plan:
-    return Plan(
-        term=Term(),
-        round=5,
-        base=bytes(32),
-        view=0,
-        attempt=attempt,
-        planner=WHO[0].peer_id,
-        participants=tuple(Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
-        owners=deal([(0, 0)] * len(WHO), GRID.chunks),
-        codec=codec,
-        numel=GRID.numel,
-        chunk_values=GRID.chunk_values,
-    )
-
-
-def finals_of(plan: Plan, seed: int = 1) -> Finals:
-    final_format, mean = FinalFormat(plan), drawn(seed, GRID.numel)
-    chunks = (
-        final_format.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(final_format.owners)
-    )
-    return Finals(plan=plan, chunks=tuple(chunks))
-
-
-def with_chunk(finals: Finals, chunk: int, other: Finals) -> Finals:
-    chunks = [other.chunks[c] if c == chunk else final for c, final in enumerate(finals.chunks)]
-    return Finals(plan=other.plan, chunks=tuple(chunks))
 
 
 def plainly(before: CertifiedState, finals: Finals) -> tuple[bytes, ...]:

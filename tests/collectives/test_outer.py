@@ -121,10 +121,10 @@ def finals_of(plan: Plan, seed: int = 1) -> Finals:
     return Finals(plan=plan, chunks=tuple(chunks))
 
 
-def with_chunk(finals: Finals, plan: Plan, chunk: int, other: Finals) -> Finals:
-    """The finals of a plan after a repair: one chunk is another, the rest stand."""
+def with_chunk(finals: Finals, chunk: int, other: Finals) -> Finals:
+    """The finals of another's plan, after a repair: one chunk is the other's, the rest stand."""
     chunks = [other.chunks[c] if c == chunk else final for c, final in enumerate(finals.chunks)]
-    return Finals(plan=plan, chunks=tuple(chunks))
+    return Finals(plan=other.plan, chunks=tuple(chunks))
 
 
 def plainly(before: CertifiedState, finals: Finals, settings: OuterSettings) -> tuple[bytes, bytes]:
@@ -177,7 +177,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_next_state_of_a_repaired_plan_makes_only_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     made, settings, before = counted(monkeypatch), OuterSettings(), start()
     first = finals_of(plan_of())
-    repaired = with_chunk(first, plan_of(attempt=1), 3, finals_of(plan_of(attempt=1), seed=2))
+    repaired = with_chunk(first, 3, finals_of(plan_of(attempt=1), seed=2))
     after = NextState(before, settings, GRID, VectorPool(0))
     headers = []
     for finals, cost in ((first, [0, 1, 2, 3, 4]), (repaired, [3]), (repaired, []), (first, [3]), (repaired, [3])):
@@ -238,7 +238,7 @@ def test_nothing_is_applied_ahead_once_it_is_another_turn(monkeypatch: pytest.Mo
         after.close()
     apply = after.ahead(finals.plan)
     if ends == "complete":
-        after.complete(with_chunk(finals, finals.plan, 0, finals_of(finals.plan, seed=2)))
+        after.complete(with_chunk(finals, 0, finals_of(finals.plan, seed=2)))
     elif ends == "close":
         after.close()
     elif ends == "another":

@@ -197,7 +197,7 @@ async def test_mutated_messages_are_taken_or_refused_and_nothing_else() -> None:
     assert refused > DECODER_EXAMPLES / 2  # they are spoiled indeed
 
 
-@settings(max_examples=100)
+@settings(max_examples=500)
 @given(data=st.data())
 def test_any_bytes_are_taken_or_refused(data: st.DataObject) -> None:
     """As hypothesis draws them, so that what fails is shrunk to little."""

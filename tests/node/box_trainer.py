@@ -39,13 +39,15 @@ STRETCH_TOKENS = 100
 
 
 class BoxTrainer:
-    """One process of a trainer. `next_place` gives out places; `pace` is how many times as long it takes."""
+    """One process of a trainer. `next_place` gives out places; `pace` is how many times as long it takes; `bias` is how
+    far its machine draws the initial parameters from those of others."""
 
     def __init__(self, numel: int, *, tell: Callable[[TrainerEvent], None], next_place: Callable[[], int]) -> None:
         self.layout = Layout(names=("w",), shapes=((numel,),), numel=numel)
         self.started = Started(layout=self.layout, metric="distance", device="cpu")
         self.contribution: F32 = np.zeros(numel, np.float32)
         self.pace = 1.0
+        self.bias = np.float32(0)
         self.snapshot_s = 0.0
         self._tell = tell
         self._next_place = next_place
@@ -84,7 +86,8 @@ class BoxTrainer:
 
     def _obey(self, order: Command) -> None:
         if isinstance(order, WriteInitial):
-            self.contribution[:] = np.random.default_rng(0).standard_normal(self._numel).astype(np.float32)
+            drawn = np.random.default_rng(0).standard_normal(self._numel).astype(np.float32)
+            self.contribution[:] = drawn + self.bias
             self._tell(Initial())
         elif isinstance(order, Apply):
             self._training.cancel()

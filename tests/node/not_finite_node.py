@@ -1,11 +1,7 @@
-"""A node whose pseudo-gradient of round 2 is not finite, for tests.
-
-SENDS_IT is "no" where it goes the way of any other, "yes" where the node encodes and commits to it all the same.
-"""
+"""A node that encodes values that are not finite in round 2, and commits to them; for tests."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +17,7 @@ honest_make = Contributions.make
 
 
 def make(self: Contributions, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
-    """As if the trainer had diverged in that round."""
-    if round == ROUND and os.environ["SENDS_IT"] == "no":
-        pseudo_gradient[pseudo_gradient.size // 2] = np.nan
+    """As if nothing were wrong with it."""
     made = honest_make(self, round, number, tokens, pseudo_gradient, base=base)
     if round == ROUND:
         self.made = made = replace(made, encoded=infinite(made.encoded))

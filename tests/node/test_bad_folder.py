@@ -24,6 +24,7 @@ from tests.node.checkpoint_lab import manifest_of, new_ledger
 from tests.node.donors import World
 from tests.node.lab import assert_one_line, shoal
 from tests.node.ledger import OUTER, Ledger, forged
+from tests.small_disk import small_disk
 
 # -- the chain -----------------------------------------------------------------------------------------------
 
@@ -88,18 +89,10 @@ def chain_log(ledger: Ledger, spoil: Spoil) -> bytes:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 kB: two states of 80 kB and not a third."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)]
-    made = subprocess.run(mount, capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {made.stderr.decode().strip()}")
-    try:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 200 kB: two states of 80 kB and not a third."""
+    with small_disk(tmp_path / "disk", 200 << 10) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(disk: Path) -> None:
@@ -111,35 +104,35 @@ def fill(disk: Path) -> None:
             return
 
 
-def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(small_disk: Path) -> None:
+def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(disk: Path) -> None:
     ledger = Ledger()
     ledger.certify(4)
-    world = World(small_disk, ledger)
-    earlier = EarlierStates(small_disk / "me", chain=ledger.chain, cache=world.cache, outer=OUTER)
+    world = World(disk, ledger)
+    earlier = EarlierStates(disk / "me", chain=ledger.chain, cache=world.cache, outer=OUTER)
     for round in (1, 2):
         trio.run(earlier.keep, ledger.states[round])
     with pytest.raises(StorageError, match=r"disk/me/rollback is full; free some space or choose another --data-dir"):
         trio.run(earlier.keep, ledger.states[3])
-    kept = sorted((small_disk / "me" / "rollback").iterdir())
+    kept = sorted((disk / "me" / "rollback").iterdir())
     assert [path.name for path in kept] == ["1.safetensors", "2.safetensors"]
     for path in kept:
         assert read_state(path).anchor.tobytes() == ledger.states[int(path.stem)].anchor.tobytes()
 
 
-def test_order_that_does_not_fit_leaves_the_one_before(small_disk: Path) -> None:
-    orders = OrderFiles(small_disk)
+def test_order_that_does_not_fit_leaves_the_one_before(disk: Path) -> None:
+    orders = OrderFiles(disk)
     before, after = Target(3, bytes(32)), Target(2, bytes(32))
     orders.write(before)
-    fill(small_disk)
+    fill(disk)
     with pytest.raises(StorageError, match="is full; free some space"):
         orders.write(after)
     assert orders.read() == (before,)
-    (small_disk / "ballast").unlink()
+    (disk / "ballast").unlink()
     orders.write(after)
     assert orders.read() == (after,)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     for attempt in (partial(orders.write, before), partial(orders.remove, Target)):
         with pytest.raises(StorageError, match="cannot be written; give this user the folder"):
             attempt()
     assert orders.read() == (after,)
-    assert os.listdir(small_disk) == ["rollback.order"]
+    assert os.listdir(disk) == ["rollback.order"]

@@ -6,8 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from shoal.node.state.store import RecordLog
+from shoal.protocol.messages import Certificate
+from shoal.protocol.wire import decode
 from tests.node.lab import Node, Swarm, assert_exact, assert_one_line, assert_votes_once, eventually, shoal
-from tests.node.test_named_voters import NAMED, signers
+
+NAMED: dict[str, dict[str, object]] = {"membership": {"voters": "named"}}
+
+
+def signers(node: Node) -> dict[int, set[str]]:
+    """Those who signed each certificate on the disk of a node that has ended, by round."""
+    log = RecordLog(node.folder / "chain.log")
+    certificates = [decode(record, Certificate) for record in log.recovered]
+    log.close()
+    return {one.value.round: set(one.signers) for one in certificates}
 
 
 def amend(node: Node, *options: str) -> str:

@@ -154,6 +154,7 @@ def parted(swarm: Swarm) -> tuple[Node, Node, Node, Node]:
     return first, second, third, copy
 
 
+@pytest.mark.long  # by value: tests/protocol/test_member.py, test_fork_watch.py
 def test_members_that_see_a_fork_stop_name_who_signed_twice_and_go_on_after_a_rebase(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, third, copy = parted(swarm)
@@ -186,15 +187,3 @@ def test_members_that_see_a_fork_stop_name_who_signed_twice_and_go_on_after_a_re
         for node in swarm.nodes:
             node.end()
         assert third.durable_records() is not None  # its chain, which begins otherwise than it did, is read again
-
-
-@pytest.mark.long
-def test_newcomer_refuses_two_chains_that_members_serve(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
-        members = parted(swarm)
-        torn = newcomer(swarm, "torn")
-        torn.start(join=[members[0], members[2]])
-        assert torn.wait_exit() == 2
-        assert_one_line(torn.log, "there are two chains of this swarm, which part at round 3", "`shoal link`")
-        assert sum(f"{peer} serves" in torn.log for peer in {node.peer_id for node in members}) == 2
-        assert not torn.events("certified")

@@ -8,9 +8,7 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.node.lab import (
     eventually,
     shoal,
 )
+from tests.small_disk import small_disk
 
 
 @pytest.mark.long
@@ -128,6 +127,7 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
             assert_votes_once(node)
 
 
+@pytest.mark.long  # by value: tests/protocol/test_agreement.py
 def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
@@ -326,23 +326,6 @@ class Brittle(RegressionWorkload):
 """
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
-    """A file system of that size at `folder`; skips the test where this user may not make one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(folder)]
-    try:
-        made = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command to make a small disk with")
-    if made.returncode:
-        pytest.skip(f"a small disk needs root: {made.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def fill(folder: Path) -> None:
     """Use up the last byte of the disk under `folder`."""
     with (folder / "ballast").open("ab", buffering=0) as file:
@@ -471,13 +454,3 @@ def noises() -> list[bytes]:
         (2**31 - 1).to_bytes(4, "big") + rng.randbytes(1000),
         *(rng.randbytes(size) for size in (1, 16, 100, 5000, 70_000)),
     ]
-
-
-def test_a_workload_that_does_not_exist_is_named_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "brittle.py").write_text(BRITTLE)
-    with Swarm(tmp_path, nodes=1, workload="brittle:Bristle", options={}) as swarm:
-        (node,) = swarm.nodes
-        node.start()
-        assert node.wait_exit() == 2
-        assert "Traceback" not in node.log
-        assert "module 'brittle' has no class 'Bristle', did you mean 'Brittle'?" in node.log

@@ -55,7 +55,8 @@ def test_a_node_alone_whose_promises_are_lost_waits_for_its_user(tmp_path: Path)
         assert node.wait_exit() == 0
 
 
-@pytest.mark.parametrize("name", ["agreement.log", pytest.param("chain.log", marks=pytest.mark.long)])
+@pytest.mark.long  # by value: state/test_store.py, tests/protocol/test_agreement.py
+@pytest.mark.parametrize("name", ["agreement.log", "chain.log"])
 def test_a_member_whose_log_is_damaged_signs_again_once_the_others_have_gone_past(tmp_path: Path, name: str) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         swarm.start_together(holds=["3:certify"])

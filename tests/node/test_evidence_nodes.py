@@ -14,7 +14,6 @@ from tests.node import lab
 from tests.node.lab import Swarm, assert_one_line, shoal
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
-TWO_TONGUED_NODE = Path(__file__).with_name("two_tongued_node.py")
 
 
 def started_as(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,21 +64,3 @@ def test_owner_of_wrong_sums_is_proven_by_an_audit_and_banned_within_five_rounds
         refused = shoal("evidence", str(altered), "--manifest", manifest)
         assert refused.returncode == 1
         assert_one_line(refused.stderr, "altered")
-
-
-@pytest.mark.long
-def test_who_tells_its_norm_in_two_ways_is_proven_when_members_dispute_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Members refuse plans that clip otherwise than they heard; no liar may keep rounds from going on by that."""
-    with Swarm(tmp_path, nodes=4) as swarm:
-        assert swarm.manifest.sync.norm_clip
-        *honest, liar = swarm.nodes
-        started_as(TWO_TONGUED_NODE, liar.folder, monkeypatch)
-        swarm.start_together()
-        for node in honest:
-            proof = node.wait("evidence")
-            assert (proof["peer"], proof["kind"]) == (liar.peer_id, "doublecommitment")
-            ban = node.wait("banned")
-            after = node.certified(ban["round"] + 2)
-            assert sorted(after["members"]) == sorted(one.peer_id for one in honest)

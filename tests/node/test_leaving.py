@@ -42,30 +42,3 @@ def test_node_leaves_when_another_has_its_state_and_its_vote(tmp_path: Path) -> 
         assert_exact(swarm.report(4))
         for node in swarm.nodes:
             assert_votes_once(node)
-
-
-@pytest.mark.long
-def test_node_whose_state_nobody_fetches_leaves_in_time_says_what_to_do_and_can_come_back(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=2, founders=1, options=MODEL) as swarm:
-        founder, joiner = swarm.nodes
-        founder.start(holds=["3:train"])
-        founder.hold("3:train")
-        joiner.start(join=[founder], holds=["3:transfer:0.5"])
-        joiner.hold("3:transfer:0.5")
-
-        founder.ask("leave")
-        asked_at = time.monotonic()
-        founder.release()
-        assert founder.wait_exit() == 0
-        assert LEAVE_TIMEOUT_S <= time.monotonic() - asked_at < LEAVE_TIMEOUT_S + 10
-        told = [
-            line for line in founder.log.splitlines() if "leaving with the only copy of the state of round 2" in line
-        ]
-        assert len(told) == 1
-        assert "start this node again" in told[0]
-        joiner.release()
-
-        founder.start(join=[joiner])
-        first = joiner.wait("certified")
-        assert founder.certified(first["round"])["digest"] == first["digest"]
-        assert set(first["members"]) == {node.peer_id for node in swarm.nodes}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
+
 from shoal.node.state.store import RecordLog
 from shoal.protocol.messages import Certificate
 from shoal.protocol.seats import longest_wait
@@ -27,6 +29,7 @@ def counted(node: Node) -> dict[int, tuple[str, ...]]:
     return {value.round: tuple(value.counted or ()) for value in values}
 
 
+@pytest.mark.long  # by value: tests/protocol/test_seats.py
 def test_five_nodes_take_turns_at_two_seats_with_one_killed_and_started_again(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=NODES, sections=SECTIONS) as swarm:
         swarm.start_together()

@@ -44,6 +44,24 @@ def test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_coun
     assert box.counted.sum() == 3 * len(box.values) == 15
 
 
+def test_founders_that_drew_other_parameters_take_the_first_founders(
+    tmp_path: Path, disks: Disks, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Box(tmp_path, disks)
+
+    def drawing_otherwise(life: Life) -> None:
+        life.trainer.bias = np.float32(life.number * 1e-6)
+
+    async def course(box: Box) -> None:
+        box.adjust_trainer = drawing_otherwise
+        box.start_all()
+        await box.until_round(2)
+
+    box.run(course)
+    assert all(len(value.members) == 3 for value in box.values.values())
+    assert caplog.text.count("differ from the first founder's; using theirs") == 2
+
+
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:
     """The machine of the new round has not heard yet who is here; who asks for the status then is told all the same."""
     box = Box(tmp_path, disks)

@@ -159,7 +159,8 @@ def test_the_authority_goes_on_without_those_who_are_gone_and_they_may_join_agai
         assert ("0.0", 3) not in assert_one_decision_each(swarm)
 
 
-@pytest.mark.parametrize("hold", ["3:reduce:0.4", pytest.param("3:certify", marks=pytest.mark.long)])
+@pytest.mark.long  # by value: test_swarm_in_a_box.py, test_box_failures.py
+@pytest.mark.parametrize("hold", ["3:reduce:0.4", "3:certify"])
 def test_a_swarm_that_lost_its_power_goes_on_from_the_newest_certificate(tmp_path: Path, hold: str) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         swarm.start_together(holds=[hold])

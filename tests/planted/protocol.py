@@ -500,7 +500,7 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "a leave is sent before it is written",
-        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        "tests/lab/explore/test_agreement.py::test_every_schedule_keeps_every_promise_and_certifies_one_value",
         'return [Persist(self._record("leave", 0)), Broadcast(message)]',
         'return [Broadcast(message), Persist(self._record("leave", 0))]',
     ),
@@ -518,7 +518,7 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "the first prepare certificate stays the highest",
-        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        "tests/lab/explore/test_agreement.py::test_every_schedule_keeps_every_promise_and_certifies_one_value",
         "if self._highest is None or view >= self._highest.prepared.view:",
         "if self._highest is None:",
     ),
@@ -618,7 +618,7 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "a member prepares below the view that it promised",
-        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        "tests/lab/explore/test_agreement.py::test_every_schedule_keeps_every_promise_and_certifies_one_value",
         "open_views = [v for v in self._proposals if v >= self.view and v not in self._my_prepares]",
         "open_views = [v for v in self._proposals if v not in self._my_prepares]",
     ),

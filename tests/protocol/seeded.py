@@ -12,7 +12,7 @@ from shoal.protocol import agreement as agreement_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, Persist, Standing
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange, Vote
+from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange
 from shoal.protocol.voting import CONTRIBUTORS, Voting, voter_changes
 
 
@@ -132,18 +132,6 @@ class VotesAfterLeaving(Agreement):
         finally:
             if self.standing is Standing.OPEN:
                 self.standing = standing
-
-
-class MixesViews(Agreement):
-    """Counts votes of all views together."""
-
-    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
-        effects = super().receive(sender, message)
-        for (view, value_hash), votes in list(self._votes.items()):
-            if isinstance(message, Vote) and value_hash == message.value and view != message.view:
-                votes.setdefault(sender, message.signature)
-                effects = effects or self._tally(view, value_hash)
-        return effects
 
 
 class CountsPrepares(Agreement):

@@ -1,13 +1,11 @@
-"""Agreement: one value per round under loss, reordering, crashes and restarts; and every safety check can fail.
+"""Agreement: one value per round under loss, reordering, crashes and restarts, by schedules that say what they show.
 
-The walks and the explorer check promises and votes as a bystander who sees every message (`lab.Ledger`). Each seeded
-bug at the end of this file breaks one rule, and is found; so silence elsewhere means something.
+All schedules of small agreements, and random ones of larger, are the explorer's (`tests/lab/explore`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 
 import msgspec
 import pytest
@@ -22,7 +20,6 @@ from shoal.lab.signed import (
     signed_report,
     vote_of,
 )
-from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import (
     VIEWS_AHEAD_LIMIT,
@@ -53,28 +50,19 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.voting import is_quorum, lead
-from tests.protocol import seeded
 from tests.protocol.lab import (
     SWARM,
     Lab,
     Ledger,
-    MakeAgreement,
     PaperIdentity,
     Violation,
-    Walk,
     honest_report,
     messages_in,
-    paper_signatures,
     plan_hash,
     value_of,
 )
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
-
-WALKS = 240
-WALK_STEPS = 480
-
 
 # -- the undisturbed course ----------------------------------------------------------------------------------
 
@@ -357,9 +345,9 @@ def test_votes_of_different_views_are_not_counted_together() -> None:
         scattered_votes(Ledger(forks_only=True, one_view=False))
 
 
-def reproposed_then_split(make: MakeAgreement) -> Lab:
+def reproposed_then_split() -> Lab:
     """View 0 certifies with the original planner at one member; view 1 re-proposes; then 2|2 in the next round."""
-    lab = Lab(4, make=make, ledger=Ledger(forks_only=True))
+    lab = Lab(4, ledger=Ledger(forks_only=True))
     order = [lab.lead(view) for view in range(4)]
     first, second, third, fourth = order
     one = lab.propose(first, "one")
@@ -378,7 +366,7 @@ def reproposed_then_split(make: MakeAgreement) -> Lab:
 
 
 def test_reproposal_keeps_the_planner_so_that_a_split_has_one_half_that_goes_on() -> None:
-    lab = reproposed_then_split(lambda identity, previous: Agreement(identity=identity, previous=previous))
+    lab = reproposed_then_split()
     ends = {member.chain[-1].hash for member in lab.members}
     assert len(ends) == 1
     previous = lab.members[0].chain[-1]
@@ -400,32 +388,6 @@ def test_reproposal_keeps_the_planner_so_that_a_split_has_one_half_that_goes_on(
                 lab.carry_out(number, lab.compute(number, value.plan))
             lab.settle(half)
     assert sorted(len(member.chain) for member in lab.members) == [2, 2, 3, 3]
-
-
-def test_reproposal_in_another_name_is_a_fork_after_which_both_halves_go_on() -> None:
-    with pytest.raises(Violation, match="fork"):
-        reproposed_then_split(partial(seeded.made_by, seeded.VainLead))
-
-
-def test_member_that_voted_and_then_left_would_let_a_minority_decide_anew() -> None:
-    """Two of three vote, and one leaves after all: with its leave counted the last planner is a quorum by itself."""
-    lab = Lab(3, make=partial(seeded.made_by, seeded.LeavesAnyway), ledger=Ledger(forks_only=True))
-    planner = lab.number(lab.start.planner)
-    first, second = (lab.lead(view) for view in range(3) if lab.lead(view) != planner)
-    view = next(view for view in range(3) if lab.lead(view) == first)
-    lab.move(first, view)
-    lab.move(second, view)
-    lab.settle({first, second})
-    one = lab.propose(first, "one")
-    lab.carry_out(second, lab.compute(second, one.plan))
-    lab.hear({second}, Propose)
-    lab.hear({first, second}, Prepare)
-    lab.bag.clear()
-    lab.carry_out(second, lab.machine(second).leave())
-    lab.settle({planner, second})
-    lab.move(planner, next(view for view in range(3, 6) if lab.lead(view) == planner))
-    with pytest.raises(Violation, match="fork"):
-        lab.propose(planner, "two")
 
 
 def test_member_that_voted_may_not_leave_this_round() -> None:
@@ -712,88 +674,3 @@ def test_restore_passes_over_other_rounds_and_terms() -> None:
         ]
     )
     assert machine.view == 3
-
-
-# -- random and exhaustive -----------------------------------------------------------------------------------
-
-
-def walk_all(walks: int, make: Callable[[int], Lab], *, crashes: float = 0.06, steps: int = WALK_STEPS) -> list[int]:
-    return [Walk(make(2 + seed % 5), seed, crashes=crashes).run(steps) for seed in range(walks)]
-
-
-def test_walks_never_break_a_promise_and_mostly_get_somewhere() -> None:
-    heights = walk_all(WALKS, Lab)
-    assert sum(heights) > WALKS  # they certify, so what they did not break was exercised
-    assert max(heights) == 3
-
-
-def test_walks_with_newcomers_and_many_crashes_never_break_a_promise() -> None:
-    heights = walk_all(WALKS // 3, lambda n: Lab(n, founders=range(max(1, n - 2))), crashes=0.2)
-    assert sum(heights) > WALKS // 6
-
-
-@pytest.mark.parametrize("members", [7, 16])
-def test_walks_of_large_electorates_never_break_a_promise(members: int) -> None:
-    heights = [Walk(Lab(members), seed).run(WALK_STEPS * members // 2) for seed in range(4)]
-    assert max(heights) > 0
-
-
-# -- seeded bugs: each check above can fail ------------------------------------------------------------------
-
-
-def found(
-    bug: type[Agreement],
-    *,
-    forks_only: bool,
-    keeps_log: bool = True,
-    walks: int = 400,
-    one_view: bool = True,
-) -> set[str]:
-    """The violations that walks meet with `bug` in every member; stops at the first."""
-
-    def lab(members: int) -> Lab:
-        return Lab(
-            members,
-            make=partial(seeded.made_by, bug),
-            ledger=Ledger(forks_only=forks_only, one_view=one_view),
-            keeps_log=keeps_log,
-        )
-
-    for seed in range(walks):
-        try:
-            Walk(lab(2 + seed % 5), seed).run(WALK_STEPS)
-        except Violation as violation:
-            return {violation.kind}
-        except RemoteError:
-            return {"blamed"}
-    return set()
-
-
-@pytest.mark.parametrize("bug", [seeded.ForgetfulLead, seeded.VainLead, seeded.BreaksPromises])
-def test_seeded_bug_forks(bug: type[Agreement]) -> None:
-    assert found(bug, forks_only=True) == {"fork"}
-
-
-def test_seeded_leave_after_vote_is_found() -> None:
-    assert found(seeded.LeavesAnyway, forks_only=False) == {"leave after signing"}
-
-
-def test_seeded_mixed_views_are_found() -> None:
-    assert found(seeded.MixesViews, forks_only=False) == {"bad certificate"}
-
-
-def test_seeded_forgotten_log_is_found() -> None:
-    assert found(Agreement, forks_only=False, keeps_log=False) != set()
-
-
-def test_seeded_late_writing_is_found() -> None:
-    assert found(seeded.SpeaksFirst, forks_only=False) != set()
-
-
-def test_seeded_broken_promise_is_found() -> None:
-    assert found(seeded.BreaksPromises, forks_only=False) == {"prepare below a promise"}
-
-
-def test_seeded_half_quorum_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement_module, "is_quorum", seeded.half_is_enough)
-    assert found(Agreement, forks_only=False) != set()

@@ -48,10 +48,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import SWARM, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
-
-__all__ = ["paper_signatures"]
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(4)), key=lambda key: key.peer_id)
 AUTHORITY = Identity.from_seed(b"a" * 32)

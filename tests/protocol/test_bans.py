@@ -32,10 +32,8 @@ from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.voting import lead_order
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import honest_report, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import honest_report, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of
-
-__all__ = ["paper_signatures"]
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
 PEERS = [one.peer_id for one in IDENTITIES]

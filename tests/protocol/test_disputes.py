@@ -12,11 +12,9 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, RelayedWay
 from tests.protocol.dispute_lab import NOBODY, STALL_S, Lies, Table
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 SLOW_S, VERY_SLOW_S = 16.0, 40.0
 MOMENT_S = 2.0

@@ -11,12 +11,11 @@ from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.messages import Value, ViewChange
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.voting import lead_order
-from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_node import SETTINGS, deal_evenly
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 MEMBERS = 5
 SOON_S = 0.1

@@ -11,11 +11,9 @@ import pytest
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.messages import Certificate, Consent, Propose, Target, Term, Vote
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 ROUND_S = 2.6
 SOON_S = 1.0

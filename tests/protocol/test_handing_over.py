@@ -9,12 +9,11 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Ready, Value, domain_hash
 from shoal.protocol.planning import JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_identities, paper_signatures
+from tests.protocol.lab import PaperIdentity, paper_identities
 from tests.protocol.round_node import SETTINGS, deal_evenly
 from tests.protocol.test_view_sync import swarm
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 ANN, BOB, CEM = (identity.peer_id for identity in paper_identities(3))
 

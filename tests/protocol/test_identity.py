@@ -9,8 +9,6 @@ import libp2p
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from libp2p.peer.id import ID
 
 from shoal.protocol import key_file
@@ -24,9 +22,6 @@ from shoal.protocol.identity import (
     public_key_of,
     verify,
 )
-
-FUZZ = settings(derandomize=True)
-"""The same examples every time, however busy the machine."""
 
 SEED = bytes(range(32))
 ALICE = Identity.from_seed(SEED)
@@ -74,13 +69,6 @@ def test_parse_peer_id_refuses_anything_else(text: str) -> None:
         parse_peer_id(text)
     assert isinstance(caught.value, RemoteError)
     assert isinstance(caught.value, ValueError)
-
-
-@given(st.text(max_size=60))
-@FUZZ
-def test_parse_peer_id_raises_nothing_else(text: str) -> None:
-    with pytest.raises(MalformedPeerId):
-        parse_peer_id(text)
 
 
 def test_signature_holds_for_its_domain_message_and_signer_only() -> None:

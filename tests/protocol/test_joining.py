@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 FOUNDERS, JOINERS = 3, 10
 ROUND_S = 3.0

@@ -321,7 +321,7 @@ def test_one_broken_link_is_bridged_by_the_others() -> None:
 
 
 @pytest.mark.parametrize("rests", [False, True])
-@pytest.mark.parametrize("count", [2, 3, 8, 16, 64])
+@pytest.mark.parametrize("count", [2, 8, 64])
 def test_stopped_process_is_dead_to_all_within_the_bound(count: int, rests: bool) -> None:
     net = Net(count, latency_s=0.02, rests=rests)
     net.run(3.0)

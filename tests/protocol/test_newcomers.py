@@ -18,12 +18,11 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Ready, Value
 from shoal.protocol.newcomers import LAPSE_LIMIT_S, NEWCOMERS_LIMIT, REST, SAVED_LIMIT_S, Newcomers, coming
 from shoal.protocol.planning import JOINER, OBSERVER, absent_ready
-from tests.protocol.lab import SWARM, paper_identities, paper_signatures
+from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_lab import FETCH_S, RoundLab
 from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 GRACE_S = SETTINGS.grace_s
 

@@ -45,12 +45,11 @@ from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.view_change import is_prepared
 from shoal.protocol.voting import FaultModel, Voting, is_quorum
-from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 LYING = Voting(FaultModel.LYING)
 

@@ -31,13 +31,12 @@ from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
-from tests.protocol.lab import PaperIdentity, paper_signatures
+from tests.protocol.lab import PaperIdentity
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
 from tests.protocol.round_node import SETTINGS, report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 
 def broadcast(effects: Sequence[Effect], kind: type[Message]) -> list[Message]:

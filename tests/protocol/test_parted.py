@@ -16,11 +16,10 @@ from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduc
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import MEMBER_LIMIT, Evict, Held, Message, Plan
 from shoal.protocol.round import RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_signatures
+from tests.protocol.lab import PaperIdentity
 from tests.protocol.round_machines import accuse, contribution, machines_of, planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 MEMBERS = 5
 

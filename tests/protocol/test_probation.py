@@ -7,11 +7,10 @@ import pytest
 
 from shoal.protocol.messages import Term, Value
 from shoal.protocol.probation import FIRST_REST_TURNS, REST_LIMIT_TURNS, Probation
-from tests.protocol.lab import paper_identities, paper_signatures
+from tests.protocol.lab import paper_identities
 from tests.protocol.round_lab import RoundLab
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 ROUNDS_LIMIT_S = 60.0
 

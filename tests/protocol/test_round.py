@@ -23,14 +23,11 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.round import RESEND_S, Phase
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import Intercept, RoundLab
 from tests.protocol.round_machines import REDUCE_S, REPLAN_S, ROUND_S, TRAIN_S, sends
 from tests.protocol.round_node import report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-
-__all__ = ["paper_signatures"]
 
 
 def writes(effect: MemberEffect, kind: str) -> bool:

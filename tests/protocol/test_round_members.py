@@ -14,14 +14,12 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.round import RESEND_S
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import REDUCE_S, ROUND_S, sends
 from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
-__all__ = ["paper_signatures"]
 
 LONG_S = 4.0
 """Training in which there is time to leave."""

@@ -35,14 +35,12 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, RULES, WAITING_RESEND_S, Phase, RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
+from tests.protocol.lab import PaperIdentity, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
 from tests.protocol.round_node import SETTINGS, deal_evenly
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-
-__all__ = ["paper_signatures"]
 
 
 # -- rules of the machine, message by message ----------------------------------------------------------------

@@ -18,7 +18,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.planning import check_plan
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, SILENCE_S
-from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import HANG_SEEN_S, RoundLab
 from tests.protocol.round_machines import (
     REDUCE_S,
@@ -31,8 +30,6 @@ from tests.protocol.round_machines import (
 from tests.protocol.round_node import SETTINGS, report_on
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-
-__all__ = ["paper_signatures"]
 
 
 # -- hangs, stalls -------------------------------------------------------------------------------------------

@@ -22,13 +22,12 @@ from shoal.protocol.messages import MEMBER_LIMIT, Plan, Prepare, Rollback, Targe
 from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, check_plan, make_plan
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.seats import Line, Seating, longest_wait, may_count, rounds_to_turn
-from tests.protocol.lab import SWARM, honest_report, paper_identities, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import SWARM, honest_report, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_node import deal_evenly
 from tests.protocol.test_planning import LEAD, PEERS, SETTINGS, START, ready
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 IDENTITIES = paper_identities(7)
 IDS = [identity.peer_id for identity in IDENTITIES]

@@ -10,11 +10,10 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.following import APART_S, common_view
 from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
-from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
-__all__ = ["paper_signatures"]
 
 REDUCE_S = 1.0
 STALL_S = 4.0

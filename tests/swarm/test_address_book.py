@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address_book import ADDRESSES_LIMIT, BOOK_LIMIT_BYTES, BOOK_LIMIT_PEERS, AddressBook
@@ -117,20 +115,6 @@ def test_addresses_that_are_none_or_anothers_are_left_out_of_a_file() -> None:
 def test_what_is_no_book_raises_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  the text is msgspec's
         AddressBook.parse(data)
-
-
-@settings(max_examples=300, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(1, 255))
-def test_damaged_file_is_a_book_or_a_value_error(at_byte: int, change: int) -> None:
-    data = bytearray(book_of(A, B, C).to_bytes())
-    data[at_byte % len(data)] ^= change
-    try:
-        book = AddressBook.parse(bytes(data))
-    except ValueError:
-        return
-    assert len(book) <= 3
-    for known in book.best():
-        assert all(address.endswith(known.peer) for address in known.addresses)
 
 
 def test_strangers_push_out_nobody_that_comes_first() -> None:

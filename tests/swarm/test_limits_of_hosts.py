@@ -41,23 +41,6 @@ async def swallow(stream: trio.SocketStream) -> None:
                 pass
 
 
-async def test_flood_of_connections_costs_its_address_its_allowance_and_members_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, two = Node(1), Node(2)
-    async with running(one, two) as nursery:
-        await two.join(one)
-        await assert_linked(one, two)
-        one.host._door = Door(one.host.refusals, address_per_s=(0.001, 5))
-        port = int(one.host.addresses[0].split("/")[4])
-        for _ in range(40):
-            with suppress(OSError):
-                nursery.start_soon(swallow, await trio.open_tcp_stream("127.0.0.1", port))
-        await until(lambda: one.host.refusals.counts().get(Reason.HANDSHAKE_RATE.value, 0) >= 35)
-        assert one.linked() == {two.peer}
-        await assert_linked(one, two)
-
-
 async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     monkeypatch.setattr(strangers_module, "STRANGERS_REST_S", 600.0)
@@ -110,21 +93,6 @@ async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monke
             await until(lambda: one.peer not in other.host.connected() and not one.members._strangers._refused)
             assert isinstance(await other.ask(one, other.hello()), Welcome), "it may come back as one that belongs here"
         await assert_linked(one, two)
-
-
-async def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers_module, "STRANGER_LIMIT", 1)
-    monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 600.0)
-    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
-    one = Node(1)
-    async with running(one), stranger(8) as older, stranger(9) as newer:
-        await older.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
-        await newer.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
-        told = one.host.refusals.counts
-        await until(lambda: one.peer not in older.host.connected() or told().get(Reason.STRANGERS.value, 0) > 1)
-        assert told()[Reason.STRANGERS.value] == 1, "who is kept is counted again"
-        await until(lambda: one.peer not in older.host.connected())
-        assert one.peer in newer.host.connected()
 
 
 async def test_crowd_of_strangers_pushes_out_nobody_that_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

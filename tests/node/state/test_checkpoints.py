@@ -24,6 +24,7 @@ from shoal.node.state.state_files import read_state
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, new_ledger
+from tests.small_disk import small_disk
 
 KILLS = 200
 
@@ -114,21 +115,13 @@ def test_file_that_cannot_be_written_leaves_the_last_good_one(tmp_path: Path) ->
 
 
 def test_full_file_system_leaves_the_last_good_one(tmp_path: Path) -> None:
-    """A real one of 300 kB; needs the right to mount."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(mount)]
-    if os.getuid() or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("only root may mount")
-    try:
+    with small_disk(tmp_path / "small", 300 << 10) as disk:
         ledger = new_ledger(2)
-        good = ledger.checkpoint(mount, 1)
+        good = ledger.checkpoint(disk, 1)
         with pytest.raises(StorageError, match="is full; free some space"):
-            ledger.checkpoint(mount, 2)
-        assert names(mount) == ["0.0-1"]
+            ledger.checkpoint(disk, 2)
+        assert names(disk) == ["0.0-1"]
         assert check_checkpoint(good).ok
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from shoal.node.state.finals_file import DirectFile, FinalsFile, FinalsWriter, r
 from shoal.protocol.errors import StorageError
 from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
+from tests.small_disk import small_disk
 
 DEADLINE_S = 60.0
 
@@ -160,17 +160,8 @@ def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", 8 << 10) as disk:
+        yield disk
 
 
 def test_full_disk_is_said_and_leaves_nothing(tiny_disk: Path, finals: Finals) -> None:

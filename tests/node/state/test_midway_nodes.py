@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from shoal.lab.bench.step_tally import NodeLog, NodeTally, read_node, tally
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME, steps_made
 from shoal.node.state.resumption import MIDWAY
@@ -41,6 +43,7 @@ def tally_of(logs: list[NodeLog], index: int, rounds: int) -> NodeTally:
     return found
 
 
+@pytest.mark.long  # by value: test_resumption.py
 def test_work_of_a_node_killed_amid_a_round_is_counted_once_in_a_later_one(tmp_path: Path) -> None:
     """Two rounds go by without it; its next contribution holds what it had learnt, and all that it makes in between."""
     with swarm_of(tmp_path, 3) as swarm:
@@ -63,20 +66,4 @@ def test_work_of_a_node_killed_amid_a_round_is_counted_once_in_a_later_one(tmp_p
         assert (report.forks, report.wrong_values) == (0, 0)
         logs = [read_node(index, node.peer_id, node.folder) for index, node in enumerate(swarm.nodes)]
         found = tally_of(logs, 2, last)
-        assert (found.twice, found.lost) == (0, made - kept)
-
-
-def test_node_alone_goes_on_amid_the_round_in_which_it_was_killed(tmp_path: Path) -> None:
-    with swarm_of(tmp_path, 1) as swarm:
-        (node,) = swarm.nodes
-        node.start("--data", str(node.folder))
-        made = kill_amid_a_round(node, 2)
-        node.start("--data", str(node.folder))
-        kept = node.wait("resumed", round=1)["tokens"]
-        assert made - LOST_LIMIT_STEPS <= kept <= made
-        again = node.wait("contributed")
-        assert (again["round"], again["tokens"], again["steps"]) == (2, INNER_STEPS, INNER_STEPS - kept)
-        node.certified(3)
-        node.kill()
-        found = tally_of([read_node(0, node.peer_id, node.folder)], 0, 3)
         assert (found.twice, found.lost) == (0, made - kept)

@@ -85,6 +85,7 @@ class Restless(RegressionWorkload):
 """
 
 
+@pytest.mark.long  # by value: tests/node/test_swarm_in_a_box.py
 def test_work_of_a_node_alone_is_counted_once_when_it_is_killed_between_vote_and_certificate(tmp_path: Path) -> None:
     """Its trainer repeats nothing bit for bit, and the file of its work was not on disk yet."""
     (tmp_path / "restless.py").write_text(RESTLESS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,31 +176,6 @@ async def test_newcomer_fetches_adopts_serves_and_keeps_the_state(tmp_path: Path
         await node.state_store.load()
         assert node.state_store.current
         assert node.state_store.digest == ledger.chain.head.digest
-
-
-async def test_corrupt_donor_first_and_good_donor_second_lead_to_the_certified_state(tmp_path: Path) -> None:
-    ledger = ledger_of(6)
-    world = World(tmp_path, ledger)
-    world.donor(BAD).spoil = lambda header, data: flipped(data)
-    world.donor(GOOD)
-    async with home(world) as node:
-        await node.catch_up()
-        state = await node.fetch([BAD, GOOD])
-        assert state is not None
-        assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
-
-
-async def test_corrupt_donor_alone_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ledger = ledger_of(6)
-    world = World(tmp_path, ledger)
-    world.donor(BAD).spoil = lambda header, data: flipped(data)
-    async with home(world) as node:
-        with caplog.at_level(logging.INFO):
-            assert await node.fetch(await node.catch_up()) is None
-        assert node.state_store.state is None
-        assert not node.state_store.current
-        assert list((world.folder / str(ME) / "state").iterdir()) == []
-    assert "is not the certified one" in caplog.text
 
 
 async def test_member_that_missed_two_rounds_replays_them(tmp_path: Path) -> None:

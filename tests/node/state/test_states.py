@@ -131,8 +131,9 @@ def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCa
     cache = cache_in(folder)
     cache.save_state(state_of(5))
     good = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
-    vector = np.zeros(4, np.float32)
+    vector, none = np.zeros(4, np.float32), np.zeros(0, np.float32)
     strange = {
+        "no values": save({"anchor": none, "momentum": none}, good),
         "no metadata": save({"anchor": vector, "momentum": vector}),
         "no momentum": save({"anchor": vector}, good),
         "no layout": save({"anchor": vector, "momentum": vector}, {**good, "layout": ""}),
@@ -157,28 +158,7 @@ def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCa
     assert cache.load_state(5) is not None
 
 
-def test_empty_state_is_ignored(folder: Path) -> None:
-    metadata = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
-    none = np.zeros(0, np.float32)
-    (folder / "state" / "6.safetensors").write_bytes(save({"anchor": none, "momentum": none}, metadata))
-    assert cache_in(folder).load_state(6) is None
-
-
 # -- finals on disk ------------------------------------------------------------------------------------------
-
-
-def test_finals_come_back_from_disk_to_the_bit(folder: Path) -> None:
-    ledger = Ledger()
-    ledger.certify()
-    finals = ledger.finals[1]
-    save_finals(cache_in(folder), finals)
-    after = cache_in(folder).finals(finals.plan.hash)
-    assert after is not None
-    assert after.plan == finals.plan
-    assert after.decoded().tobytes() == finals.decoded().tobytes()
-    assert after.bitmaps_root == finals.bitmaps_root
-    assert [c.payload.tobytes() for c in after.chunks] == [c.payload.tobytes() for c in finals.chunks]
-    assert cache_in(folder).finals(bytes(32)) is None
 
 
 def held_on_disk(folder: Path, ledger: Ledger) -> list[int]:

@@ -20,6 +20,7 @@ from shoal.protocol.errors import ConfigError, DiskFull, LocalError, StorageErro
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.wire import canonical
 from tests.node.ledger import GRID, Ledger, state_of
+from tests.small_disk import small_disk
 
 NOBODY = 65534
 
@@ -35,25 +36,10 @@ def assert_one_line(error: BaseException, *words: str) -> None:
         assert word in text
 
 
-@contextlib.contextmanager
-def tmpfs(folder: Path, options: str) -> Iterator[Path]:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {mounted.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    with tmpfs(folder, "size=64k") as disk:
+    """Of 64 KiB."""
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
         yield disk
 
 
@@ -539,9 +525,7 @@ def test_full_disk_keeps_the_older_state(tiny_disk: Path) -> None:
 
 
 def test_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    with tmpfs(folder, "size=64k") as disk:
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
         with Store(disk) as store:
             store.persist(record(1))
             assert store.next_boot() == 1

@@ -195,45 +195,12 @@ def test_lane_refuses_a_changed_header(position: int) -> None:
         refused(raw, bytes(wire))
 
 
-def test_lane_refuses_a_changed_length() -> None:
-    with raw_lane() as raw:
-        wire = bytearray(raw.seal(NOTE, b"hello"))
-        wire[4] ^= 1  # 5 becomes 4: the tag is looked for one byte early
-        refused(raw, bytes(wire))
-
-
-@pytest.mark.parametrize("position", [HEADER_BYTES, HEADER_BYTES + 4, -TAG_BYTES, -1])
-def test_lane_refuses_changed_ciphertext(position: int) -> None:
-    with raw_lane() as raw:
-        wire = bytearray(raw.seal(NOTE, b"hello"))
-        wire[position] ^= 1
-        refused(raw, bytes(wire))
-
-
-def test_lane_refuses_frames_reordered() -> None:
-    with raw_lane() as raw:
-        first, second = raw.seal(NOTE, b"first"), raw.seal(NOTE, b"secnd")
-        refused(raw, second + first)
-
-
 def test_lane_refuses_a_replay() -> None:
     with raw_lane() as raw:
         wire = raw.seal(NOTE, b"hello")
         raw.socket.sendall(wire)
         assert raw.sink.frames.get(timeout=WAIT_S) == (NOTE, b"hello")
         refused(raw, wire)
-
-
-def test_lane_refuses_a_frame_of_another_lane() -> None:
-    with raw_lane() as raw:
-        (_, _), (other, _) = agree()
-        refused(raw, raw.seal(NOTE, b"hello", other))
-
-
-def test_lane_refuses_its_own_frame_reflected() -> None:
-    with raw_lane() as raw:
-        raw.lane.post(NOTE, b"hello")
-        refused(raw, receive_exactly(raw.socket, 5 + SEAL_OVERHEAD_BYTES))
 
 
 def test_lane_refuses_a_huge_frame_before_reading_it() -> None:

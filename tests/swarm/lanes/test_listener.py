@@ -32,7 +32,6 @@ from tests.swarm.lane_net import (
     NOTE,
     WAIT_S,
     alice_and_bob,
-    lanes_of,
     run,
     until,
 )
@@ -169,31 +168,6 @@ async def test_listener_garbage_does_not_consume_an_id() -> None:
         open_hello(Opener(keys.receive_key, peer=BOB), keys, hello)
         await until(lambda: bob.connected() == {ALICE})
         await stream.aclose()
-
-
-async def test_listener_id_opens_one_lane_only() -> None:
-    async with alice_and_bob() as (_, _, bob):
-        proposal, answer, address = await agree(bob)
-        keys = proposal.keys(answer)
-        wire = answer.lane_id + seal_hello(Sealer(keys.send_key), keys)
-        first, second = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
-        await first.send_all(wire)
-        await receive_exactly(first, HELLO_WIRE_BYTES)
-        await second.send_all(wire)  # somebody who listened repeats it
-        await turned_away(second)
-        await until(lambda: len(lanes_of(bob, ALICE)) == 1)
-        await first.aclose()
-
-
-async def test_listener_hello_of_another_agreement_is_refused() -> None:
-    async with alice_and_bob() as (_, _, bob):
-        mine, mine_answer, address = await agree(bob)
-        _, other_answer, _ = await agree(bob, CAROL)
-        keys = mine.keys(mine_answer)
-        stream = await trio.open_tcp_stream(*address)
-        await stream.send_all(other_answer.lane_id + seal_hello(Sealer(keys.send_key), keys))
-        await turned_away(stream)
-        assert bob.connected() == frozenset()
 
 
 async def test_listener_id_takes_few_connections_at_once() -> None:

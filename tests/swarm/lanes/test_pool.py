@@ -142,18 +142,6 @@ async def test_pool_stopping_ends_all_lanes_and_joins_threads() -> None:
                 await alice.ensure(BOB, deadline_s=WAIT_S)
 
 
-async def test_pool_drop_aborts_and_ensure_makes_a_new_lane() -> None:
-    async with alice_and_bob() as (net, alice, _):
-        await alice.ensure(BOB, deadline_s=WAIT_S)
-        alice.drop(BOB)
-        assert alice.connected() == frozenset()
-        assert isinstance((await net.sinks[ALICE].next_closed())[1], NetworkError)
-        assert isinstance((await net.sinks[BOB].next_closed())[1], NetworkError)
-        await alice.ensure(BOB, deadline_s=WAIT_S)
-        alice.post(BOB, NOTE, b"again")
-        assert (await net.sinks[BOB].next_frame())[2] == b"again"
-
-
 @pytest.mark.parametrize("attempt", range(5))
 async def test_pool_simultaneous_dials_leave_one_lane(attempt: int) -> None:
     async with alice_and_bob() as (net, alice, bob):
