@@ -142,6 +142,7 @@ def test_a_swarm_stopped_between_rounds_certifies_the_same_digests(tmp_path: Pat
                 "round": 3,
                 "exact": True,
                 "refused": "",
+                "tokens": 0,
             }
         expected, found = digests(swarm.nodes), digests(twin.nodes)
         assert [found[round] for round in range(1, 7)] == [expected[round] for round in range(1, 7)]
