@@ -149,7 +149,7 @@ def test_node_of_another_wire_version_is_told_so_and_the_swarm_goes_on(
 ) -> None:
     monkeypatch.setenv(VERSION, NEXT_MAJOR)
     monkeypatch.setenv(WIRE, str(WIRE_VERSION + 1))
-    with Swarm(tmp_path, nodes=3) as swarm:
+    with Swarm(tmp_path, nodes=3, forked=False) as swarm:  # its modules are not imported yet
         first, second, newer = swarm.nodes
         first.start()
         second.start(join=[first])
