@@ -9,6 +9,7 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -175,9 +176,13 @@ class Swarm(Fleet):
     def error_of(self, node: NodeProcess) -> ShoalError:
         """Return the error for a node that ended by itself, with its last words."""
         said = [event.message for event in self.journal.of(Failed, node.index)]
-        words = _last_words(node)
+        words, code = _last_words(node), node.lives[-1].exit_code
+        if code == -signal.SIGKILL and not said:
+            return NetworkError(
+                f"node {node.index} was killed, most likely since memory ran out; take fewer nodes, or a smaller model"
+            )
         why = said[-1] if said else f"…{words}" if words else "see its log"
-        return NetworkError(f"node {node.index} ended with exit code {node.lives[-1].exit_code}: {why}")
+        return NetworkError(f"node {node.index} ended with exit code {code}: {why}")
 
 
 def untested_command(launch: Launch) -> list[str]:

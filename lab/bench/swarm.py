@@ -17,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
+import psutil  # type: ignore[import-untyped]
+
 from shoal.lab.bench.synthetic import WORKLOAD_NAME
 from shoal.lab.fleet import Swarm, untested_command
 from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
 from shoal.testnet.links.namespaces import Network
@@ -35,6 +37,11 @@ SLOW_VALUES_PER_S: Final = 250_000
 """Deadlines grow with the size at this pace; a machine slower than that is not worth measuring."""
 GRACE_S: Final = 30.0
 CHUNKS_PER_PEER: Final = 8
+NODE_BYTES: Final = 300_000_000
+"""Of a daemon and its trainer without any model, at least."""
+NODE_BYTES_PER_VALUE: Final = 16
+"""Of what the kernel cannot drop, at least: four of the daemon, and of the trainer parameters, those that it
+contributed, and a batch that is as large."""
 SEED: Final = 1
 
 
@@ -167,12 +174,25 @@ class BenchSwarm(Swarm):
         }
 
 
+def check_memory(spec: BenchSpec, available: int) -> None:
+    """Raises ConfigError for a swarm that cannot fit in so many bytes of memory, with what would."""
+    room = available // spec.peers - NODE_BYTES
+    if NODE_BYTES_PER_VALUE * spec.numel > room:
+        needed = spec.peers * (NODE_BYTES + NODE_BYTES_PER_VALUE * spec.numel)
+        fits = max(0, room) // NODE_BYTES_PER_VALUE
+        raise ConfigError(
+            f"{spec.peers} nodes of {spec.numel:,} values need {needed / 1e9:.1f} GB of memory, and "
+            f"{available / 1e9:.1f} GB are available; up to {fits:,} values fit here, or more with fewer nodes"
+        )
+
+
 @asynccontextmanager
 async def running_swarm(spec: BenchSpec, folder: Path, network: Network | None = None) -> AsyncIterator[BenchSwarm]:
     """A swarm in front of the gate of round 1, in these namespaces or on loopback.
 
-    Raises NetworkError; whatever happens, no process is left.
+    Raises ConfigError if it cannot fit, NetworkError; whatever happens, no process is left.
     """
+    check_memory(spec, psutil.virtual_memory().available)
     with ExitStack() as gates:
         swarm = BenchSwarm(spec, folder, gates, network)
         async with swarm.owned():

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.lab.bench.swarm import BenchSpec, check_memory
 from shoal.lab.fleet import Swarm, end
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, Runtime
@@ -27,6 +28,7 @@ with open(f"{folder}/events.jsonl", "a") as log:
     log.write(json.dumps(event) + "\\n")
 time.sleep(600)
 """
+KILLED = "import os; os.kill(os.getpid(), 9)"
 FAILING = "print('no such thing'); raise SystemExit(7)"
 
 
@@ -67,6 +69,22 @@ async def test_who_ends_by_itself_ends_the_waiting_with_its_last_words(tmp_path:
     async with swarm_of(tmp_path, FAILING).owned() as swarm:
         with pytest.raises(NetworkError, match="node 0 ended with exit code 7: …no such thing"):
             await swarm.start()
+
+
+async def test_who_was_killed_by_nobody_here_is_told_as_memory_that_ran_out(tmp_path: Path) -> None:
+    async with swarm_of(tmp_path, KILLED).owned() as swarm:
+        with pytest.raises(NetworkError, match="node 0 was killed, most likely since memory ran out; take fewer nodes"):
+            await swarm.start()
+
+
+def test_a_swarm_that_cannot_fit_is_refused_with_what_would() -> None:
+    spec = BenchSpec(peers=2, numel=1_000_000_000, codec="int8", rounds=1)
+    said = "2 nodes of 1,000,000,000 values need 32.6 GB of memory, and 16.6 GB are available; up to 500,000,000"
+    with pytest.raises(ConfigError, match=said):
+        check_memory(spec, 16_600_000_000)
+    check_memory(spec, 32_600_000_000)
+    with pytest.raises(ConfigError, match="up to 0 values fit here"):
+        check_memory(spec, 1)
 
 
 async def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Path) -> None:
