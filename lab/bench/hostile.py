@@ -25,6 +25,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
+from shoal.lab.bench.hostile_member import TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
 from shoal.lab.case import Case
@@ -38,6 +39,8 @@ from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 MODEL: Final = {"inputs": 256, "outputs": 128}
 CHUNK_VALUES: Final = 4096
+LIE_LIMIT_ROUNDS: Final = 20
+"""Of five members one leads none of so many rounds in one of ninety runs."""
 WARM_UP_ROUNDS: Final = 2
 SAMPLE_PERIOD_S: Final = 0.25
 STEPS_OF_A_ROUND: Final = 40
@@ -130,6 +133,13 @@ class HostileSwarm(Swarm):
             rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files, cpu=cpu
         )
 
+    async def until_lied(self) -> None:
+        """Wait until the lying member, if there is one, has told a lie: some lie only where they lead. Bounded."""
+        if self.liar is not None:
+            told = self.strike.with_name(self.strike.name + TOLD_SUFFIX)
+            with trio.move_on_after(LIE_LIMIT_ROUNDS * self.bench.round_s * SLACK + MACHINE_S):
+                await self.journal.until(told.exists)
+
     def _used_s(self) -> dict[int, float]:
         """Processor time of the honest daemons so far, by index."""
         return {index: cpu_s([process]) for index, process in self.daemons().items() if index < HONEST}
@@ -191,6 +201,7 @@ async def _measure(bench: HostileBench, folder: Path, tell: ShowNow) -> HostileR
         async with FAULTS[bench.kind](swarm, struck):
             tell(f"{bench.kind} begins; {bench.rounds} rounds")
             disturbed = await swarm.window(struck.paced)
+            await swarm.until_lied()
         tell("it is over")
         recovered_s = await swarm.back()
         ended = tuple(node.index for node in swarm.honest if not node.alive)
