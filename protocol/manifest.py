@@ -417,6 +417,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             del tables["membership"]["seats"]  # earlier releases have no such key, and need none then
         if same.rollouts is not None and not same.rollouts.labels:
             del tables["rollouts"]["labels"]  # as above
+        if same.rollouts is not None and same.rollouts.over_provision == 1:
+            del tables["rollouts"]["over_provision"]  # as above
         return canonical(tables)
 
     @staticmethod

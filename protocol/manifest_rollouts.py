@@ -28,6 +28,7 @@ GROUPS_LIMIT = 256
 """Of one round."""
 COMPLETION_TOKENS_LIMIT = 32_768
 CONFIG_LIMIT_ITEMS = 64
+OVER_PROVISION_LIMIT = 4.0
 
 TaskScalar = bool | int | float | str
 TaskConfig = dict[str, TaskScalar | list[TaskScalar]]
@@ -88,19 +89,31 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
         ),
     ] = "uniform"
     external_terms: Annotated[
-        Literal["naive", "positive"],
+        Literal["naive", "positive", "tis"],
         Meta(
-            description="What counts of others' completions that did worse than their group: all (naive) or nothing "
-            "(positive)."
+            description="What counts of others' completions that did worse than their group: all (naive), nothing "
+            "(positive), or as much as they are probable here beside where they were drawn (tis; needs labels)."
         ),
     ] = "positive"
     labels: Annotated[
         bool,
         Meta(
-            description="Whether groups that an engine drew (shoal run --engine) say by which policy, and with which "
-            "log-probabilities."
+            description="Whether groups say by which policy they were drawn, with which tokens and log-probabilities."
         ),
     ] = False
+    over_provision: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=OVER_PROVISION_LIMIT,
+            description="Groups under way ÷ groups that a node needs of its own; those that are not done go on in the "
+            "next round.",
+        ),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.external_terms == "tis" and not self.labels:
+            raise ValueError('external_terms = "tis" weighs by log-probabilities; write labels = true beside it')
 
 
 def check_rollouts(section: RolloutsSection | None, sync: SyncSection) -> None:

@@ -66,6 +66,8 @@ POLICY_LIMIT_CHARS = 128
 LOG_PROB_TOLERANCE = 1e-3
 """A log-probability may be so far above 0: softmax in the engine's precision rounds."""
 
+TokenCount = Annotated[int, Meta(ge=1, le=TOKEN_LIMIT)]
+
 _TOKEN_BYTES = 4
 _SEED_CONTEXT = "shoal rollout task seed v1"
 _SAMPLING_CONTEXT = "shoal rollout sampling seed v1"
@@ -115,23 +117,36 @@ class TaskRef(Message, frozen=True, kw_only=True):
 
 
 class Drawn(Message, frozen=True, kw_only=True):
-    """The tokens of one completion, uint32, and their log-probabilities, float32, all little-endian, as the engine gave
-    them. tokens: of none, or of each log-probability."""
+    """The tokens of one completion, uint32, and their log-probabilities, float32, all little-endian, as it was drawn.
+
+    tokens: of none, or of each log-probability. versions: by run of tokens, the version of the policy that drew them
+    and how many they are; left out where all are of the group's `policy_version`.
+    """
 
     log_probs: Annotated[bytes, Meta(min_length=_TOKEN_BYTES, max_length=_TOKEN_BYTES * TOKEN_LIMIT)]
     tokens: Annotated[bytes, Meta(max_length=_TOKEN_BYTES * TOKEN_LIMIT)] = b""
+    versions: (
+        Annotated[tuple[tuple[CounterField, TokenCount], ...], Meta(min_length=1, max_length=TOKEN_LIMIT)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if len(self.log_probs) % _TOKEN_BYTES or len(self.tokens) not in (0, len(self.log_probs)):
             raise ValueError("log-probabilities and tokens of different numbers")
         if not all(is_log_prob(value) for value in self.values()):
             raise ValueError("a log-probability that is not finite, or above 0")
+        if self.versions is not msgspec.UNSET and _TOKEN_BYTES * sum(n for _, n in self.versions) != len(
+            self.log_probs
+        ):
+            raise ValueError("versions of another number of tokens")
 
     @staticmethod
-    def of(log_probs: Sequence[float], tokens: Sequence[int]) -> Drawn:
-        """Pack both. tokens: of each log-probability, or none, below 2^32."""
+    def of(log_probs: Sequence[float], tokens: Sequence[int], versions: Sequence[tuple[int, int]] = ()) -> Drawn:
+        """Pack them. tokens: of each log-probability, or none, below 2^32. versions: none if they go without saying."""
         return Drawn(
-            log_probs=struct.pack(f"<{len(log_probs)}f", *log_probs), tokens=struct.pack(f"<{len(tokens)}I", *tokens)
+            log_probs=struct.pack(f"<{len(log_probs)}f", *log_probs),
+            tokens=struct.pack(f"<{len(tokens)}I", *tokens),
+            versions=tuple(versions) or msgspec.UNSET,
         )
 
     def values(self) -> tuple[float, ...]:
@@ -144,9 +159,9 @@ class Drawn(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How an engine drew a group: the policy by the engine's own name for it, and each completion's tokens.
+    """How a group was drawn: the policy by its own name, or its engine's, and each completion's tokens.
 
-    drawn: none where the engine gives no log-probabilities; a learner then has its own alone.
+    drawn: none where an engine gives no log-probabilities; a learner then has its own alone.
     """
 
     policy: Annotated[str, Meta(min_length=1, max_length=POLICY_LIMIT_CHARS)]
@@ -156,7 +171,7 @@ class Sampling(Message, frozen=True, kw_only=True):
 class RolloutGroup(Message, frozen=True, kw_only=True):
     """Completions of one task by `origin`'s policy, in `origin`'s round.
 
-    sampling: left out but where the swarm's [rollouts] say `labels`, and an engine made the group.
+    sampling: left out but where the swarm's [rollouts] say `labels`.
     """
 
     origin: PeerIdField

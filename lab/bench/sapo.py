@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -24,6 +24,7 @@ from shoal.node.sapo.char_policy import CharPolicy
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.learner import Alone, Learner, RoundReport
+from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.warm_up import WarmUpReport, WarmUpSettings, warm_up
@@ -75,7 +76,7 @@ def measure_sapo(
     starts = starts or WarmStarts()
     choices = task_choices(bench.rewards)
     source = TaskSource(choices)
-    shared = SharedMemory(seed)
+    shared = SharedMemory(seed, delay=bench.delay)
     with one_thread(), Scorer(source) as scorer:
         agents = [
             _make_agent(bench, choices, shared, scorer, starts, seed=seed, number=at) for at in range(bench.honest)
@@ -92,6 +93,8 @@ def measure_sapo(
         reports = []
         for number in range(bench.rounds):
             reports.append(_make_round(agents, attackers, shared, number))
+            if bench.common:
+                _average([agent.learner.policy for agent in agents])
             if on_round is not None:
                 on_round(number, _mean_reward(reports[-1]))
         last = _held_out_reward(agents, bench, scorer)
@@ -119,8 +122,9 @@ def _make_agent(
     own_seed = SEEDS_APART * seed + number
     identity = agent_identity(seed, number)
     own_score = partial(scorer.score_each, own=True)
-    policy = CharPolicy(bench.model, seed=own_seed)
-    taught = starts.warm(policy, taught_choices(bench, choices, number), bench.warm_up, score=own_score, seed=own_seed)
+    policy_seed = SEEDS_APART * seed if bench.common else own_seed
+    policy, known = CharPolicy(bench.model, seed=policy_seed), taught_choices(bench, choices, number)
+    taught = starts.warm(policy, known, bench.warm_up, score=own_score, seed=policy_seed)
     sharing = MemberSharing(
         shared,
         identity,
@@ -149,6 +153,15 @@ def _make_round(agents: list[Agent], attackers: list[Attacker], shared: SharedMe
     for attacker in attackers:
         attacker.attack(number)
     return [agent.learner.finish_round() for agent in agents]
+
+
+@torch.no_grad()
+def _average(policies: Sequence[Policy]) -> None:
+    """Give all policies the mean of each of their parameters."""
+    for same in zip(*(policy.parameters() for policy in policies), strict=True):
+        mean = torch.stack(list(same)).mean(0)
+        for parameter in same:
+            parameter.copy_(mean)
 
 
 def _held_out_reward(agents: list[Agent], bench: SapoBench, scorer: Scorer) -> float:

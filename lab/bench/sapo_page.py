@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -68,22 +68,26 @@ class Swarm:
     warm_up_reward: float
     learning_rate: float
     terms: str
+    common: bool
+    delay: int
 
     @staticmethod
     def of(result: SapoResult) -> Swarm:
-        return Swarm(
-            result.agents, result.rounds, result.skills, result.warm_up_reward, result.learning_rate, result.terms
-        )
+        return Swarm(**{name: getattr(result, name) for name in COMPARED})
 
     def __str__(self) -> str:
         return (
             f"{self.agents} agents, {self.skills} skills, {self.rounds} rounds, warmed up to a reward of "
             f"{self.warm_up_reward:g}, learning rate {self.learning_rate:g}, others' terms {self.terms}"
+            f"{', of one policy' if self.common else ''}{f', others heard {self.delay} rounds late' * bool(self.delay)}"
         )
 
     @property
     def picture(self) -> str:
         return f"sapo_{self.skills}_{self.warm_up_reward:g}_{self.learning_rate:g}.png"
+
+
+COMPARED: Final = tuple(field.name for field in fields(Swarm))
 
 
 def render(results: Sequence[SapoResult]) -> str:
@@ -244,7 +248,7 @@ def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, Sap
     """Attacked runs, each with the run of the same seed in which the honest agents are by themselves."""
 
     def same(one: SapoResult, other: SapoResult) -> bool:
-        names = ("seed", "local", "external", "rounds", "skills", "warm_up_reward", "learning_rate", "terms")
+        names = {"seed", "local", "external", *COMPARED} - {"agents"}
         return all(getattr(one, name) == getattr(other, name) for name in names)
 
     quiet = [one for one in results if not one.attackers]

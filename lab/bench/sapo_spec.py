@@ -57,7 +57,8 @@ class SapoBench:
     """One swarm: `agents` in all, a share of which attacks; I `local` and J `external` groups a round.
 
     skills: `like`: every agent is warmed up on all families; `unlike`: each on half of them, shifted by one from agent
-    to agent. Raises ConfigError for what cannot be run.
+    to agent. common: after each round all agents have the mean of their policies. delay: others hear of a group so many
+    rounds after it was made. Raises ConfigError for what cannot be run.
     """
 
     local: int
@@ -71,6 +72,8 @@ class SapoBench:
     terms: ExternalTerms = GrpoSettings().external
     sampling: Sampling = "uniform"
     rewards: Rewards = "exact"
+    common: bool = False
+    delay: int = 0
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
@@ -89,6 +92,8 @@ class SapoBench:
             raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
         if self.rewards not in get_args(Rewards):
             raise ConfigError(f"--rewards must be {' or '.join(get_args(Rewards))}, not {self.rewards!r}")
+        if not 0 <= self.delay < self.rounds + 1:
+            raise ConfigError(f"--delay must be 0 to the {self.rounds} rounds that are made, not {self.delay}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         _ = self.learner
@@ -112,6 +117,7 @@ class SapoBench:
             external=self.external,
             group_size=self.group_size,
             over_provision=self.over_provision,
+            label="char-policy" if self.terms == "tis" else None,
             updates=replace(self.updates, grpo=grpo),
         )
 
@@ -129,6 +135,8 @@ class SapoBench:
             "rewards": self.rewards,
             "attackers": self.attacking,
             "over_provision": self.over_provision,
+            "common": self.common,
+            "delay": self.delay,
             "learning_rate": self.updates.learning_rate,
             "warm_up_reward": self.warm_up.reward,
         }
@@ -164,7 +172,7 @@ class SapoOptions(Spec):
         Option(
             "--terms",
             help="What bounds others' completions with negative advantage. [default: positive]",
-            metavar="naive|positive",
+            metavar="naive|positive|tis",
         ),
     ] = None
     sampling: Annotated[
@@ -185,6 +193,10 @@ class SapoOptions(Spec):
     over_provision: Annotated[
         float, Option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
     ] = 1.0
+    common: Annotated[
+        bool, Option("--common", help="All agents have one policy: after each round the mean of theirs.")
+    ] = False
+    delay: Annotated[int, Option("--delay", help="Rounds after which others hear of a group that was made.")] = 0
     warm_up_reward: Annotated[
         float, Option("--warm-up-reward", help="The reward at which an agent's supervised warm-up ends.")
     ] = WarmUpSettings().reward
@@ -202,6 +214,8 @@ class SapoOptions(Spec):
             terms=GrpoSettings().external if self.terms is None else cast(ExternalTerms, self.terms),
             sampling=cast(Sampling, self.sampling),
             rewards=cast(Rewards, self.rewards),
+            common=self.common,
+            delay=self.delay,
             updates=replace(UPDATES, learning_rate=self.learning_rate),
             warm_up=WarmUpSettings(reward=self.warm_up_reward),
         )
@@ -304,5 +318,7 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     machine: Machine
     rewards: str = "exact"
+    common: bool = False
+    delay: int = 0
     held_out_first: float | None = None
     held_out_last: float | None = None

@@ -6,7 +6,7 @@ judged by the modules that a node uses. Gossip and pulls are function calls, in 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -40,13 +40,19 @@ class Listener(Protocol):
 
 
 class SharedMemory:
-    """Memory that all agents reach: the listeners to announcements, and the groups that are held, by digest."""
+    """Memory that all agents reach: the listeners to announcements, and the groups that are held, by digest.
 
-    def __init__(self, seed: int) -> None:
+    delay: rounds after which others hear of what is published.
+    """
+
+    def __init__(self, seed: int, *, delay: int = 0) -> None:
         self.swarm_id = SwarmId(blake3(b"shoal bench sapo" + seed.to_bytes(8, "big")).digest())
         self.announced_bytes = 0
         self.pulled_bytes = 0
+        self._delay = delay
+        self._round = 0
         self._listeners: list[Listener] = []
+        self._unheard: deque[tuple[int, list[bytes], PeerId]] = deque()
         self._held: dict[bytes, tuple[int, bytes]] = {}
 
     def join(self, listener: Listener) -> None:
@@ -55,6 +61,15 @@ class SharedMemory:
 
     def publish(self, sealed: Iterable[bytes], *, sender: PeerId) -> None:
         """Give sealed announcements to everybody else."""
+        self._unheard.append((self._round, list(sealed), sender))
+        self._let_hear()
+
+    def _let_hear(self) -> None:
+        while self._unheard and self._unheard[0][0] + self._delay <= self._round:
+            _, sealed, sender = self._unheard.popleft()
+            self._give(sealed, sender)
+
+    def _give(self, sealed: Sequence[bytes], sender: PeerId) -> None:
         for data in sealed:
             for listener in self._listeners:
                 if listener.peer_id != sender:
@@ -76,8 +91,11 @@ class SharedMemory:
         return found
 
     def begin_round(self, round_number: int) -> None:
-        """Drop the groups that nobody chooses any more."""
-        self._held = {digest: held for digest, held in self._held.items() if held[0] >= round_number - KEPT_ROUNDS}
+        """Drop the groups that nobody chooses any more, and let all hear of those that have waited."""
+        self._round = round_number
+        oldest = round_number - KEPT_ROUNDS - self._delay
+        self._held = {digest: held for digest, held in self._held.items() if held[0] >= oldest}
+        self._let_hear()
 
 
 class MemberSharing:

@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "goodput": "goodput:CASE",
     "train": "train_page:CASE",
     "sapo": "sapo_table:CASE",
+    "partial": "partial:CASE",
     "crowd": "crowd:CASE",
     "samplers": "samplers:CASE",
     "attack": "attack:CASE",

@@ -27,10 +27,11 @@ from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, choi
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
-from shoal.node.sapo.learner import Learner, LearnerSettings, RoundReport
+from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings, RoundReport
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
+from shoal.node.sapo.unfinished import UnfinishedFile
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
 from shoal.protocol.errors import StorageError
@@ -52,6 +53,7 @@ class Agent:
         self._follows = begin.averages is not None and begin.role != "train"
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         section = begin.rollouts
+        draw = partial(source.draw, SwarmId(begin.swarm_id), begin.me)
         factory = load_policy(begin.policy, begin.options)
         policy = factory.build(
             PolicyLimits(
@@ -68,6 +70,8 @@ class Agent:
                 local=section.local,
                 external=section.external if begin.role == "train" else 0,
                 group_size=section.group_size,
+                over_provision=section.over_provision,
+                label=begin.policy if section.labels else None,
                 trains=begin.role == "train",
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,
@@ -75,12 +79,15 @@ class Agent:
                     grpo=GrpoSettings(external=section.external_terms),
                 ),
             ),
-            draw=lambda round, index: source.draw(SwarmId(begin.swarm_id), begin.me, round, index),
+            draw=draw,
             score=partial(scorer.score_each, own=True),
             sharing=self._sharing,
             seed=assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, 0),
+            handed_out=self._keep_unfinished,
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)
+        self._unfinished = UnfinishedFile(folder=self._folder, policy=begin.policy)
+        begun = self._go_on(draw, refused)
         reward = None
         if restored is None and begin.role != "judge" and not self._follows and factory.warm_up is not None:
             choices = choices_of(begin)
@@ -89,7 +96,7 @@ class Agent:
             )
             reward = report.reward
         # A task of a round that was announced is not answered a second time: others would take that for a duplicate.
-        self.learner.round = max(self.learner.round, begin.announced)
+        self.learner.round = max(self.learner.round, begin.announced, begun)
         self._saved_round = self.learner.round if restored is not None else -1
         self._held_out = HeldOut(
             held_out_tasks(source),
@@ -108,6 +115,23 @@ class Agent:
                 scorable=tuple(sorted(source.scorable)),
             )
         )
+
+    def _go_on(self, draw: DrawTask, refused: list[str]) -> int:
+        """Take up groups that an earlier process began. Returns a round that comes after all of theirs."""
+        try:
+            groups = self._unfinished.restore(self.learner.policy, draw)
+        except StorageError as error:
+            refused.append(str(error))
+            return 0
+        self.learner.generator.go_on_with(groups)
+        return max((group.round + 1 for group in groups), default=0)
+
+    def _keep_unfinished(self) -> None:
+        try:
+            self._unfinished.save(self.learner.generator.under_way)
+        except StorageError as error:
+            failure = f"groups that are begun would not go on after a restart: {error}"
+            self._line.send(Saved(round=self.learner.round, failure=failure[:SUMMARY_LIMIT_CHARS]))
 
     def run(self) -> None:
         """Make rounds until stopped, or until all are made; save what was learnt. Raises what the policy raises."""

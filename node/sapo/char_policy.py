@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
+from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.node.workloads.gpt import Cache, Gpt, GptSettings
 from shoal.protocol.errors import ConfigError
@@ -114,13 +114,17 @@ class CharPolicy:
     ) -> int:
         """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
         return extend_together(
-            _Batch(self.model, self._log_softmax),
+            self.batch(),
             rollouts,
             limit=self.settings.completion_tokens,
             end=END,
             generator=generator,
             enough=enough,
         )
+
+    def batch(self) -> Batch:
+        """A place for sequences that the model goes on with together."""
+        return _Batch(self.model, self._log_softmax)
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """See `Policy`: samples of one prompt share its computation, and stand behind it without seeing each other."""

@@ -2,25 +2,29 @@
 
 A batch takes as long as its longest completion. With over-provision a call ends as soon as enough groups are done;
 the others keep their tokens, and the next call goes on from there under the policy of that time. The log-probability
-of a token stays that of the policy that drew it, so the ratio in the loss remains that of the token's own draw.
-Source: APRIL, arXiv 2509.18521, section 3.
+of a token stays that of the policy that drew it, so the ratio in the loss remains that of the token's own draw. A group
+that was begun `AGE_LIMIT_ROUNDS` ago is waited for. Source: APRIL, arXiv 2509.18521, section 3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from shoal.node.sapo.policy import Policy, Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
+from shoal.protocol.rollouts import Drawn, Sampling
 
 GROUP_LIMIT = 64
 """Completions of one group."""
-OVER_PROVISION_LIMIT = 4.0
+AGE_LIMIT_ROUNDS = 64
+"""Groups are announced under the round that they were begun in; what is 256 rounds behind (`OfferBook`) is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +39,28 @@ class GeneratedGroup:
     def done(self) -> bool:
         """True once every completion has come to its end."""
         return all(rollout.done for rollout in self.rollouts)
+
+    @property
+    def version(self) -> int:
+        """The newest policy that drew any of it, once something is drawn."""
+        return max(rollout.versions[-1][0] for rollout in self.rollouts if rollout.versions)
+
+    def sampling(self, policy: str) -> Sampling:
+        """The label that travels with a group: of each token its log-probability, and the version that drew it.
+
+        policy: the name of all versions.
+        """
+        return Sampling(
+            policy=f"{self.version}-{policy}",
+            drawn=tuple(
+                Drawn.of(
+                    rollout.log_probs,
+                    rollout.tokens,
+                    () if [version for version, _ in rollout.versions] == [self.version] else rollout.versions,
+                )
+                for rollout in self.rollouts
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +96,26 @@ class GroupGenerator:
         """Groups that a later call hands out; those in front may be done."""
         return tuple(self._under_way)
 
-    def collect(self, count: int, draw: Callable[[], Task], *, round: int) -> Generated:
-        """Return `count` finished groups, of those that are done the ones begun first. `draw` gives `round`'s tasks."""
+    def go_on_with(self, groups: Sequence[GeneratedGroup]) -> None:
+        """Take groups for under way that an earlier process began, the oldest first."""
+        self._under_way = [*groups]
+
+    def collect(self, count: int, draw: Callable[[], Task], *, round: int, version: int) -> Generated:
+        """Return `count` finished groups, of those that are done the ones begun first.
+
+        draw: gives tasks of `round`, which is this one. version: of the policy as it is now.
+        """
         if count == 0:
             return Generated(groups=(), tokens=0)
         while len(self._under_way) < math.ceil(count * self._over_provision):
             self._under_way.append(self._begin(draw(), round))
         tokens = 0
-        if not self._enough(count):
+        if not self._enough(count, round):
             rollouts = [rollout for group in self._under_way for rollout in group.rollouts]
-            tokens = self._policy.extend(rollouts, generator=self._generator, enough=lambda: self._enough(count))
+            enough = partial(self._enough, count, round)
+            tokens = self._policy.extend(rollouts, generator=self._generator, enough=enough)
+            for rollout in rollouts:
+                rollout.note_version(version)
         groups = [group for group in self._under_way if group.done][:count]
         self._under_way = [group for group in self._under_way if group not in groups]
         return Generated(groups=tuple(groups), tokens=tokens)
@@ -89,5 +125,7 @@ class GroupGenerator:
         rollouts = tuple(Rollout(prompt=prompt) for _ in range(self._group_size))
         return GeneratedGroup(task=task, round=round, rollouts=rollouts)
 
-    def _enough(self, count: int) -> bool:
-        return sum(group.done for group in self._under_way) >= count
+    def _enough(self, count: int, round: int) -> bool:
+        done = [group.done for group in self._under_way]
+        oldest = next((group for group in self._under_way if not group.done), None)
+        return sum(done) >= count and (oldest is None or round - oldest.round < AGE_LIMIT_ROUNDS)

@@ -10,10 +10,13 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import RolloutGroup, Sampling
+from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from shoal.node.sapo.tasks import Task
+
+DRAWN_LIMIT_BYTES = GROUP_LIMIT_BYTES // 2
+"""Of tokens and log-probabilities in a group: the text has to fit beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,7 @@ class JudgedGroup:
     """G completions of one prompt, with the rewards that this node gave them.
 
     `texts` and `rewards`: (G,), rewards in [0, 1]. `origin`: who generated them, None for this node. `round` and
-    `policy_version` are the origin's. `sampling`: how its engine drew them, if it said so.
+    `policy_version` are the origin's. `sampling`: how they were drawn, if their origin says so.
     """
 
     task: Task
@@ -41,14 +44,20 @@ def all_known(rewards: Sequence[float | None]) -> tuple[float, ...] | None:
 
 
 def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
-    """Return this node's own group in the form that travels. Raises LocalError for another's group."""
+    """Return this node's own group in the form that travels, without its tokens where they leave the text no room.
+
+    Raises LocalError for another's group.
+    """
     if group.origin not in (None, me):
         raise LocalError(f"the group is {group.origin}'s; a node announces its own")
+    sampling = group.sampling
+    if sampling is not None and sum(len(one.log_probs) + len(one.tokens) for one in sampling.drawn) > DRAWN_LIMIT_BYTES:
+        sampling = Sampling(policy=sampling.policy)
     return RolloutGroup(
         origin=me,
         round=group.round,
         policy_version=group.policy_version,
         task=group.task.ref,
         completions=group.texts,
-        sampling=msgspec.UNSET if group.sampling is None else group.sampling,
+        sampling=msgspec.UNSET if sampling is None else sampling,
     )

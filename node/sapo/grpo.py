@@ -7,38 +7,50 @@ that is wider than the lower, no penalty on divergence, averaged over all tokens
 2402.03300; no division, Dr. GRPO, arXiv 2503.20783; clip-higher and token mean, DAPO, arXiv 2503.14476; sharing, arXiv
 2509.08721.
 
-Another agent's completion was drawn from a policy that is not known here, and whose probabilities could not be
-believed. Its ratio is taken against the receiver's own probability before the update, so it begins at 1 and bounds how
-far one update goes, but it says nothing about how likely the text was to be drawn. A positive advantage then is
-supervised learning on a good answer, which is harmless. A negative one pushes down a token that the receiver may find
-improbable already; the gradient of its logarithm stays large there, and the mass moves to wherever the softmax leaves
-it. `ExternalTerms` chooses what to do about that:
+Another agent's completion was drawn from another policy, or an older one. Its ratio is taken against the receiver's
+own probability before the update, so it begins at 1 and bounds how far one update goes, but it says nothing about how
+likely the text was to be drawn. A positive advantage then is supervised learning on a good answer, which is harmless.
+A negative one pushes down a token that the receiver may find improbable already; the gradient of its logarithm stays
+large there, and the mass moves to wherever the softmax leaves it. `ExternalTerms` chooses what to do about that:
 
 * ``naive``: nothing.
 * ``positive``: another's completions with negative advantage count nothing.
-
-``positive`` is the default, since it was the best in `shoal bench sapo` with 4 of 8 groups from others, among agents of
-like skill as of unlike skill.
+* ``tis``: truncated importance sampling. Each token's term is weighted by its probability under the receiver's policy
+  before the update, divided by the one under which it was drawn, as its origin says; the weight is at most
+  `truncation`, so that an origin that lies counts so many times at most. A completion of which that is not known is
+  taken as by ``positive``. Sources: Ionides, Truncated Importance Sampling, JCGS 17 (2008); a proximal policy beside
+  the one that drew, AReaL, arXiv 2505.24298; by token and at 2, verl.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-ExternalTerms = Literal["naive", "positive"]
+ExternalTerms = Literal["naive", "positive", "tis"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoSettings:
-    """Settings of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high]."""
+    """Settings of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high].
+
+    truncation: the most that a token of another's completion counts for under ``tis``.
+    """
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     external: ExternalTerms = "positive"
+    truncation: float = 2.0
+
+    def counts(self, advantage: float, *, external: bool, drawn: bool) -> bool:
+        """Return whether a completion has a gradient. drawn: what it was drawn with is known, if it is another's."""
+        if advantage < 0 and external:
+            return self.external == "naive" or (self.external == "tis" and drawn)
+        return advantage != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +58,14 @@ class Batch:
     """Completions to train on, a row each, behind whose end nothing counts.
 
     old: (rows, tokens) float32, log-probabilities under the policy that the ratio is taken against.
-    mask: (rows, tokens) bool. advantages: (rows,) float32. external: (rows,) bool, whether another agent's.
+    mask: (rows, tokens) bool. advantages: (rows,) float32, zero where the row counts nothing.
+    weights: (rows, tokens) float32, of each token's term.
     """
 
     old: torch.Tensor
     mask: torch.Tensor
     advantages: torch.Tensor
-    external: torch.Tensor
+    weights: torch.Tensor
 
 
 def group_advantages(rewards: Sequence[float]) -> torch.Tensor:
@@ -74,10 +87,13 @@ def grpo_loss(
     advantages = batch.advantages[:, None]
     ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
     bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    terms = torch.minimum(ratio * advantages, bounded * advantages)
-    if settings.external == "positive":
-        terms = torch.where(batch.external[:, None] & (advantages < 0), 0.0, terms)
+    terms = batch.weights * torch.minimum(ratio * advantages, bounded * advantages)
     return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)
+
+
+def truncated_weights(current: torch.Tensor, drawn: torch.Tensor, settings: GrpoSettings) -> torch.Tensor:
+    """Weights of tokens under ``tis``, in the shape of both log-probabilities: of this policy, and when drawn."""
+    return torch.exp((current - drawn).clamp(max=math.log(settings.truncation)))
 
 
 def clipped_share(log_probs: torch.Tensor, batch: Batch, settings: GrpoSettings) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -62,7 +62,8 @@ class LearnerSettings:
     """The make-up of a round: I groups of its own, J of others. Raises ConfigError where no round can be made.
 
     trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
-    group_size, over_provision: see `GroupGenerator`.
+    group_size, over_provision: see `GroupGenerator`. label: the policy's name, by which groups say how they were drawn;
+    None where they do not say.
     """
 
     local: int = 8
@@ -70,6 +71,7 @@ class LearnerSettings:
     group_size: int = 8
     over_provision: float = 1.0
     trains: bool = True
+    label: str | None = None
     updates: UpdateSettings = field(default_factory=UpdateSettings)
 
     def __post_init__(self) -> None:
@@ -147,7 +149,7 @@ class Learner:
 
     round: how many are finished. version: the swarm's round to which the policy stands, where policies are averaged;
     None where the policy's version is the agent's own round. unencodable: others' groups that were left out since
-    the policy's tokenizer cannot express them, by origin. random: draws completions.
+    the policy's tokenizer cannot express them, by origin. random: draws completions. generator: of its groups.
     """
 
     def __init__(
@@ -159,16 +161,17 @@ class Learner:
         score: Score,
         sharing: Sharing,
         seed: int,
+        handed_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """seed: of sampling."""
+        """seed: of sampling. handed_out: called when some of its groups are done, before anybody hears of them."""
         self.policy = policy
         self.round = 0
         self.version: int | None = None
         self.unencodable: Counter[str] = Counter()
         self._settings = settings
-        self._draw, self._score, self._sharing = draw, score, sharing
+        self._draw, self._score, self._sharing, self._handed_out = draw, score, sharing, handed_out
         self.random = torch.Generator().manual_seed(seed)
-        self._generator = GroupGenerator(
+        self.generator = GroupGenerator(
             policy, group_size=settings.group_size, generator=self.random, over_provision=settings.over_provision
         )
         self._updater = Updater(policy, settings.updates)
@@ -218,7 +221,9 @@ class Learner:
             current.drawn += 1
             return task
 
-        generated = self._generator.collect(count, draw, round=current.number)
+        version = self.round if self.version is None else self.version
+        generated = self.generator.collect(count, draw, round=current.number, version=version)
+        self._handed_out()
         current.tokens += generated.tokens
         current.generated += generated.groups
         judged = self._judge(generated.groups)
@@ -271,5 +276,6 @@ class Learner:
             rewards=rewards,
             origin=None,
             round=group.round,
-            policy_version=self.round if self.version is None else self.version,
+            policy_version=group.version,
+            sampling=None if self._settings.label is None else group.sampling(self._settings.label),
         )

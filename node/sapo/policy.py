@@ -28,12 +28,22 @@ class Rollout:
 
     log_probs: of each token, at the policy's temperature, under the parameters that it was drawn with; they stay as
     they are if a later policy goes on. done: the end token was drawn (it is the last token), or the limit is reached.
+    versions: by run of tokens, the version of the policy that drew them and how many they are; kept by `note_version`.
     """
 
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     done: bool = False
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_version(self, version: int) -> None:
+        """Say that the tokens that are new since the last time were drawn by the policy of this version."""
+        drawn = len(self.tokens) - sum(count for _, count in self.versions)
+        if drawn and self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = version, self.versions[-1][1] + drawn
+        elif drawn:
+            self.versions.append((version, drawn))
 
 
 class Policy(Protocol):

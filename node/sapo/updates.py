@@ -10,10 +10,18 @@ import torch
 
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.grpo import Batch, GrpoSettings, clipped_share, group_advantages, grpo_loss
+from shoal.node.sapo.grpo import (
+    Batch,
+    GrpoSettings,
+    clipped_share,
+    group_advantages,
+    grpo_loss,
+    truncated_weights,
+)
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
+from shoal.protocol.rollouts import Drawn
 
 GRADIENT_LIMIT = 1.0
 """The norm that a gradient is cut to."""
@@ -39,11 +47,15 @@ class UpdateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A completion to train on. old: log-probabilities of its tokens when it was drawn, None for another agent's."""
+    """A completion to train on. external: another agent's.
+
+    drawn: log-probabilities of its tokens under the policies that drew them; None where they are not known.
+    """
 
     sample: Sample
     advantage: float
-    old: tuple[float, ...] | None
+    drawn: tuple[float, ...] | None
+    external: bool = False
 
 
 def own_rows(group: GeneratedGroup, rewards: Sequence[float]) -> list[Row]:
@@ -53,7 +65,7 @@ def own_rows(group: GeneratedGroup, rewards: Sequence[float]) -> list[Row]:
         Row(
             sample=Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)),
             advantage=advantage,
-            old=tuple(rollout.log_probs),
+            drawn=tuple(rollout.log_probs),
         )
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
     ]
@@ -66,13 +78,32 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
     """
     prompt = policy.encode_prompt(group.prompt)
     advantages = group_advantages(group.rewards).tolist()
+    said = group.sampling.drawn if group.sampling is not None else ()
     rows = []
-    for text, advantage in zip(group.texts, advantages, strict=True):
+    for text, advantage, drawn in zip(group.texts, advantages, said or (None,) * len(group.texts), strict=True):
         completion = policy.encode_completion(text)
         if completion is None:
             return None
-        rows.append(Row(sample=Sample(prompt=prompt, completion=completion), advantage=advantage, old=None))
+        log_probs = None if drawn is None else _as_drawn(drawn, completion)
+        if log_probs is not None:
+            completion = completion[: len(log_probs)]
+        rows.append(
+            Row(
+                sample=Sample(prompt=prompt, completion=completion), advantage=advantage, drawn=log_probs, external=True
+            )
+        )
     return rows
+
+
+def _as_drawn(drawn: Drawn, completion: tuple[int, ...]) -> tuple[float, ...] | None:
+    """What another says of a completion, if its tokens are those that this policy has for the text; else None.
+
+    An engine may leave out the token that ended the completion. No token of a stranger's reaches the model.
+    """
+    ids = drawn.ids()
+    if not ids or len(completion) - len(ids) not in (0, 1) or completion[: len(ids)] != ids:
+        return None
+    return drawn.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +140,7 @@ class Updater:
             return None
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
-        batch = _batch(useful, log_probs.detach())
+        batch = _batch(useful, log_probs.detach(), self._settings.grpo)
         self._optimizer.zero_grad(set_to_none=True)
         grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
@@ -117,20 +148,23 @@ class Updater:
         return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch, self._settings.grpo))
 
     def _counts(self, row: Row) -> bool:
-        """Return whether the row has a gradient."""
-        unused = row.old is None and row.advantage < 0 and self._settings.grpo.external == "positive"
-        return row.advantage != 0 and not unused
+        return self._settings.grpo.counts(row.advantage, external=row.external, drawn=row.drawn is not None)
 
 
-def _batch(rows: Sequence[Row], current: torch.Tensor) -> Batch:
+def _batch(rows: Sequence[Row], current: torch.Tensor, settings: GrpoSettings) -> Batch:
     """The rows, with ratios against what they were drawn with, or against `current`, this policy, for another's."""
-    old = current.clone()
+    old, weights = current.clone(), torch.ones_like(current)
     for at, row in enumerate(rows):
-        if row.old is not None:
-            old[at, : len(row.old)] = torch.tensor(row.old)
+        if row.drawn is None:
+            continue
+        count, drawn = len(row.drawn), torch.tensor(row.drawn)
+        if not row.external:
+            old[at, :count] = drawn
+        elif settings.external == "tis":
+            weights[at, :count] = truncated_weights(current[at, :count], drawn, settings)
     return Batch(
         old=old,
         mask=completion_mask([row.sample for row in rows]),
         advantages=torch.tensor([row.advantage for row in rows]),
-        external=torch.tensor([row.old is None for row in rows]),
+        weights=weights,
     )

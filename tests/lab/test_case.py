@@ -25,7 +25,10 @@ from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
+from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
+from shoal.lab.bench.partial import PartialBench, PartialResult
+from shoal.lab.bench.partial import Window as PartialWindow
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
@@ -86,6 +89,13 @@ def crowd(least_heard: float, largest_mb: float, most_links: int = 17) -> Any:
         CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, most_links=most_links,
         memory_mb=Spread.of([largest_mb / 2, largest_mb]), links=one, control_kb_s=one, cpu=one,
     )  # fmt: skip
+
+
+def partial(times: float) -> Any:
+    whole, faster = (
+        PartialWindow(groups=12, seconds=seconds, steps=1, tokens=1, handed_out=1) for seconds in (times * 10.0, 10.0)
+    )
+    return PartialResult(bench=PartialBench(), whole=(whole,), partial=(faster,), machine=this_machine())
 
 
 def samplers(beside: float, memory_mib: float = 100) -> Any:
@@ -202,6 +212,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("goodput", goodput(60, 80), goodput(60, 79.9), "goodput, a failure per node each 60 s"),
     ("goodput", goodput(60, 80), goodput(60, 80, wrong_values=1), "wrong values"),
     ("goodput", goodput(60, 80), goodput(60, 80, not_made=1), "steps certified that were not made"),
+    ("partial", partial(1.2), partial(1.19), "generator alone, lengths set"),
     ("samplers", samplers(15), samplers(14.9), "reward of the trainers beside that of as many alone"),
     ("samplers", samplers(15), samplers(15, 120.1), "memory of a sampler's daemon"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),

@@ -8,8 +8,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a sampler's groups name another policy than the one they were drawn from",
         "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
-        "policy_version=self.round if self.version is None else self.version,",
-        "policy_version=self.round,",
+        "version = self.round if self.version is None else self.version",
+        "version = self.round",
     ),
     bug(
         "a sampler goes on with the policy it began with",
@@ -38,6 +38,82 @@ SAPO: tuple[Bug, ...] = (
         """
 
         """,
+    ),
+    bug(
+        "who lies about log-probabilities counts as often as it likes",
+        "tests/node/sapo/test_grpo.py::test_token_weighs_as_often_as_it_is_more_probable_here_and_twice_at_most",
+        "torch.exp((current - drawn).clamp(max=math.log(settings.truncation)))",
+        "torch.exp(current - drawn)",
+    ),
+    bug(
+        "a bad completion of unknown probability is learnt from like one that is known",
+        "tests/node/sapo/test_grpo.py::test_rule_says_which_completions_of_others_count",
+        'or (self.external == "tis" and drawn)',
+        'or self.external == "tis"',
+    ),
+    bug(
+        "tokens of another's are taken that are not those of the text",
+        "tests/node/sapo/test_updates.py::test_what_anothers_tokens_were_drawn_with_is_known_if_they_are_this_policys",
+        " or completion[: len(ids)] != ids:",
+        ":",
+    ),
+    bug(
+        "tokens are labelled with the policy that drew the last of them",
+        "tests/node/sapo/test_generation.py::test_collect_ends_with_enough_groups_and_goes_on_with_the_others",
+        "drawn = len(self.tokens) - sum(count for _, count in self.versions)",
+        "drawn = len(self.tokens); self.versions.clear()",
+    ),
+    bug(
+        "a group is begun and never done",
+        "tests/node/sapo/test_generation.py::test_group_that_was_begun_long_ago_is_waited_for",
+        " and (oldest is None or round - oldest.round < AGE_LIMIT_ROUNDS)",
+        "",
+    ),
+    bug(
+        "a group that was announced is unfinished on disk until the next",
+        "tests/node/sapo/test_learner.py::test_what_is_unfinished_is_known_before_anybody_hears_of_what_is_done",
+        """
+        self._handed_out()
+        current.tokens += generated.tokens
+        current.generated += generated.groups
+        judged = self._judge(generated.groups)
+        for made, group in judged:
+            current.own.append(group)
+            self._add(current, own_rows(made, group.rewards))
+        if judged:
+            self._sharing.offer([group for _, group in judged])
+        """,
+        """
+        current.tokens += generated.tokens
+        current.generated += generated.groups
+        judged = self._judge(generated.groups)
+        for made, group in judged:
+            current.own.append(group)
+            self._add(current, own_rows(made, group.rewards))
+        if judged:
+            self._sharing.offer([group for _, group in judged])
+        self._handed_out()
+        """,
+    ),
+    bug(
+        "a disk that is full keeps groups that were handed out",
+        "tests/node/sapo/test_unfinished.py::test_what_cannot_be_written_leaves_no_file_of_before",
+        """
+        except StorageError:
+            with disk_errors(self.folder):
+                path.unlink(missing_ok=True)
+            raise
+        """,
+        """
+        except StorageError:
+            raise
+        """,
+    ),
+    bug(
+        "a restarted agent draws the tasks of groups that it goes on with",
+        "tests/node/sapo/test_agent_process.py::test_groups_that_were_begun_go_on_after_a_kill_and_none_is_made_twice",
+        "max(self.learner.round, begin.announced, begun)",
+        "max(self.learner.round, begin.announced)",
     ),
     bug(
         "a liar stays trusted a lie longer",

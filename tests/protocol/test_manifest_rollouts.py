@@ -58,6 +58,7 @@ CHANGES: list[dict[str, object]] = [
     {"sampling": "weighted"},
     {"external_terms": "naive"},
     {"labels": True},
+    {"over_provision": 1.5},
 ]
 
 
@@ -71,6 +72,17 @@ def test_every_key_of_the_section_is_agreed() -> None:
     assert len({one.swarm_id for one in (manifest, *changed)}) == len(CHANGES) + 1
     every = {key for key in RolloutsSection.__struct_fields__ if not is_gone("rollouts", key)}
     assert {key for change in CHANGES for key in change} == every
+
+
+def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_used() -> None:
+    manifest = parse_manifest(SHARING + TASKS)
+    assert b"over_provision" not in manifest.to_canonical()
+    assert b"labels" not in manifest.to_canonical()
+    assert parse_manifest(SHARING + TASKS + "over_provision = 1\nlabels = false\n").swarm_id == manifest.swarm_id
+    used = parse_manifest(SHARING + TASKS + "over_provision = 2\nlabels = true\nexternal_terms = 'tis'\n")
+    assert used.rollouts is not None
+    assert (used.rollouts.over_provision, used.rollouts.external_terms) == (2.0, "tis")
+    assert Manifest.from_canonical(used.to_canonical(), used.swarm_id) == used
 
 
 @pytest.mark.parametrize(
@@ -97,6 +109,9 @@ def test_every_key_of_the_section_is_agreed() -> None:
         (SHARING + TASKS + "temperature = nan\n", "[rollouts] temperature: expected a finite number"),
         (SHARING + TASKS + "group_size = 1\n", "[rollouts] group_size: expected a whole number >= 2"),
         (SHARING + TASKS + "sampling = 'best'\n", "'best' is none of uniform, weighted"),
+        (SHARING + TASKS + "external_terms = 'tis'\n", "write labels = true beside it"),
+        (SHARING + TASKS + "over_provision = 0.5\n", "[rollouts] over_provision: expected a number >= 1"),
+        (SHARING + TASKS + "over_provision = 5.0\n", "[rollouts] over_provision: expected a number <= 4"),
     ],
 )
 def test_what_does_not_go_is_said_in_one_line(text: str, reason: str) -> None:

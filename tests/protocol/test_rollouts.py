@@ -308,7 +308,14 @@ def test_group_says_how_it_was_drawn_and_without_that_it_is_what_it_was() -> Non
     bare = msgspec.structs.replace(LABELLED, sampling=Sampling(policy="7-3f2a"))
     assert decode_group(encode_group(bare)).sampling == Sampling(policy="7-3f2a")
     assert b"sampling" not in encode_group(GROUP)
-    assert len({digest_of(encode_group(one)) for one in (GROUP, LABELLED, bare)}) == 3
+    several = Sampling(
+        policy="7-3f2a", drawn=(Drawn.of((-0.5, -1.25, -2.0), (3, 4, 5), [(6, 1), (7, 2)]), Drawn.of((0.0,), ()))
+    )
+    decoded = decode_group(encode_group(msgspec.structs.replace(LABELLED, sampling=several)))
+    assert decoded.sampling == several
+    assert several.drawn[0].versions == ((6, 1), (7, 2))
+    assert b"versions" not in encode_group(LABELLED)
+    assert len({digest_of(encode_group(one)) for one in (GROUP, LABELLED, bare, decoded)}) == 4
 
 
 FLOAT_NAN, FLOAT_INFINITE, FLOAT_ONE = bytes.fromhex("0000c07f"), bytes.fromhex("000080ff"), bytes.fromhex("0000803f")
@@ -328,6 +335,11 @@ FLOAT_NAN, FLOAT_INFINITE, FLOAT_ONE = bytes.fromhex("0000c07f"), bytes.fromhex(
         {"policy": "p", "drawn": [{"log_probs": FLOAT_INFINITE, "tokens": b""}] * 2},
         {"policy": "p", "drawn": [{"log_probs": FLOAT_ONE, "tokens": b""}] * 2},
         {"policy": "p", "drawn": [{"log_probs": bytes(4 * 32_769), "tokens": b""}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "versions": [[3, 1]]}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "versions": [[3, 1], [4, 2]]}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "versions": [[3, 2], [4, 0]]}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "versions": [[-1, 2]]}] * 2},
+        {"policy": "p", "drawn": [{"log_probs": bytes(8), "versions": []}] * 2},
         {"policy": "p", "drawn": [], "seed": 1},
     ],
 )

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+import torch
 
 from shoal.lab.bench.sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.lab.bench.sapo_attack import FLOOD, GROUPS, KINDS, Attacker
 from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
-from shoal.node.sapo.char_policy import CharModelSettings
+from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
@@ -65,6 +66,34 @@ def test_a_warm_start_is_what_the_warm_up_gives(shared_run: SapoResult) -> None:
     starts = WarmStarts()
     measure_sapo(tiny_bench(rounds=1), seed=1, starts=starts)  # trains on from there, which is nobody else's
     assert comparable(measure_sapo(tiny_bench(), seed=1, starts=starts)) == comparable(shared_run)
+
+
+def test_what_is_published_is_heard_so_many_rounds_later() -> None:
+    found = [measure_sapo(tiny_bench(rounds=3, delay=delay), seed=1) for delay in (1, 2, 3)]
+    assert [one.delay for one in found] == [1, 2, 3]
+    first = found[0].reward_by_round[0]
+    assert all(one.reward_by_round[0] == first for one in found), "nobody has heard of anything"
+    external = [one.external_groups for one in found]
+    assert external[0] > external[1] > external[2] == 0
+
+
+def test_agents_of_one_policy_are_one_after_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies: list[CharPolicy] = []
+    plain = CharPolicy.__init__
+
+    def keep(policy: CharPolicy, *args: object, **keys: object) -> None:
+        plain(policy, *args, **keys)  # type: ignore[arg-type]
+        policies.append(policy)
+
+    monkeypatch.setattr(CharPolicy, "__init__", keep)
+    for common in (True, False):
+        policies.clear()
+        measure_sapo(tiny_bench(rounds=2, common=common, terms="tis"), seed=1)
+        first, *others = [[parameter.detach() for parameter in policy.parameters()] for policy in policies]
+        assert (
+            all(torch.equal(one, other) for values in others for one, other in zip(first, values, strict=True))
+            is common
+        )
 
 
 def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:

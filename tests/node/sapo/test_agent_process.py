@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -31,10 +32,11 @@ from shoal.node.sapo.engine import running_agent
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.unfinished import NAME
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Reason, RolloutGroup, announce_group, decode_group, encode_group
+from shoal.protocol.rollouts import Reason, RolloutGroup, Sampling, announce_group, decode_group, encode_group
 from shoal.protocol.wire import SwarmId
 from tests.node.sapo.agent_lab import TINY_POLICY, install_family
 
@@ -189,6 +191,59 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
 
     assert with_agent(body) == 0
     assert [path.name for path in (tmp_path / "agent").iterdir() if int(path.stem) > 7]
+
+
+def test_groups_that_were_begun_go_on_after_a_kill_and_none_is_made_twice(source: TaskSource, tmp_path: Path) -> None:
+    lives: list[list[Made]] = []
+
+    async def body(child: Child[AgentReport]) -> None:
+        announced = 1 + max((one.announcement.round for life in lives for one in life), default=-1)
+        order = begin(tmp_path, announced=announced)
+        partial = structs.replace(order.rollouts, external=0, completion_tokens=64, over_provision=4.0, labels=True)
+        me, digits = Identity.from_seed(bytes(32)).peer_id, TINY_POLICY | {"alphabet": "0123456789"}
+        await child.send(structs.replace(order, me=me, options=digits, rollouts=partial))
+        ready = await child.receive()
+        assert isinstance(ready, Ready)
+        assert not ready.refused
+        lives.append([])
+        for _ in range(3):
+            made, _, _ = await answer_until_done(child)
+            lives[-1] += made
+        child.process.kill()  # in a round
+
+    assert [with_agent(body) for _ in range(3)] == [-signal.SIGKILL] * 3
+    made = [one for life in lives for one in life]
+    assert len({one.announcement.task for one in made}) == len(made) == 3 * 3 * 2
+    newest = max(one.announcement.round for one in lives[0])
+    groups = [decode_group(one.group) for life in lives[1:] for one in life if one.announcement.round <= newest]
+    assert groups, "of those that were begun before"
+    labels = [group.sampling for group in groups]
+    assert all(
+        isinstance(label, Sampling) and label.policy == f"{group.policy_version}-char-policy"
+        for label, group in zip(labels, groups, strict=True)
+    )
+    runs = [one.versions for label in labels if label for one in label.drawn if one.versions]
+    assert any(len(one) > 1 and one[0][0] <= newest < one[-1][0] for one in runs), "tokens of policies of two lives"
+
+
+def test_agent_whose_begun_groups_cannot_be_written_says_so_and_goes_on(source: TaskSource, tmp_path: Path) -> None:
+    (tmp_path / "agent" / NAME / "full").mkdir(parents=True)
+
+    async def body(child: Child[AgentReport]) -> None:
+        order = begin(tmp_path, role="sample", rounds=2)
+        await child.send(structs.replace(order, rollouts=structs.replace(order.rollouts, over_provision=2.0)))
+        ready = await child.receive()
+        assert isinstance(ready, Ready)
+        assert NAME in ready.refused
+        reports: list[AgentReport] = []
+        while not any(isinstance(one, Finished) for one in reports):
+            reports.append(await child.receive())
+        failures = [one.failure for one in reports if isinstance(one, Saved) and one.failure]
+        assert len(failures) == 2
+        assert all(one.startswith("groups that are begun would not go on after a restart: ") for one in failures)
+        assert sum(isinstance(one, Made) for one in reports) == 4
+
+    with_agent(body)
 
 
 def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing(

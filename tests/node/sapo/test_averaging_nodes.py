@@ -10,9 +10,11 @@ import pytest
 from safetensors.torch import load_file
 
 from shoal.cli.main import execute
+from shoal.protocol.rollouts import Sampling
 from tests.node.dashboard.test_node_page import read
 from tests.node.lab import Node, assert_exact, eventually
 from tests.node.sapo.agent_lab import origins, sharing_swarm
+from tests.node.sapo.test_agents import groups_on_disk
 
 STEPS = 2
 
@@ -33,7 +35,8 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync: dict[str, object] = {"strategy": "diloco", "inner_steps": STEPS, "balance": False}
-    with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync) as swarm:
+    partial: dict[str, object] = {"labels": True, "external_terms": "tis", "over_provision": 2.0}
+    with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync, **partial) as swarm:
         one, other = swarm.nodes
         one.start("--dashboard", "127.0.0.1:0")
         other.start(join=[one])
@@ -60,6 +63,14 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
             node.ask("leave")
             assert node.wait_exit() == 0, node.log
 
+        groups = [group for _, group in groups_on_disk(one).values()]
+        assert {group.origin for group in groups} == {one.peer_id, other.peer_id}
+        for group in groups:
+            assert isinstance(group.sampling, Sampling)
+            assert group.sampling.policy == f"{group.policy_version}-char-policy"
+            assert all(1 <= len(drawn.ids()) == len(drawn.values()) <= 4 for drawn in group.sampling.drawn)
+        refused = [set(event["rejected"]) for node in (one, other) for event in node.events("rollouts")]
+        assert set().union(*refused) <= {"no variance", "stale", "unavailable"}, "no group came twice"
         rounds = max(event["round"] for event in other.events("certified"))
         assert_exact(swarm.report(rounds))
         made = max(event["round"] for event in one.events("contributed"))

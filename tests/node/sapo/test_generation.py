@@ -3,11 +3,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 import torch
 
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
-from shoal.node.sapo.generation import GroupGenerator
+from shoal.node.sapo.completions import version_of
+from shoal.node.sapo.generation import AGE_LIMIT_ROUNDS, GeneratedGroup, GroupGenerator
 from shoal.node.sapo.policy import Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.protocol.errors import ConfigError
@@ -62,12 +64,12 @@ def new_generator(policy: CharPolicy, *, over_provision: float, group_size: int 
 def test_collect_returns_finished_groups_of_distinct_tasks() -> None:
     tasks = Tasks()
     groups = new_generator(CharPolicy(SETTINGS, seed=1), over_provision=1.0, group_size=4)
-    made = groups.collect(3, tasks, round=7)
+    made = groups.collect(3, tasks, round=7, version=7)
     assert [group.task for group in made.groups] == tasks.drawn
     assert all(group.done and group.round == 7 and len(group.rollouts) == 4 for group in made.groups)
     assert made.tokens == sum(len(rollout.tokens) for group in made.groups for rollout in group.rollouts)
     assert groups.under_way == ()
-    assert groups.collect(0, tasks, round=8).groups == ()
+    assert groups.collect(0, tasks, round=8, version=8).groups == ()
     assert len(tasks.drawn) == 3
 
 
@@ -76,7 +78,7 @@ def test_collect_ends_with_enough_groups_and_goes_on_with_the_others() -> None:
     policy = Staircase([3, 2, 9, 1, 4, 4, 20, 5, *[1] * 100])
     tasks = Tasks()
     groups = new_generator(policy, over_provision=2.0)
-    first = groups.collect(2, tasks, round=0)
+    first = groups.collect(2, tasks, round=0, version=10)
     assert [group.task for group in first.groups] == [tasks.drawn[0], tasks.drawn[2]]
     assert first.tokens == (3 + 2) + (4 + 1) + (4 + 4) + (4 + 4)
     left = groups.under_way
@@ -84,15 +86,29 @@ def test_collect_ends_with_enough_groups_and_goes_on_with_the_others() -> None:
     assert [[len(rollout.tokens) for rollout in group.rollouts] for group in left] == [[4, 1], [4, 4]]
     kept = [list(rollout.log_probs) for group in left for rollout in group.rollouts]
 
-    second = groups.collect(2, tasks, round=1)
+    second = groups.collect(2, tasks, round=1, version=13)
     assert len(tasks.drawn) == 6
     # The two fresh groups have one token each and are done at once; the old ones have one more token.
     assert [group.round for group in second.groups] == [1, 1]
     assert second.tokens == 1 + 2 + 4
-    third = groups.collect(2, tasks, round=2)
+    third = groups.collect(2, tasks, round=2, version=13)
     # The two that go on have the places of two fresh ones; again the fresh ones are done first.
     assert [group.round for group in third.groups] == [2, 2]
     assert [group.task for group in groups.under_way] == [tasks.drawn[1], tasks.drawn[3]]
+    assert [group.version for group in (*first.groups, *second.groups, *third.groups)] == [10, 10, 13, 13, 13, 13]
+    assert [rollout.versions for group in first.groups for rollout in group.rollouts] == [
+        [(10, 3)],
+        [(10, 2)],
+        [(10, 4)],
+        [(10, 4)],
+    ]
+    # The old ones drew a token more in each round, but for what was done: 9 and 1 tokens, 20 and 5.
+    assert [rollout.versions for group in left for rollout in group.rollouts] == [
+        [(10, 4), (13, 2)],
+        [(10, 1)],
+        [(10, 4), (13, 2)],
+        [(10, 4), (13, 1)],
+    ]
     for log_probs, rollout in zip(kept, (one for group in left for one in group.rollouts), strict=True):
         assert rollout.log_probs[: len(log_probs)] == log_probs
 
@@ -104,7 +120,7 @@ def test_every_group_begun_is_handed_out_once_the_oldest_first() -> None:
     groups = new_generator(policy, over_provision=1.5)
     handed, tokens = [], 0
     for round_number in range(40):
-        made = groups.collect(4, tasks, round=round_number)
+        made = groups.collect(4, tasks, round=round_number, version=0)
         tokens += made.tokens
         assert len(made.groups) == 4
         handed += [group.task.ref for group in made.groups]
@@ -120,3 +136,43 @@ def test_every_group_begun_is_handed_out_once_the_oldest_first() -> None:
 def test_sizes_out_of_range_are_refused(group_size: int, over_provision: float) -> None:
     with pytest.raises(ConfigError):
         new_generator(CharPolicy(SETTINGS, seed=1), over_provision=over_provision, group_size=group_size)
+
+
+def test_group_that_was_begun_long_ago_is_waited_for() -> None:
+    policy = Staircase([30, 30, *[1] * 1000])
+    tasks = Tasks()
+    groups = new_generator(policy, over_provision=2.0)
+    rounds = [0, AGE_LIMIT_ROUNDS - 1, AGE_LIMIT_ROUNDS, AGE_LIMIT_ROUNDS + 1]
+    made = [groups.collect(1, tasks, round=number, version=number) for number in rounds]
+    assert [[group.task for group in one.groups] for one in made] == [
+        [tasks.drawn[1]],
+        [tasks.drawn[2]],
+        [tasks.drawn[0]],  # 28 tokens at once
+        [tasks.drawn[3]],
+    ]
+    (waited,) = made[2].groups
+    assert waited.rollouts[0].versions == [(0, 1), (AGE_LIMIT_ROUNDS - 1, 1), (AGE_LIMIT_ROUNDS, 28)]
+    assert made[2].tokens == 2 * 28 + 2
+
+
+def test_label_has_tokens_log_probabilities_and_versions_where_they_differ() -> None:
+    rollouts = tuple(
+        Rollout(prompt=(1,), tokens=[*tokens], log_probs=[-0.5] * len(tokens), done=True, versions=versions)
+        for tokens, versions in (((5, 6, 1), [(7, 2), (9, 1)]), ((5, 1), [(9, 2)]), ((5, 5), [(7, 2)]))
+    )
+    label = GeneratedGroup(task=sum_task(0, 0), round=0, rollouts=rollouts).sampling("gpt")
+    assert label.policy == "9-gpt"
+    assert version_of(label.policy) == 9
+    assert [one.ids() for one in label.drawn] == [(5, 6, 1), (5, 1), (5, 5)]
+    assert [one.values() for one in label.drawn] == [(-0.5,) * 3, (-0.5,) * 2, (-0.5,) * 2]
+    assert [one.versions for one in label.drawn] == [((7, 2), (9, 1)), msgspec.UNSET, ((7, 2),)]
+
+
+def test_version_is_noted_for_what_is_new() -> None:
+    rollout = Rollout(prompt=(1,))
+    rollout.note_version(3)
+    assert rollout.versions == []
+    for version, drawn in ((3, 2), (3, 1), (4, 0), (5, 2)):
+        rollout.tokens += [9] * drawn
+        rollout.note_version(version)
+    assert rollout.versions == [(3, 3), (5, 2)]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, group_advantages, grpo_loss
+from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, group_advantages, grpo_loss, truncated_weights
 
 ROWS, TOKENS = 12, 5
 
@@ -22,11 +22,11 @@ def some_batch(seed: int = 1) -> tuple[torch.Tensor, Batch]:
         old=old,
         mask=torch.arange(TOKENS)[None, :] < lengths[:, None],
         advantages=torch.randn(ROWS, generator=generator, dtype=torch.float64),
-        external=torch.arange(ROWS) % 2 == 1,
+        weights=2 * torch.rand(ROWS, TOKENS, generator=generator, dtype=torch.float64),
     )
 
 
-def reference(logits: torch.Tensor, batch: Batch, terms: ExternalTerms) -> torch.Tensor:
+def reference(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Token by token, from the formulas of the papers."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     for row in range(ROWS):
@@ -39,19 +39,16 @@ def reference(logits: torch.Tensor, batch: Batch, terms: ExternalTerms) -> torch
             ratio = probability / math.exp(float(batch.old[row, token]))
             clipped = min(max(float(ratio.detach()), 0.8), 1.28) * advantage
             value = ratio * advantage if float(ratio.detach()) * advantage <= clipped else torch.tensor(clipped)
-            if bool(batch.external[row]) and advantage < 0:
-                value = value * {"naive": 1.0, "positive": 0.0}[terms]
-            total = total - value
+            total = total - float(batch.weights[row, token]) * value
     return total / count
 
 
-@pytest.mark.parametrize("terms", ["naive", "positive"])
 @pytest.mark.parametrize("seed", range(4))
-def test_loss_and_gradient_equal_a_reference(terms: ExternalTerms, seed: int) -> None:
+def test_loss_and_gradient_equal_a_reference(seed: int) -> None:
     logits, batch = some_batch(seed)
-    loss = grpo_loss(torch.nn.functional.logsigmoid(logits), batch, GrpoSettings(external=terms))
+    loss = grpo_loss(torch.nn.functional.logsigmoid(logits), batch, GrpoSettings())
     (gradient,) = torch.autograd.grad(loss, logits)
-    expected = reference(logits, batch, terms)
+    expected = reference(logits, batch)
     (expected_gradient,) = torch.autograd.grad(expected, logits)
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
     assert torch.allclose(gradient, expected_gradient, atol=1e-6)
@@ -66,10 +63,34 @@ def test_ratio_is_clipped_low_for_bad_and_high_for_good() -> None:
             old=torch.zeros(7, 1, dtype=torch.float64),
             mask=torch.ones(7, 1, dtype=torch.bool),
             advantages=torch.full((7,), sign, dtype=torch.float64),
-            external=torch.zeros(7, dtype=torch.bool),
+            weights=torch.ones(7, 1, dtype=torch.float64),
         )
         (gradient,) = torch.autograd.grad(grpo_loss(log_probs, batch, GrpoSettings()), log_probs)
         assert torch.equal(gradient[:, 0] != 0, moved)
+
+
+# Rule, what another's completion is worth to its group, and whether its tokens' probabilities are known.
+@pytest.mark.parametrize(
+    ("terms", "bad", "bad_and_known"), [("naive", True, True), ("positive", False, False), ("tis", False, True)]
+)
+def test_rule_says_which_completions_of_others_count(terms: ExternalTerms, bad: bool, bad_and_known: bool) -> None:
+    settings = GrpoSettings(external=terms)
+    for known in (False, True):
+        assert settings.counts(0.25, external=True, drawn=known)
+        assert settings.counts(-0.25, external=False, drawn=known), "one's own always do"
+        assert not settings.counts(0.0, external=True, drawn=known)
+    assert settings.counts(-0.25, external=True, drawn=False) is bad
+    assert settings.counts(-0.25, external=True, drawn=True) is bad_and_known
+
+
+def test_token_weighs_as_often_as_it_is_more_probable_here_and_twice_at_most() -> None:
+    here, there = (torch.tensor(each).log() for each in ([0.1, 0.5, 0.9, 0.3, 1.0], [0.4, 0.5, 0.6, 0.1, 1e-30]))
+    expected = [0.25, 1.0, 1.5, 2.0, 2.0]
+    assert truncated_weights(here, there, GrpoSettings()).tolist() == pytest.approx(expected)
+    assert truncated_weights(here, there - 1e30, GrpoSettings()).tolist() == pytest.approx([2.0] * 5)
+    assert truncated_weights(here, there, GrpoSettings(truncation=1.2)).tolist() == pytest.approx(
+        [min(weight, 1.2) for weight in expected]
+    )
 
 
 def test_what_is_behind_a_completion_counts_nothing() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from shoal.lab.bench.sapo_swarm import collect
 from shoal.node.reporting.events import TaskRewards
+from shoal.node.sapo import groups
 from shoal.node.sapo.engine import rewards_by_task
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.selection import ATTEMPTS_PER_GROUP, Intake, Verdict, total_bytes
@@ -15,7 +17,7 @@ from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Reason
+from shoal.protocol.rollouts import Drawn, Reason, Sampling
 from tests.node.sapo.offering import group_of, new_intake, new_judge, offer_of, peer_id
 
 ALICE, BOB, LIAR = peer_id(1), peer_id(2), peer_id(3)
@@ -215,3 +217,17 @@ def test_rollout_of_another_is_not_ours_to_announce() -> None:
     (group,) = peers.groups(intake, 1)
     with pytest.raises(LocalError):
         rollout_of(group, BOB)
+
+
+def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers, intake = Peers(), new_intake()
+    peers.honest(ALICE, 1)
+    (group,) = peers.groups(intake, 1)
+    drawn = Drawn.of((-0.5,) * 3, (1, 2, 3))
+    group = replace(group, sampling=Sampling(policy="7-gpt", drawn=(drawn,) * len(group.texts)))
+    taken = len(group.texts) * 24
+    for limit_bytes, expected in ((taken, group.sampling), (taken - 1, Sampling(policy="7-gpt"))):
+        monkeypatch.setattr(groups, "DRAWN_LIMIT_BYTES", limit_bytes)
+        assert rollout_of(group, ALICE).sampling == expected

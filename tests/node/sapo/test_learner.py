@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 
@@ -236,6 +237,7 @@ def test_over_provision_hands_out_groups_of_earlier_rounds_with_their_round() ->
     ages = [group.policy_version - group.round for group in market.offered]
     assert max(ages) > 0
     assert min(ages) == 0
+    assert all(group.sampling is None for group in market.offered), "nothing asks for labels"
     # A task's round is the one it was drawn in, so that others can tell that it was assigned.
     drawn = {easy_task(number, index).ref: number for number in range(12) for index in range(6)}
     assert all(drawn[group.task.ref] == group.round for group in market.offered)
@@ -286,14 +288,14 @@ def test_an_own_answer_that_was_not_scored_in_time_is_not_taken_for_a_wrong_one(
 def test_a_round_says_what_its_completions_and_its_update_were_like() -> None:
     learner = new_learner(Alone(), local=2, group_size=4)
     generated = []
-    plain = learner._generator.collect
+    plain = learner.generator.collect
 
     def collect(*args: object, **keys: object) -> object:
         made = plain(*args, **keys)  # type: ignore[arg-type]
         generated.extend(made.groups)
         return made
 
-    learner._generator.collect = collect  # type: ignore[assignment, method-assign]
+    learner.generator.collect = collect  # type: ignore[assignment, method-assign]
     learner._score = lambda pairs: [float(at % 2) for at in range(len(pairs))]
     report = learner.run_round()
     rollouts = [rollout for group in generated for rollout in group.rollouts]
@@ -304,3 +306,61 @@ def test_a_round_says_what_its_completions_and_its_update_were_like() -> None:
     assert report.course["distinct"] == sum(map(len, texts)) / 8
     assert report.course["gradient_norm"] > 0
     assert report.course["clipped"] == 0.0  # a round's own draws have ratio 1
+
+
+def test_groups_say_how_they_were_drawn_where_labels_are_asked_for() -> None:
+    market = Market()
+    learner = Learner(
+        CharPolicy(SMALL, seed=1),
+        LearnerSettings(local=2, group_size=4, label="small"),
+        draw=easy_task,
+        score=score,
+        sharing=market,
+        seed=1,
+    )
+    policy = learner.policy
+    learner.version = 12
+    before = {}
+    plain = learner.generator.collect
+
+    def collect(*args: object, **keys: object) -> object:
+        made = plain(*args, **keys)  # type: ignore[arg-type]
+        for group in made.groups:
+            samples = [Sample(prompt=one.prompt, completion=tuple(one.tokens)) for one in group.rollouts]
+            before[group.task.ref] = policy.log_probs(samples).detach()
+        return made
+
+    learner.generator.collect = collect  # type: ignore[assignment, method-assign]
+    learner.run_round()
+    assert len(market.offered) == 2
+    for group in market.offered:
+        assert group.sampling is not None
+        assert (group.sampling.policy, group.policy_version) == ("12-small", 12)
+        for at, (text, drawn) in enumerate(zip(group.texts, group.sampling.drawn, strict=True)):
+            assert drawn.ids() == policy.encode_completion(text)
+            assert drawn.values() == pytest.approx(before[group.task.ref][at, : len(drawn.ids())].tolist(), abs=1e-5)
+            assert drawn.versions is msgspec.UNSET
+
+
+def test_what_is_unfinished_is_known_before_anybody_hears_of_what_is_done() -> None:
+    happened: list[str] = []
+
+    class Told(Market):
+        def offer(self, groups: Sequence[JudgedGroup]) -> None:
+            happened.append("offered")
+
+        def take(self, count: int) -> list[JudgedGroup]:
+            happened.append("taken")
+            return []
+
+    learner = Learner(
+        CharPolicy(SMALL, seed=1),
+        LearnerSettings(local=1, external=1),
+        draw=easy_task,
+        score=score,
+        sharing=Told(),
+        seed=1,
+        handed_out=lambda: happened.append("handed out"),
+    )
+    learner.run_round()
+    assert happened == ["handed out", "offered", "taken", "handed out", "offered"]
