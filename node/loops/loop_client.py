@@ -26,6 +26,7 @@ from shoal.node.control_client import SOCKET_PATH_LIMIT_BYTES
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
     LOOP_VERSION,
+    Accepted,
     Attaching,
     TurnedAway,
     trainer_socket_path,
@@ -83,8 +84,9 @@ T = TypeVar("T", bound=Command)
 class LoopClient:
     """One attachment, from `attach` to `close` or the daemon's end."""
 
-    def __init__(self, channel: _Channel, *, peer_id: str, start: Start, tensors: SharedTensors) -> None:
-        self.peer_id = peer_id
+    def __init__(self, channel: _Channel, *, accepted: Accepted, start: Start, tensors: SharedTensors) -> None:
+        self.peer_id = accepted.peer_id
+        self.waits_s = accepted.waits_s
         self.sync: SyncSettings = start.sync
         self.contributions = start.contributions
         self.contribution: Vector = tensors.contribution
@@ -200,7 +202,7 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
     finally:
         if memory is not None:
             os.close(memory)
-    return LoopClient(channel, peer_id=answer.peer_id, start=start, tensors=tensors)
+    return LoopClient(channel, accepted=answer, start=start, tensors=tensors)
 
 
 class _Channel(FrameSocket):
