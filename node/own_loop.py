@@ -31,6 +31,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import time
 import warnings
 from collections import deque
@@ -38,7 +39,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import blake3
 import torch
@@ -46,11 +47,22 @@ import torch
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
-from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, mean_of
+from shoal.node.loops.rank_group import (
+    Alone,
+    Leader,
+    Measure,
+    Proceed,
+    RankGroup,
+    Waiting,
+    restarted,
+    starts_again,
+    world_size,
+)
 from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, TRAINING_LOSS
 from shoal.node.pipe import Pause, Resume, Stop
-from shoal.node.training.accounts import Accounts
+from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import (
     Contribution,
@@ -69,6 +81,9 @@ from shoal.node.training.trainer_messages import (
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.names import called, short
+
+if TYPE_CHECKING:
+    from shoal.node.loops.follower import Follower
 
 JOIN_DEADLINE_S = 600.0
 WAIT_S = 1.0
@@ -112,7 +127,8 @@ class Swarm:
         """See `join`. Raises ConfigError if the model or the optimizer cannot be used."""
         self._model = bare(model)
         check_trainable(self._model, optimizer)
-        self._flat = FlatParameters(self._model, frozen=False)
+        self._flat: Flat = FlatParameters(self._model, frozen=False)
+        self._ranks = Alone()
         self._steps = OptimizerSteps(optimizer)
         self._manifest = manifest
         self._data_dir = _data_folder(data_dir)
@@ -153,45 +169,75 @@ class Swarm:
 
         Raises ConfigError, one line that says what to do, and NetworkError if the swarm is not reached in time.
         """
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         if self.talks:
             _be_heard()
         try:
-            self._daemon = self._found()
-            if self._flat.layout.buffers:  # they begin where a chunk does
-                chunk_values = self._daemon.manifest.round.chunk_values
-                self._flat = FlatParameters(self._model, frozen=False, chunk_values=chunk_values)
-            self._client = client = self._daemon.attach(
-                layout=self._flat.layout, metric=self._metric, device=str(self._device)
-            )
-            self.peer_id = client.peer_id
-            self._accounts = Accounts(self._flat, sync=client.sync, contributions=client.contributions)
-            self._snapshots = LoopSnapshots(self._accounts, self._flat.layout, self._device, client.send)
-            self._obey(ends_at=time.monotonic() + self._wait_s)
-            if self._client is None:
-                raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
-        except BaseException:
-            self.close()
+            if world_size() > 1:
+                self._ranks = Leader(RankGroup())
+            with self._ranks.call("join", self._standing):
+                self._join()
+        except BaseException as error:
+            self._end(failed=isinstance(error, Exception))
             raise
         self._steps.begin()
         self._tally = Tally()
         return self
 
+    def _join(self) -> None:
+        """Attach to the daemon, and stand on the swarm's state. Raises ConfigError, NetworkError."""
+        self._daemon = self._found()
+        buffers = self._flat.layout.buffers  # which begin where a chunk does
+        chunk_values = self._daemon.manifest.round.chunk_values if buffers else 1
+        self._flat = self._ranks.flat(self._model, chunk_values)
+        self._client = client = self._daemon.attach(
+            layout=self._flat.layout, metric=self._metric, device=str(self._device)
+        )
+        if restarted() and client.waits_s is not None:
+            self._daemon.adopt()
+        self.peer_id = client.peer_id
+        self._accounts = Accounts(self._flat, sync=client.sync, contributions=client.contributions)
+        self._snapshots = LoopSnapshots(self._accounts, self._flat.layout, self._device, client.send)
+        self._obey(ends_at=time.monotonic() + self._wait_s)
+        if self._client is None:
+            raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
+
+    def _standing(self) -> Proceed:
+        return Proceed(
+            peer_id=self.peer_id,
+            seed=self.seed,
+            round=self.round,
+            members=self.members,
+            held_out=self.held_out,
+            over=self.over,
+            active=self.active,
+        )
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._end(failed=isinstance(error, Exception))
 
     def close(self) -> None:
         """Leave the swarm in order with a daemon that `join` started; detach from one that ran before. Once is enough.
 
         The model keeps the parameters that it has.
         """
-        atexit.unregister(self.close)
+        self._end(failed=False)
+
+    def _at_exit(self) -> None:
+        self._end(failed=isinstance(getattr(sys, "last_value", None), Exception))
+
+    def _end(self, *, failed: bool) -> None:
+        """Leave or detach. failed: by an error, after which torchrun may start the loop again: it will attach anew."""
+        atexit.unregister(self._at_exit)
         self._steps.end()
         client, self._client = self._client, None
         daemon, self._daemon = self._daemon, None
+        if failed and starts_again():
+            daemon = None
         try:
+            self._ranks.close()
             if daemon is not None:
                 daemon.ask_to_leave()
         finally:
@@ -242,9 +288,10 @@ class Swarm:
         if self._client is None:
             return False
         self._tally.trained()
-        if made:
-            self._count(made, int(tokens), loss)
-        self._obey()
+        with self._ranks.call("step", self._standing, made=made, tokens=int(tokens) if made else 0) as of_all:
+            if made:
+                self._count(made, of_all, loss)
+            self._obey()
         self._tally.resumed()
         return self._client is not None
 
@@ -253,16 +300,27 @@ class Swarm:
         """The model with the certified parameters of round `round` for as long as the context lasts, then as it was.
 
         For an evaluation or a checkpoint of what the swarm has in common. What is changed inside, of parameters and of
-        buffers that travel, is changed back.
+        buffers that travel, is changed back. Of several ranks each makes this call; where one fails inside, nothing is
+        changed back, as the others may never come.
         """
+        with self._ranks.call("at_anchor", self._standing):
+            local = self._to_anchor()
+        failed = True
+        try:
+            yield self._model
+            failed = False
+        finally:
+            if not failed or self._ranks.size == 1:
+                with self._ranks.call("at_anchor", self._standing):
+                    self._flat.scatter(local)
+
+    def _to_anchor(self) -> torch.Tensor:
+        """Have the anchor in the model; returns what was there."""
         base = self._accounts.base
         assert base is not None
         local = self._accounts.local()
         self._flat.scatter(base)
-        try:
-            yield self._model
-        finally:
-            self._flat.scatter(local)
+        return local
 
     # -- counting --------------------------------------------------------------------------------------------
 
@@ -287,7 +345,7 @@ class Swarm:
     def _finish(self, order: Train, client: LoopClient) -> None:
         """Report the steps of an order, which are made, with a contribution if it is to end in one."""
         tally = self._tally
-        loss, seconds = tally.mean_loss(), tally.seconds
+        loss, seconds = mean_of(*self._ranks.losses(*tally.losses(), ends=order.contribute)), tally.seconds
         if not order.contribute:
             self._order = None
             client.send(
@@ -339,6 +397,8 @@ class Swarm:
             idle = self._paused or self._order is None
             began = time.monotonic()
             order = self._next_order(client, WAIT_S if idle else 0.0)
+            if idle:
+                self._ranks.tell(Waiting())
             now = time.monotonic()
             if idle and not self._paused and self._accounts.waiting:
                 self._tally.blocked_s += now - began
@@ -478,9 +538,15 @@ class Swarm:
             return  # of an anchor that another has replaced
         value = self._last_loss
         if self._evaluate is not None:
-            with self.at_anchor() as model, evaluating(model):
-                self.held_out = value = float(self._evaluate(model))
+            local = self._to_anchor()
+            try:
+                self._ranks.tell(Measure())
+                with evaluating(self._model):
+                    value = float(self._evaluate(self._model))
+                self.held_out = value = self._ranks.mean(value)
                 self._held_out_round = self.round
+            finally:
+                self._flat.scatter(local)
         if value is not None:
             client.send(Evaluated(round=order.round, value=value))
 
@@ -523,7 +589,7 @@ def join(
     evaluate: Callable[[torch.nn.Module], float] | None = None,
     options: Sequence[str] = (),
     wait_s: float = JOIN_DEADLINE_S,
-) -> Swarm:
+) -> Swarm | Follower:
     """Make this process the trainer of a node of the swarm; to be used as a context manager.
 
     manifest: path of the manifest of a swarm whose workload is `own-loop`; or its link, `shoal:…`, or the whole line
@@ -532,11 +598,16 @@ def join(
     `shoal run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the
     mean training loss is reported. wait_s: how long to wait for a part in the rounds.
 
-    The optimizer must hold the model's parameters, which are float32 where they need a gradient. One process is one
-    node. The first founder's parameters, as they are at this call, are the swarm's first state.
+    The optimizer must hold the model's parameters, which are float32 where they need a gradient. The first founder's
+    parameters, as they are at this call, are the swarm's first state. Where processes of `torch.distributed` train one
+    model (DDP, `fully_shard`, HSDP), they are one node: each makes the same calls, and rank 0 speaks with the swarm.
 
     Raises ConfigError.
     """
+    if world_size() > 1 and torch.distributed.get_rank():
+        from shoal.node.loops.follower import Follower  # takes seconds, and only a node of several processes needs it
+
+        return Follower(model, optimizer, evaluate=evaluate)
     return Swarm(
         model,
         optimizer,

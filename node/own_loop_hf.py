@@ -5,12 +5,13 @@
 
 The callback joins when training begins, says every optimizer step, and leaves when training ends. What the Trainer logs
 has `swarm_round`, `swarm_members` and, with `evaluate`, `swarm_held_out_loss` as well. Batches are weighed
-by their `input_ids`, or by their samples where a model has none. Needs the extra `shoal[hf]`.
+by their `input_ids`, or by their samples where a model has none. Of several processes (`torchrun`, `accelerate launch`)
+each has the callback, and they are one node. Needs the extra `shoal[hf]`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,14 @@ try:
     from transformers import TrainerCallback
 except ImportError:  # the extra is not installed: said when a callback is made
     TrainerCallback = object
+
+if TYPE_CHECKING:
+    from shoal.node.loops.follower import Follower
+
+
+def _processes(args: Any) -> int:
+    """The number of processes over whose items together the Trainer has each loss divided."""
+    return int(args.world_size) if args.average_tokens_across_devices else 1
 
 
 class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
@@ -39,7 +48,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self._weight = 0
         self._losses: list[torch.Tensor] = []
         self._summed = False
-        self.swarm: Swarm | None = None
+        self.swarm: Swarm | Follower | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Join the swarm. Raises ConfigError, NetworkError."""
@@ -55,7 +64,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         loss: torch.Tensor | None = None
         if self._losses:
             losses = torch.stack(self._losses)
-            loss = losses.sum() if self._summed else losses.mean()
+            loss = losses.sum() * _processes(args) if self._summed else losses.mean()
         weight = self._weight
         self._forget_batches()
         self.swarm.step(tokens=weight, loss=loss)
@@ -89,7 +98,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self._weight += tokens.numel() if tokens is not None else len(tensors[0]) if tensors else 1
         loss = getattr(output, "loss", None)
         if loss is not None:
-            self._losses.append(loss.detach().float())
+            self._losses.append(loss.detach().float().clone())  # the Trainer scales it in place
             # Batches of one step share the number that their losses are divided by, if the Trainer gives one.
             self._summed = kwargs.get("num_items_in_batch") is not None
 

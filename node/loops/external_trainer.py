@@ -236,7 +236,7 @@ class ExternalTrainer(Trainer):
         """Serve a loop from the answer to the end, and tell the daemon of both."""
         cause = ""
         try:
-            await connection.answer(Accepted(peer_id=self._peer_id), memory)
+            await connection.answer(Accepted(peer_id=self._peer_id, waits_s=self._patience_s), memory)
             await self._prepare(connection, memory)
             _seal(memory)
             await self._take_up(connection, "a training loop attached", task_status)

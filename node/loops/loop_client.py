@@ -26,6 +26,7 @@ from shoal.node.control_client import SOCKET_PATH_LIMIT_BYTES
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
     LOOP_VERSION,
+    Accepted,
     Attaching,
     TurnedAway,
     trainer_socket_path,
@@ -83,8 +84,9 @@ T = TypeVar("T", bound=Command)
 class LoopClient:
     """One attachment, from `attach` to `close` or the daemon's end."""
 
-    def __init__(self, channel: _Channel, *, peer_id: str, start: Start, contribution: Vector) -> None:
-        self.peer_id = peer_id
+    def __init__(self, channel: _Channel, *, accepted: Accepted, start: Start, contribution: Vector) -> None:
+        self.peer_id = accepted.peer_id
+        self.waits_s = accepted.waits_s
         self.sync: SyncSettings = start.sync
         self.contributions = start.contributions
         self.contribution = contribution
@@ -202,7 +204,7 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
     finally:
         if memory is not None:
             os.close(memory)
-    return LoopClient(channel, peer_id=answer.peer_id, start=start, contribution=contribution)
+    return LoopClient(channel, accepted=answer, start=start, contribution=contribution)
 
 
 class _Channel(FrameSocket):

@@ -57,6 +57,7 @@ class LoopDaemon:
         self._manifest = manifest
         self._process = process
         self._log_from = log_from
+        self._adopted = False
 
     @property
     def log_path(self) -> Path:
@@ -132,9 +133,13 @@ class LoopDaemon:
         except (NodeNotRunning, ControlRefused):
             return None
 
+    def adopt(self) -> None:
+        """Have the daemon leave with this loop, as one that was started here: it was, by the loop's life before."""
+        self._adopted = True
+
     def ask_to_leave(self) -> None:
-        """Have a daemon that was started here leave the swarm; another stays as it is."""
-        if self._process is not None and self._process.poll() is None:
+        """Have a daemon that was started here, or adopted, leave the swarm; another stays as it is."""
+        if self._adopted or (self._process is not None and self._process.poll() is None):
             with suppress(ShoalError):
                 request(self.data_dir, "leave", deadline_s=ASK_DEADLINE_S)
 
@@ -144,7 +149,9 @@ class LoopDaemon:
             _stop(self._process)
 
     def end(self) -> None:
-        """Reap a daemon that was asked to leave, and end it if it does not."""
+        """Reap a daemon that was asked to leave, and end it if it does not; wait until an adopted one is gone."""
+        if self._adopted:
+            self._wait_until_gone()
         process = self._process
         if process is None:
             return
@@ -154,6 +161,15 @@ class LoopDaemon:
             logger.warning("the node on %s does not leave in order; ending it", self.data_dir)
         finally:
             _stop(process)
+
+    def _wait_until_gone(self) -> None:
+        ends_at = time.monotonic() + LEAVE_DEADLINE_S
+        with suppress(NetworkError):
+            while self.status() is not None:
+                if time.monotonic() > ends_at:
+                    logger.warning("the node on %s does not leave in order; it goes on", self.data_dir)
+                    return
+                time.sleep(POLL_S)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -21,7 +21,7 @@ from shoal.node.training.trainer_messages import Layout
 OWN_LOOP = "own-loop"
 """The name that a manifest gives to a workload which is each user's own training loop."""
 TRAINER_SOCKET_NAME = "trainer.sock"
-LOOP_VERSION = 4
+LOOP_VERSION = 5
 """Of what both say, the messages of `trainer_messages` included: another with each change of any of them."""
 ATTACH_DEADLINE_S = 30.0
 """From the connection to the answer."""
@@ -37,9 +37,13 @@ class Attaching(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """Acceptance of a loop; the descriptor of the shared vectors comes with the first byte of this frame."""
+    """Acceptance of a loop; the descriptor of the shared vectors comes with the first byte of this frame.
+
+    waits_s: how long the daemon waits for another once this one is gone; None for ever.
+    """
 
     peer_id: str
+    waits_s: float | None = None
 
 
 class TurnedAway(Message, frozen=True, kw_only=True):

@@ -26,13 +26,7 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ConfigError if the optimizer moves none of the model, or the model is spread over processes."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ConfigError(
-            f"this loop is one of {distributed.get_world_size()} processes of torch.distributed; a node is one "
-            "process: run one per GPU, each with a data folder of its own"
-        )
+    """Raises ConfigError if the optimizer moves none of the model."""
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not trained:
@@ -85,6 +79,11 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
+def mean_of(total: float, count: int) -> float:
+    """The mean of `count` losses; not a number without any."""
+    return total / count if count else math.nan
+
+
 class Tally:
     """Measurements since the newest contribution was written; times in seconds.
 
@@ -120,9 +119,13 @@ class Tally:
             self._loss = self._loss + (loss.detach().float() if isinstance(loss, torch.Tensor) else float(loss))
             self._losses += 1
 
+    def losses(self) -> tuple[float, int]:
+        """Sum of the losses, and how many steps told one."""
+        return float(self._loss), self._losses
+
     def mean_loss(self) -> float:
         """Mean loss over the steps that told one; not a number without any."""
-        return float(self._loss) / self._losses if self._losses else math.nan
+        return mean_of(*self.losses())
 
     def tokens_per_s(self) -> float:
         """Rate while it trained."""

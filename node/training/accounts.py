@@ -31,7 +31,7 @@ Source: DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.1851
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ import torch
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragment, Fragments, runs_of
 from shoal.collectives.grid import Grid
-from shoal.node.training.flat_parameters import HostCopy
+from shoal.node.training.flat_parameters import HostCopy, blocks_of
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Layout, SyncSettings
 from shoal.protocol.errors import LocalError
@@ -89,6 +89,10 @@ class Flat(Protocol):
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
+
+
+class GradientFlat(Flat, Protocol):
+    """The same, of which gradients can be had."""
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy the gradients into `out`, ``(numel,) float32``, and the buffers; zeros for what has no gradient."""
@@ -357,7 +361,7 @@ class Accounts(_Standing):
         mixing = self._mixing
         local = mark.local.wait() if mixing is None and mark.local is not None else None
         at = 0
-        for spans in _blocks(mark.fragment.parameter_runs(), self._flat.block_values):
+        for spans in blocks_of(mark.fragment.parameter_runs(), self._flat.block_values):
             end = at + sum(span.stop - span.start for span in spans)
             new = self._flat.to_device(self._advance(anchor, base, spans), spans)
             if mixing is not None:
@@ -375,7 +379,7 @@ class Accounts(_Standing):
             values.sub_(self._flat.to_device(base, block))
             return values.add_(self._flat.to_device(self._advance(anchor, base, block), block))
 
-        for block in _blocks(spans, self._flat.block_values):
+        for block in blocks_of(spans, self._flat.block_values):
             self._flat.update(block, partial(moved, block=block))
 
     def _taken(self, taken: int) -> _Mark | None:
@@ -415,7 +419,7 @@ class Accounts(_Standing):
     def _progress(self, base: torch.Tensor) -> torch.Tensor:
         """The replica less `base`, ``(numel,) float32``, on its device; on the host where that has no room for it."""
         progress = self._flat.set_aside()
-        for block in _blocks([slice(0, progress.numel())], self._flat.block_values):
+        for block in blocks_of([slice(0, progress.numel())], self._flat.block_values):
             progress[block[0]].sub_(self._flat.to_device(base, block).to(progress.device))
         return progress
 
@@ -458,24 +462,6 @@ def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:
         return [span for part in parts for span in part]
 
 
-def _blocks(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
-    """The same values, in blocks of at most `limit` of them."""
-    block: list[slice] = []
-    room = limit
-    for span in spans:
-        start = span.start
-        while start < span.stop:
-            stop = min(span.stop, start + room)
-            block.append(slice(start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield block
-                block, room = [], limit
-    if block:
-        yield block
-
-
 # --- gradients ---
 
 
@@ -504,8 +490,9 @@ class GradientAccounts(_Standing):
     goes_on = False
     """There are no steps but the one that a round waits for."""
 
-    def __init__(self, flat: Flat, *, contributions: int = 0) -> None:
+    def __init__(self, flat: GradientFlat, *, contributions: int = 0) -> None:
         super().__init__(flat, contributions)
+        self._gradients = flat
         self.waiting = False
         """True if a gradient was written and the anchor after it is not here yet."""
         self.tokens = 0
@@ -532,7 +519,7 @@ class GradientAccounts(_Standing):
             raise LocalError("a contribution was ordered before any anchor was applied")
         written = out[: self._flat.layout.numel]
         if self.tokens:
-            self._flat.gather_gradients(torch.from_numpy(written))
+            self._gradients.gather_gradients(torch.from_numpy(written))
         else:
             written.fill(0.0)
         self._issued += 1

@@ -114,6 +114,24 @@ def joined(vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
     return vector[spans[0]] if len(spans) == 1 else torch.cat([vector[span] for span in spans])
 
 
+def blocks_of(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
+    """The same values, in blocks of at most `limit` of them."""
+    block: list[slice] = []
+    room = limit
+    for span in spans:
+        start = span.start
+        while start < span.stop:
+            stop = min(span.stop, start + room)
+            block.append(slice(start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield block
+                block, room = [], limit
+    if block:
+        yield block
+
+
 class FlatParameters:
     """Copies between a model, on any device, and host vectors ``(numel,) float32``.
 

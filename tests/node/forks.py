@@ -98,6 +98,11 @@ def run_copy(
         return subprocess.CompletedProcess(command, code, said.read_text(), errors.read_text())
 
 
+def prepare_copies() -> None:
+    """Have everything imported: what is started as a copy after this begins at once."""
+    _server()
+
+
 def start_forked(command: Sequence[str], log: Path) -> Started:
     """Start a node of a testnet, as a copy where that would be the same.
 

@@ -19,7 +19,7 @@ from shoal.protocol.manifest import render_manifest
 from shoal.protocol.swarm_link import SwarmLink, format_link, join_line
 from shoal.testnet.parent_death import ended_with_parent
 from tests.node.forks import start_copy
-from tests.node.lab import Node, Swarm, environment
+from tests.node.lab import Node, Swarm, environment, eventually
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
 LOOPBACK = {
@@ -29,6 +29,8 @@ LOOPBACK = {
     "SHOAL_TEST_MODE": "1",
     "OMP_NUM_THREADS": "1",
 }
+RESTARTS = ("--max-restarts", "3", "--monitor-interval", "0.1")
+"""Options of torchrun."""
 
 
 def example(name: str) -> str:
@@ -42,13 +44,17 @@ def example(name: str) -> str:
 class LoopNode(Node):
     """A node whose process is a training loop, of which the daemon is a child."""
 
-    def begin(self, script: Path, *arguments: str, **settings: str) -> None:
-        """Run `script` with the data folder and `arguments`; `settings` are added to the environment."""
+    def begin(self, script: Path, *arguments: str, ranks: int = 0, **settings: str) -> None:
+        """Run `script` with the data folder and `arguments`; `settings` are added to the environment.
+
+        ranks: run it in so many, under torchrun, which starts them again if one fails.
+        """
         assert not self.running
         self._events_began = len(self.all_events())
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
-            command = [sys.executable, str(script), str(self.folder), *arguments]
+            several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *RESTARTS]
+            command = [sys.executable, *(several if ranks else ()), str(script), str(self.folder), *arguments]
             self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)
             self.process = self.process or subprocess.Popen(
                 ended_with_parent([*command[:1], "-W", "ignore", *command[1:]]),
@@ -60,6 +66,19 @@ class LoopNode(Node):
                 start_new_session=True,
             )
         self.lives.append([time.time(), float("inf")])
+
+    def rank(self, number: int) -> psutil.Process:
+        """The process of a rank, once it is there."""
+
+        def found() -> psutil.Process | None:
+            assert self.process is not None
+            for process in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get("RANK") == str(number):
+                        return process
+            return None
+
+        return eventually(found, f"rank {number} of {self.folder.name}")
 
     def end(self) -> None:
         """As any node's, and its daemon's even if the loop died without it."""
@@ -91,8 +110,11 @@ class LoopSwarm(Swarm):
         """Run the script on all nodes, each told the first one's address; they begin round 1 at once, linked."""
         self._begin(script, lambda first: (*arguments, *(() if first is None else (first.address,))), settings)
 
-    def begin_by_link(self, script: str, *arguments: str, **settings: str) -> None:
-        """The same, but the first is told its manifest, and the others the line that `shoal link` prints there."""
+    def begin_by_link(self, script: str, *arguments: str, ranks: int = 0, **settings: str) -> None:
+        """The same, but the first is told its manifest, and the others the line that `shoal link` prints there.
+
+        ranks: of each node.
+        """
 
         def told(first: LoopNode | None) -> Sequence[str]:
             if first is None:
@@ -100,17 +122,17 @@ class LoopSwarm(Swarm):
             link = SwarmLink(swarm=self.manifest.swarm_id, addresses=(first.address,))
             return join_line(format_link(link), OWN_LOOP), *arguments
 
-        self._begin(script, told, settings)
+        self._begin(script, told, settings, ranks)
 
     def _begin(
-        self, script: str, told: Callable[[LoopNode | None], Sequence[str]], settings: Mapping[str, str]
+        self, script: str, told: Callable[[LoopNode | None], Sequence[str]], settings: Mapping[str, str], ranks: int = 0
     ) -> None:
         path = self.workplace / "loop.py"
         path.write_text(script)
         first = self.nodes[0]
         for node in self.nodes:
             arguments = told(None if node is first else first)
-            node.begin(path, *arguments, **{"SHOAL_HOLD": "1:train", **settings})
+            node.begin(path, *arguments, ranks=ranks, **{"SHOAL_HOLD": "1:train", **settings})
         for node in self.nodes:
             node.hold("1:train")
             node.wait("linked")

@@ -77,17 +77,20 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path, ranks: int) -> None:
+    script = example("hf.py")
+    if ranks:
+        script = script.replace("disable_tqdm=True", "disable_tqdm=True, use_cpu=True")
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin_by_link(
-            example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1"
-        )
+        told = str(model), str(tmp_path / "text")
+        swarm.begin_by_link(script, *told, ranks=ranks, SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
         finished(swarm)
         ended = [load_file(node.folder / "model" / "model.safetensors") for node in swarm.nodes]
         for node in swarm.nodes:
             trained = [event["loss"] for event in node.events("contributed")]
             assert trained[-1] < 0.7 * trained[0], trained
-            assert [event["tokens"] for event in node.events("contributed")] == [10 * 8 * 16] * ROUNDS
+            assert [event["tokens"] for event in node.events("contributed")] == [10 * 8 * 16 * max(1, ranks)] * ROUNDS
     for name, values in ended[0].items():
         assert torch.equal(values, ended[1][name]), name
 
@@ -114,14 +117,15 @@ def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, mode
 
 
 @pytest.mark.long
-def test_a_loop_that_accelerate_prepared_counts_accumulated_steps_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_loop_that_accelerate_prepared_counts_accumulated_steps_once(tmp_path: Path, ranks: int) -> None:
     pytest.importorskip("accelerate", reason="the extra shoal[hf] is not installed")
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        swarm.begin_by_link(example("prepared.py"), SHOAL_ROUNDS=str(ROUNDS))
+        swarm.begin_by_link(example("prepared.py"), ranks=ranks, SHOAL_ROUNDS=str(ROUNDS))
         finished(swarm)
         models = [torch.load(node.folder / "model.pt") for node in swarm.nodes]
         for node in swarm.nodes:
-            assert [event["tokens"] for event in node.events("contributed")] == [10 * 2 * 32] * ROUNDS
+            assert [event["tokens"] for event in node.events("contributed")] == [10 * 2 * 32 * max(1, ranks)] * ROUNDS
     for name, values in models[0].items():
         assert torch.equal(values, models[1][name]), name
 

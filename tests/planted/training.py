@@ -4,7 +4,51 @@ from __future__ import annotations
 
 from tests.planted.bugs import Bug, bug
 
+RANKS = (
+    "tests/node/test_own_loop_ranks.py"
+    "::test_ranks_contribute_once_what_they_learnt_together_and_all_stand_on_the_anchor"
+)
+
 TRAINING: tuple[Bug, ...] = (
+    bug(
+        "ranks exchange the rows that they hand over",
+        f"{RANKS}[fsdp-2]",
+        "begin = start + (offset[0] * prod(parameter.shape[1:]) if shape else 0)",
+        "begin = start + ((len(parameter) - offset[0] - shape[0]) * prod(parameter.shape[1:]) if shape else 0)",
+    ),
+    bug(
+        "a rank keeps a stale anchor",
+        f"{RANKS}[ddp-2]",
+        "self._parts.write(spans, group.broadcast(values) if order.whole else group.receive_values(0, values))",
+        "group.broadcast(values) if order.whole else self._parts.write(spans, group.receive_values(0, values))",
+    ),
+    bug(
+        "a model that was whole for an evaluation trains on with what it was",
+        f"{RANKS}[fsdp-2]",
+        """
+        self._cut_again()
+        self._write(_slices(spans), values)
+        """,
+        "self._write(_slices(spans), values)",
+    ),
+    bug(
+        "tokens of rank 0 alone are the node's",
+        f"{RANKS}[ddp-2]",
+        "return entered.tokens",
+        "return 0",
+    ),
+    bug(
+        "two ranks hand over the same values",
+        "tests/node/loops/test_rank_spans.py::test_every_value_is_handed_over_once_by_the_lowest_rank_that_has_it",
+        "left = without(left, handed[-1])",
+        "left = tuple(left)",
+    ),
+    bug(
+        "a node leaves the swarm where torchrun starts its loop again",
+        "tests/node/test_own_loop_ranks.py::test_a_daemon_is_left_to_the_loop_that_torchrun_starts_again",
+        "if failed and starts_again():",
+        "if failed and restarted():",
+    ),
     bug(
         "buffers of an anchor are added to a node's own",
         "tests/node/training/test_inner_loop.py"

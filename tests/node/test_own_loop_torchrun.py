@@ -1,0 +1,170 @@
+"""A node of several ranks under torchrun beside one of a single process: real daemons, and ranks that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.node.lab import Event, Node, assert_exact, eventually
+from tests.node.loop_lab import LoopNode, LoopSwarm, example
+
+LOOP = """
+import os, sys
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from shoal.node.own_loop import join
+
+folder, kind, peers = sys.argv[1], sys.argv[2], sys.argv[3:]
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+rank, size = 0, 1
+if "WORLD_SIZE" in os.environ:
+    distributed.init_process_group("gloo")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (size,))
+        if kind == "hsdp":
+            mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicas", "parts"))
+        fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def held_out(model):
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(7))
+    return torch.nn.functional.mse_loss(model(x)[:, 0], x.sum(1))
+
+
+with join(model, optimizer, "swarm.toml", data_dir=folder, peers=peers, evaluate=held_out) as swarm:
+    own, part = torch.Generator().manual_seed(len(peers)), 32 // size
+    print("ranks", size, "stand on", swarm.round, flush=True)
+    while swarm.active:
+        x = torch.randn(32, 8, generator=own)[rank * part : (rank + 1) * part]
+        loss = torch.nn.functional.mse_loss(model(x)[:, 0], x.sum(1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        swarm.step(tokens=len(x), loss=loss)
+    print("ranks", size, "ended", swarm.over, swarm.round, flush=True)
+if distributed.is_initialized():
+    distributed.destroy_process_group()
+"""
+
+
+def certified(node: Node, round: int) -> Event:
+    """A node's certificate of a round, of whichever of its lives, once it is there."""
+    return eventually(
+        lambda: [e for e in node.all_events() if e["event"] == "certified" and e["round"] == round],
+        f"{node.folder.name} has the certificate of round {round}",
+    )[0]
+
+
+def counted_again(first: LoopNode, after: int) -> int:
+    """The first round after one in which both contributed, once it is there."""
+    return int(
+        eventually(
+            lambda: [e for e in first.events("certified") if e["round"] > after and e["contributors"] == 2],
+            "both contribute again",
+        )[0]["round"]
+    )
+
+
+def together(swarm: LoopSwarm, kind: str, ranks: int) -> tuple[LoopNode, LoopNode]:
+    """A node of one process and one of so many ranks, begun together."""
+    one, several = swarm.nodes
+    path = swarm.workplace / "loop.py"
+    path.write_text(LOOP)
+    one.begin(path, kind, SHOAL_HOLD="1:train")
+    several.begin(path, kind, one.address, ranks=ranks, SHOAL_HOLD="1:train")
+    for node in (one, several):
+        node.hold("1:train")
+        node.wait("linked")
+    for node in (one, several):
+        node.release()
+    return one, several
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "ranks"), [("fsdp", 2), ("ddp", 2), ("hsdp", 4)])
+def test_a_rank_that_is_killed_makes_its_node_late_and_torchrun_brings_it_back(
+    tmp_path: Path, kind: str, ranks: int
+) -> None:
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        one, several = together(swarm, kind, ranks)
+        certified(several, 4)
+        daemon = [e["pid"] for e in several.all_events() if e["event"] == "started"]
+        killed = one.events("certified")[-1]["round"]
+        several.rank(ranks - 1).send_signal(signal.SIGKILL)
+        eventually(lambda: several.events("loop_detached"), "the daemon notices")
+        back = counted_again(one, max(killed, one.events("certified")[-1]["round"]))
+        again = eventually(lambda: several.log.count(f"ranks {ranks} stand on") == 2 * ranks, "all came back")
+        assert again
+        several.rank(0).send_signal(signal.SIGKILL)  # its daemon outlives it
+        eventually(lambda: len(several.events("loop_detached")) == 2, "the daemon notices")
+        last = counted_again(one, max(back, 10, one.events("certified")[-1]["round"]))
+        assert [e["pid"] for e in several.all_events() if e["event"] == "started"] == daemon
+        assert certified(several, last)["digest"] == certified(one, last)["digest"]
+        losses = [e["loss"] for e in several.events("evaluated")]
+        assert losses[-1] < losses[0] / 2
+        one.ask("leave")
+        several.ask("leave")
+        for node in (one, several):
+            assert node.wait_exit() == 0, node.log
+        assert several.log.count(f"ranks {ranks} ended True") == ranks
+        report = swarm.report(last)
+        assert_exact(report)
+
+
+@pytest.mark.long
+def test_ranks_whose_daemon_is_killed_go_on_and_end_at_the_same_step(tmp_path: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        one, several = together(swarm, "fsdp", 2)
+        certified(several, 2)
+        pid = next(e["pid"] for e in several.all_events() if e["event"] == "started")
+        os.kill(pid, signal.SIGKILL)
+        assert several.wait_exit() == 0, several.log
+        ended = [line for line in several.log.splitlines() if "ended" in line and line.startswith("ranks")]
+        assert len(ended) == 2
+        assert ended[0] == ended[1]
+        assert ended[0].startswith("ranks 2 ended False")
+        last = one.events("certified")[-1]["round"] + 2
+        assert one.certified(last)["contributors"] == 1
+        one.ask("leave")
+        assert one.wait_exit() == 0
+
+
+@pytest.mark.long
+def test_the_losses_of_ranks_are_those_of_one_process(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+    for ranks in (2, 0):
+        place = tmp_path / str(ranks)
+        place.mkdir()
+        with LoopSwarm(place, nodes=1) as swarm:
+            (node,) = swarm.nodes
+            path = place / "loop.py"
+            path.write_text(LOOP)
+            node.begin(path, "fsdp", ranks=ranks, SHOAL_ROUNDS="10")
+            assert node.wait_exit() == 0, node.log
+            seen.append([e["loss"] for e in node.events("contributed")])
+            assert_exact(swarm.report(10))
+    assert len(seen[0]) == len(seen[1]) == 10
+    assert seen[0] == pytest.approx(seen[1], rel=1e-3)
+    assert seen[0][-1] < seen[0][0] / 2
+
+
+@pytest.mark.long
+def test_the_example_of_several_ranks_trains_beside_one_of_its_own_kind(tmp_path: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=1, inner_steps=50) as swarm:
+        (node,) = swarm.nodes
+        path = tmp_path / "ranks.py"
+        path.write_text(example("ranks.py"))
+        node.begin(path, str(swarm.manifest_path), ranks=2, SHOAL_ROUNDS="4")
+        assert node.wait_exit() == 0, node.log
+        assert [event["tokens"] for event in node.events("contributed")] == [50 * 2 * 64] * 4
+        assert_exact(swarm.report(4))
