@@ -43,8 +43,6 @@ from shoal.protocol.manifest import (
     parse_manifest,
     render_manifest,
 )
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, step_preimage
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
 from shoal.swarm.address_book import AddressBook, KnownPeer
@@ -53,6 +51,7 @@ from shoal.swarm.lanes import seal
 from shoal.swarm.lanes.frame import HEADER_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import CODECS, GRID, Mesh, encode, make_plan
 from tests.fuzz.samples import example, identity
+from tests.manifests import manifest_of
 
 EXAMPLES = 3
 LAYERS = ("protocol", "swarm", "collectives", "node")
@@ -70,11 +69,7 @@ class Target:
     allowed: tuple[type[Exception], ...] = (RemoteError,)
 
 
-MANIFEST = Manifest(
-    swarm=SwarmSection(name="fuzz", founders=[identity(n).peer_id for n in range(4)], authority=identity(3).peer_id),
-    workload=WorkloadSection(name="regression"),
-    sync=SyncSection(inner_steps=1),
-)
+MANIFEST = manifest_of([identity(n).peer_id for n in range(4)], name="fuzz", authority=identity(3).peer_id)
 SWARM = MANIFEST.swarm_id
 START = genesis(SWARM, MANIFEST.swarm.founders)
 ME, PEER = identity(0).peer_id, identity(1).peer_id

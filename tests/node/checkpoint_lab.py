@@ -16,8 +16,9 @@ from shoal.node.state.tensor_files import TensorBytes, write_tensors
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Term
+from tests import manifests
 from tests.node.ledger import Ledger, identity, state_of, vector
 
 LAYOUT = Layout(names=("first.weight", "last.bias"), shapes=((96, 100), (400,)), numel=10_000)
@@ -25,13 +26,8 @@ LAYOUT = Layout(names=("first.weight", "last.bias"), shapes=((96, 100), (400,)),
 
 def manifest_of(name: str = "checkpoints") -> Manifest:
     """Of three founders, and whatever its name is, another swarm's than that of another name."""
-    tables: dict[str, object] = {
-        "swarm": {"name": name, "founders": [identity(n).peer_id for n in (1, 2, 3)], "admission": "open"},
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 1},
-        "round": {"chunk_values": 4096},
-    }
-    return validate_manifest(tables, source="the test's manifest")
+    founders = [identity(n).peer_id for n in (1, 2, 3)]
+    return manifests.manifest_of(founders, {"round": {"chunk_values": 4096}}, name=name, admission="open")
 
 
 @dataclass

@@ -16,10 +16,9 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.state.store import Store
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, SwarmSection, WorkloadSection
-from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.records import NodeRecord, Phase, seal_record
 from shoal.protocol.wire import Sealer
+from tests.manifests import manifest_of
 
 PEER = Identity.from_seed(bytes([7]) * 32)
 
@@ -27,12 +26,7 @@ PEER = Identity.from_seed(bytes([7]) * 32)
 @contextmanager
 def daemon(folder: Path) -> Iterator[Node]:
     """A node that is made and not running."""
-    manifest = Manifest(
-        swarm=SwarmSection(name="test", founders=[PEER.peer_id], admission="open"),
-        workload=WorkloadSection(name="regression"),
-        sync=SyncSection(inner_steps=1),
-    )
-    config = NodeConfig(manifest=manifest, data_dir=folder)
+    config = NodeConfig(manifest=manifest_of([PEER.peer_id], admission="open"), data_dir=folder)
     with Store(folder) as store:
         log = EventLog(folder / "events.jsonl")
         try:

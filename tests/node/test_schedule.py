@@ -14,7 +14,8 @@ from shoal.node.training.trainer_messages import Assignment, InnerSettings, Trai
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
+from tests.manifests import manifest_of
 from tests.node.training.test_inner_loop import CPU
 
 FOUNDER = Identity.from_seed(bytes(32)).peer_id
@@ -66,13 +67,7 @@ def test_steps_follow_the_certified_tokens_and_those_of_the_node_since() -> None
 
 
 def settings_of(**inner: object) -> Manifest:
-    tables = {
-        "swarm": {"name": "test", "founders": [FOUNDER]},
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 5},
-        "inner": inner,
-    }
-    return validate_manifest(tables, source="swarm.toml")
+    return manifest_of([FOUNDER], {"inner": inner})
 
 
 def test_the_trainer_is_told_all_of_the_manifests_optimizer() -> None:

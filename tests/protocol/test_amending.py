@@ -30,7 +30,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Wanted
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     NO_HASH,
     Amended,
@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
+from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 
@@ -57,12 +58,7 @@ PEERS = [key.peer_id for key in KEYS]
 
 
 def manifest(**sync: Any) -> Manifest:
-    tables: dict[str, object] = {
-        "swarm": {"name": "test", "founders": PEERS[:3], "authority": AUTHORITY.peer_id},
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 100, **sync},
-    }
-    return validate_manifest(tables, source="the test's manifest")
+    return manifest_of(PEERS[:3], {"sync": {"inner_steps": 100, **sync}}, authority=AUTHORITY.peer_id)
 
 
 MANIFEST = manifest()

@@ -16,7 +16,6 @@ from shoal.protocol.effects import CloseOff, StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.facts import Gathering
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import validate_manifest
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     Ban,
@@ -32,6 +31,7 @@ from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.voting import lead_order
 from shoal.protocol.wire import canonical, decode
+from tests.manifests import manifest_of
 from tests.protocol.lab import honest_report, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of
 
@@ -59,14 +59,7 @@ def certificate(value: Value) -> Certificate:
 
 
 def chain_of(ban_rounds: int) -> Chain:
-    tables: dict[str, object] = {
-        "swarm": {"name": "test", "founders": list(PEERS), "admission": "open"},
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 4},
-        "audit": {"ban_rounds": ban_rounds},
-    }
-    manifest = validate_manifest(tables, source="test")
-    return Chain(START, PEERS[0], manifest=manifest)
+    return Chain(START, PEERS[0], manifest=manifest_of(PEERS, {"audit": {"ban_rounds": ban_rounds}}, admission="open"))
 
 
 def propose(value: Value) -> Propose:

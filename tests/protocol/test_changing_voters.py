@@ -25,10 +25,11 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.effects import KeepOrder
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Amendment, Ban, Change, Prepare, Target, Value, domain_hash
 from shoal.protocol.terms import make_consent, make_rebase, make_rollback
 from shoal.protocol.voting import VOTERS, FaultModel, Voting, holds_state
+from tests.manifests import manifest_of
 from tests.protocol.lab import plan_hash, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(7)), key=lambda key: key.peer_id)
@@ -40,19 +41,9 @@ def ids(some: Collection[Identity]) -> tuple[PeerId, ...]:
     return tuple(sorted(one.peer_id for one in some))
 
 
-def manifest_of(founders: Sequence[Identity], faults: str = "crash", voters: str = "named") -> Manifest:
-    tables: dict[str, object] = {
-        "swarm": {
-            "name": "test",
-            "founders": [one.peer_id for one in founders],
-            "authority": AUTHORITY.peer_id,
-        },
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 1},
-        "membership": {"voters": voters},
-        "agreement": {"faults": faults},
-    }
-    return validate_manifest(tables, source="the test's manifest")
+def founded_by(founders: Sequence[Identity], faults: str = "crash", voters: str = "named") -> Manifest:
+    sections = {"membership": {"voters": voters}, "agreement": {"faults": faults}}
+    return manifest_of(ids(founders), sections, authority=AUTHORITY.peer_id)
 
 
 def new_chain(manifest: Manifest) -> Chain:
@@ -61,7 +52,7 @@ def new_chain(manifest: Manifest) -> Chain:
 
 def chain_of(voters: Sequence[Identity] = (A, B, C), faults: str = "crash") -> Chain:
     """A chain of one round, after which all seven are members."""
-    chain = new_chain(manifest_of(voters, faults))
+    chain = new_chain(founded_by(voters, faults))
     chain.extend(certified(result(chain, members=KEYS), *voters))
     return chain
 
@@ -136,13 +127,13 @@ def test_who_comes_late_learns_the_voters_from_the_certificates_alone_and_from_n
     chain.extend(certified(changing(chain, change(chain, adds=[D], removes=[A]), [A, B]), A, B))
     chain.extend(certified(changing(chain, change(chain, adds=[E, F], removes=[B, C]), [B, D]), B, D))
     chain.extend(certified(result(chain, planner=E), E, F))
-    late = new_chain(manifest_of([A, B, C]))
+    late = new_chain(founded_by([A, B, C]))
     voters = []
     for entry in chain.entries:
         late.extend(entry)
         voters.append(late.voters)
     assert voters == [ids([A, B, C]), ids([B, C, D]), ids([D, E, F]), ids([D, E, F])]
-    without = new_chain(manifest_of([A, B, C]))
+    without = new_chain(founded_by([A, B, C]))
     without.extend(chain.entries[0])
     for entry in chain.entries[2:]:
         with pytest.raises(RemoteError):
@@ -178,7 +169,7 @@ def test_rollback_brings_back_the_settings_and_not_the_voters_and_a_rebase_names
     value = make_rollback(chain.head, B.peer_id, target, consents, digest=chain.value(1).digest, voting=chain.voting)
     chain.extend(certified(value, C, D))
     assert (chain.voters, in_force(chain).voting.named) == (ids([B, C, D]), ids([B, C, D]))
-    assert in_force(chain).manifest.inner.lr == manifest_of([A]).inner.lr
+    assert in_force(chain).manifest.inner.lr == founded_by([A]).inner.lr
     assert not stands_on(make_amendment(before, {f"{VOTERS}.{E.peer_id}": True}), in_force(chain))
     with pytest.raises(RemoteError, match="no quorum"):
         chain.snapshot().extend(certified(result(chain, planner=B), A, B))
@@ -284,7 +275,7 @@ def test_change_of_voters_has_one_form(text: str, why: str) -> None:
 
 
 def test_where_contributors_vote_there_are_no_voters_to_change() -> None:
-    chain = new_chain(manifest_of([A, B, C], voters="contributors"))
+    chain = new_chain(founded_by([A, B, C], voters="contributors"))
     with pytest.raises(ConfigError, match="whoever contributes votes in this swarm"):
         change(chain, adds=[D])
     assert in_force(chain).voting == Voting()

@@ -13,7 +13,7 @@ from shoal.protocol.early import (
 )
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Received
-from shoal.protocol.messages import NO_HASH, Leave, Term
+from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, ChunkResults, Held, Leave, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
@@ -38,9 +38,9 @@ def test_what_is_early_is_kept_once_and_bounded() -> None:
 
 
 def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() -> None:
-    early_messages, words = EarlyMessages(), tuple([1.5] * 16384)
+    early_messages, results = EarlyMessages(), ChunkResults.of(0, dict.fromkeys(range(CHUNK_LIMIT), NO_HASH))
     early_messages.keep(ready(OTHER, 2))
-    large = Received(PEER, msgspec.structs.replace(READY, round=2, squares=words))
+    large = Received(PEER, Held(term=Term(), round=2, base=NO_HASH, lineage=NO_HASH, evicted=(), chunks=(results,)))
     size = len(canonical(large.message))
     for _ in range(2 * EARLY_PEER_LIMIT_BYTES // size):
         early_messages.keep(large)

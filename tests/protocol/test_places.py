@@ -10,17 +10,11 @@ from shoal.protocol import places
 from shoal.protocol.admission import Admission
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import make_revocations
-from shoal.protocol.manifest import Manifest, SwarmSection
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.places import SILENT_STRANGER_S, Place, Rank, gives_way, next_around
+from tests.manifests import manifest_of
 
 AUTHORITY, FOUNDER, MEMBER, GAVE, NAMED, STRANGER = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 7))
-OPEN = Manifest(
-    swarm=SwarmSection(name="test", founders=[FOUNDER.peer_id], authority=AUTHORITY.peer_id, admission="open"),
-    workload=WorkloadSection(name="regression"),
-    sync=SyncSection(inner_steps=1),
-)
+OPEN = manifest_of([FOUNDER.peer_id], authority=AUTHORITY.peer_id, admission="open")
 
 
 def place(name: str, rank: Rank, silent_s: float = 0.0) -> Place:

@@ -17,11 +17,12 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest, validate_manifest
+from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Prepare, Rollback, Target, Value
 from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, check_plan, make_plan
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.seats import Line, Seating, longest_wait, may_count, rounds_to_turn
+from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, honest_report, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_node import deal_evenly
@@ -35,17 +36,12 @@ FOUNDERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range
 SEATS = 2
 
 
-def manifest_of(
+def seated(
     founders: int = 1, seats: int = SEATS, *, staleness: int = 40, admission: str = "open", **sync: object
 ) -> Manifest:
-    tables: dict[str, Any] = {
-        "swarm": {"name": "test", "founders": FOUNDERS[:founders], "admission": admission},
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 1, **sync},
-        "round": {"staleness_rounds": staleness},
-        "membership": {"seats": seats},
-    }
-    return validate_manifest(tables, source="the test's manifest")
+    rounds, membership = {"staleness_rounds": staleness}, {"seats": seats}
+    sections = {"sync": {"inner_steps": 1, **sync}, "round": rounds, "membership": membership}
+    return manifest_of(FOUNDERS[:founders], sections, admission=admission)
 
 
 def counting(previous: Value, members: Sequence[PeerId], counted: Sequence[PeerId]) -> Value:
@@ -212,7 +208,7 @@ def test_rollback_counts_nobody() -> None:
 
 
 def test_chain_takes_no_value_that_does_not_say_whom_it_counted_and_knows_the_line_by_those_that_do() -> None:
-    manifest = manifest_of()
+    manifest = seated()
     chain = Chain(genesis(SWARM, IDS[:4]), manifest=manifest)
     value = counting(chain.head, IDS[:4], IDS[:2])
     for wrong in (msgspec.UNSET, tuple(sorted(IDS[:3]))):
@@ -263,7 +259,7 @@ def waits(lab: RoundLab, number: int, rounds: int) -> list[int]:
 
 
 def lab_of(nodes: int, founders: int | None = None, seed: int = 1, seats: int = SEATS) -> RoundLab:
-    return RoundLab(nodes, founders=founders, seed=seed, manifest=manifest_of(seats=seats))
+    return RoundLab(nodes, founders=founders, seed=seed, manifest=seated(seats=seats))
 
 
 def test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_round() -> None:
@@ -326,7 +322,7 @@ def test_swarm_of_before_seats_is_the_same_swarm_and_one_with_few_is_another() -
     assert FOUNDED.seats == MEMBER_LIMIT
     ids = set()
     for seats in (1, 63, 64, 65, 256):
-        manifest = manifest_of(1, seats, staleness=99)
+        manifest = seated(1, seats, staleness=99)
         assert parse_manifest(render_manifest(manifest)) == manifest
         assert Manifest.from_canonical(manifest.to_canonical(), manifest.swarm_id) == manifest
         assert (b"seats" in manifest.to_canonical()) == (seats != 64)
@@ -342,12 +338,12 @@ def test_staleness_below_the_longest_wait_is_refused_in_one_line(
     founders: int, admission: str, seats: int, staleness: int, least: int | None
 ) -> None:
     if least is None:
-        assert manifest_of(founders, seats, staleness=staleness, admission=admission).longest_wait_rounds == 0
+        assert seated(founders, seats, staleness=staleness, admission=admission).longest_wait_rounds == 0
         return
     with pytest.raises(ConfigError, match=f"staleness_rounds = {least} or more, or more seats") as caught:
-        manifest_of(founders, seats, staleness=staleness, admission=admission)
+        seated(founders, seats, staleness=staleness, admission=admission)
     assert "\n" not in str(caught.value)
-    assert manifest_of(founders, seats, staleness=least, admission=admission).longest_wait_rounds == least
+    assert seated(founders, seats, staleness=least, admission=admission).longest_wait_rounds == least
 
 
 @pytest.mark.parametrize(
@@ -361,4 +357,4 @@ def test_staleness_below_the_longest_wait_is_refused_in_one_line(
 )
 def test_few_seats_go_with_diloco_alone(sync: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"diloco|gossip"):
-        manifest_of(**sync)
+        seated(**sync)

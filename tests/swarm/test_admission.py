@@ -19,9 +19,7 @@ from shoal.protocol.invites import (
     make_invite,
     make_revocations,
 )
-from shoal.protocol.manifest import Manifest, SwarmSection
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Announce, Refusal
 from shoal.protocol.records import NodeRecord, seal_record
@@ -29,6 +27,7 @@ from shoal.protocol.wire import Sealer
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
+from tests.manifests import manifest_of
 from tests.swarm.test_members import Node, assert_linked, identity, running, stranger
 from tests.waiting import WAIT_S, until
 
@@ -36,13 +35,7 @@ AUTHORITY, BEARER, THIEF = identity(101), identity(102), identity(103)
 
 
 def manifest(name: str = "test", admission: str = "invite") -> Manifest:
-    swarm = SwarmSection(
-        name=name,
-        founders=[identity(1).peer_id],
-        authority=AUTHORITY.peer_id,
-        admission=admission,  # type: ignore[arg-type]
-    )
-    return Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
+    return manifest_of([identity(1).peer_id], name=name, authority=AUTHORITY.peer_id, admission=admission)
 
 
 CLOSED = manifest()

@@ -13,9 +13,7 @@ import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, NetworkSection, SwarmSection
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import canonical, decode
@@ -23,15 +21,13 @@ from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
 from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestServer, ask_again, fetch_manifest
 from shoal.swarm.streams import MessageStream
+from tests.manifests import manifest_of
 from tests.waiting import WAIT_S
 
 
 def manifest(name: str = "test") -> Manifest:
-    swarm = SwarmSection(name=name, founders=[Identity.from_seed(bytes(32)).peer_id])
-    network = NetworkSection(bootstrap=["/ip4/192.0.2.1/tcp/1/p2p/" + swarm.founders[0]])
-    return Manifest(
-        swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1), network=network
-    )
+    founder = Identity.from_seed(bytes(32)).peer_id
+    return manifest_of([founder], {"network": {"bootstrap": ["/ip4/192.0.2.1/tcp/1/p2p/" + founder]}}, name=name)
 
 
 MANIFEST = manifest()

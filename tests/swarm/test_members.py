@@ -19,9 +19,7 @@ from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import AskStanding
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.lateness import WAITED_TIMES
-from shoal.protocol.manifest import Manifest, SwarmSection
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.membership import RESTING_TICK_S, TICK_S, Effect, MembershipMachine, State
 from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Announce, Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
@@ -34,6 +32,7 @@ from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import REDIAL_DEADLINE_S, REDIALS_BURST, STRANGERS_REACH_PERIOD_S, Change, Members
 from shoal.swarm.streams import MessageStream
+from tests.manifests import manifest_of
 from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -53,13 +52,8 @@ def identity(n: int) -> Identity:
 
 
 def manifest(name: str = "test", *, allowed: Sequence[int] | None = None) -> Manifest:
-    swarm = SwarmSection(
-        name=name,
-        founders=[identity(1).peer_id],
-        admission="open" if allowed is None else "allowlist",
-        allow=[identity(n).peer_id for n in allowed or ()],
-    )
-    return Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
+    admission, allow = "open" if allowed is None else "allowlist", [identity(n).peer_id for n in allowed or ()]
+    return manifest_of([identity(1).peer_id], name=name, admission=admission, allow=allow)
 
 
 MANIFEST = manifest()

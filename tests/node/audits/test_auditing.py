@@ -14,10 +14,8 @@ from shoal.node.audits.auditing import Auditing
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.evidence import DoubleVote, pack
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, SwarmSection
-from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import VOTE_DOMAIN, Plan, Value, domain_hash, step_preimage
+from tests.manifests import manifest_of
 from tests.node.ledger import Ledger, identity
 from tests.protocol.lab import value_of
 
@@ -28,11 +26,8 @@ def auditing_in(folder: Path, *linked: PeerId) -> tuple[Auditing, Ledger, list[P
     """A node's watch, its chain, and of whom it told its engine."""
     ledger, proven = Ledger(), list[PeerId]()
     ledger.certify(2)
-    swarm = SwarmSection(name="test", founders=[identity(1).peer_id], admission="open")
     daemon: Any = SimpleNamespace(
-        config=SimpleNamespace(
-            manifest=Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
-        ),
+        config=SimpleNamespace(manifest=manifest_of([identity(1).peer_id], admission="open")),
         identity=identity(1),
         links=SimpleNamespace(linked=lambda: frozenset(linked)),
         store=SimpleNamespace(folder=folder),

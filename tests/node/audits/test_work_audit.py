@@ -28,9 +28,10 @@ from shoal.protocol.auditing import drawn_work
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Value, domain_hash
 from tests.collectives.reduce_lab import make_plan, peer
+from tests.manifests import manifest_of
 
 OPTIONS = {"inputs": 4, "outputs": 2}
 NUMEL = 4 * 2 + 2
@@ -107,13 +108,9 @@ class Bench:
 
 
 def manifest(work: float = 1.0, **sync: Any) -> Manifest:
-    tables = {
-        "swarm": {"name": "weighed", "founders": [peer(0)], "admission": "open"},
-        "workload": {"name": "regression", "options": OPTIONS},
-        "sync": {"inner_steps": TRUTH_STEPS} | sync,
-        "audit": {"work": work},
-    }
-    return validate_manifest(tables, source="the test")
+    workload = {"name": "regression", "options": OPTIONS}
+    sections = {"workload": workload, "sync": {"inner_steps": TRUTH_STEPS} | sync, "audit": {"work": work}}
+    return manifest_of([peer(0)], sections, admission="open")
 
 
 def marked(number: int) -> bytes:

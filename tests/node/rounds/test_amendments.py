@@ -46,9 +46,10 @@ from shoal.protocol.effects import DropOrder, Effect, KeepOrder, SignAmendment, 
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Loaded, Wanted
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
+from tests.manifests import manifest_of
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
 
@@ -60,17 +61,8 @@ GOOD = PeerId("good")
 
 
 def manifest(authority: PeerId = AUTHORITY.peer_id) -> Manifest:
-    tables: dict[str, object] = {
-        "swarm": {
-            "name": "test",
-            "founders": [identity(n).peer_id for n in (1, 2, 3)],
-            "authority": authority,
-        },
-        "workload": {"name": "regression"},
-        "sync": {"inner_steps": 100},
-        "round": {"chunk_values": 4096},
-    }
-    return validate_manifest(tables, source="the test's manifest")
+    sections = {"sync": {"inner_steps": 100}, "round": {"chunk_values": 4096}}
+    return manifest_of([identity(n).peer_id for n in (1, 2, 3)], sections, authority=authority)
 
 
 MANIFEST = manifest()
@@ -449,15 +441,8 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
 
 
 def test_trainer_gets_steps_and_settings_and_a_new_process_too() -> None:
-    amended = validate_manifest(
-        {
-            "swarm": {"name": "test", "founders": MANIFEST.swarm.founders, "authority": AUTHORITY.peer_id},
-            "workload": {"name": "regression"},
-            "sync": {"inner_steps": 60, "overlap_steps": 2},
-            "inner": {"lr": 2e-4, "weight_decay": 0.0},
-        },
-        source="amended",
-    )
+    sections = {"sync": {"inner_steps": 60, "overlap_steps": 2}, "inner": {"lr": 2e-4, "weight_decay": 0.0}}
+    amended = manifest_of(MANIFEST.swarm.founders, sections, authority=AUTHORITY.peer_id)
     trainer = Trainer(TrainerSpec(workload="regression"))
     sent: list[Command] = []
     send = trainer.send

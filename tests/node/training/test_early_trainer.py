@@ -14,18 +14,13 @@ from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import NodeConfig
 from shoal.node.training import trainer as trainer_module
 from shoal.node.training.early_trainer import early_trainer
-from shoal.protocol.manifest import validate_manifest
+from tests.manifests import manifest_of
 from tests.node.forks import copied_trainer
 from tests.node.ledger import identity
 
 
 def config_of(folder: Path, workload: str = "regression") -> NodeConfig:
-    tables: dict[str, object] = {
-        "swarm": {"name": "test", "founders": [identity(1).peer_id]},
-        "workload": {"name": workload},
-        "sync": {"inner_steps": 5},
-    }
-    manifest = validate_manifest(tables, source="the test")
+    manifest = manifest_of([identity(1).peer_id], {"workload": {"name": workload}})
     return NodeConfig(manifest=manifest, data_dir=folder, device="cpu", threads=1)
 
 
