@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-
-import typer
 
 from shoal.lab.targets import Row, Spread
-from shoal.node.state.store import write_atomically
 
 UNKNOWN = "–"
-
-
-def publish(page: str, out: Path | None) -> None:
-    """Write a page to a file, or print it where there is none. Raises StorageError."""
-    if out is None:
-        typer.echo(page)
-    else:
-        write_atomically(out, page.encode())
 
 
 def table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
@@ -38,13 +26,11 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def spread(found: Spread | None, form: str | None = None) -> str:
-    """The median and, in brackets, the range; `form` as in `str.format`, for one number."""
+def spread(found: Spread | None) -> str:
+    """The median and, in brackets, the range."""
     if found is None:
         return UNKNOWN
-    median, least, most = (
-        number(value) if form is None else form.format(value) for value in (found.median, found.least, found.most)
-    )
+    median, least, most = map(number, (found.median, found.least, found.most))
     return median if found.least == found.most else f"{median} ({least}–{most})"
 
 
@@ -55,11 +41,6 @@ def targets(rows: Iterable[Row]) -> str:
         for row in rows
     )
     return table(("what", "target", "aim", "measured", "unit", "verdict"), lines)
-
-
-def verdict(row: Row) -> str:
-    """One target in a cell of its own, like `≤ 1.02, met`."""
-    return UNKNOWN if row.met is None else f"{_limit(row, row.target)}, {'met' if row.met else '**missed**'}"
 
 
 def _limit(row: Row, limit: float | None) -> str:

@@ -86,6 +86,8 @@ class Liar:
         values.names.update(self.bad)
         for value in self.own:
             values.by_hash[value.hash] = value
+        self.lent: tuple[Value, ...] = ()
+        """Values of other liars, which it prepares and votes for as for its own."""
         self._alphabets: dict[object, frozenset[Message]] = {}
 
     def _named(self) -> Iterator[tuple[Value, str]]:
@@ -108,7 +110,7 @@ class Liar:
         return known
 
     def _messages(self, heard: frozenset[tuple[int, Message]]) -> Iterator[Message]:
-        values = {value.hash: value for value in self.own}
+        values = {value.hash: value for value in (*self.own, *self.lent)}
         values |= {m.value.hash: m.value for _, m in heard if isinstance(m, Propose)}
         certificates = list(self._certificates(values, _signers(heard, Prepare)))
         for view in range(self._scope.views):

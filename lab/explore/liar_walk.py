@@ -63,6 +63,8 @@ class _LiarWalk(AgreementWalk):
         self._scope = scope
         self._certified: set[bytes] = set()
         self._liars = [Liar(scope, self.members, position) for position in scope.lying]
+        for liar in self._liars:
+            liar.lent = tuple(value for other in self._liars if other is not liar for value in other.own)
         self._bad = {value: name for liar in self._liars for value, name in liar.bad.items()}
         self._two_faced = two_faced
         self._sent: dict[int, set[Message]] = {position: set() for position in scope.lying}

@@ -25,6 +25,7 @@ from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING
 WALK: dict[str, Any] = {"views": 4, "crashes": 2, "plans": 2}
+TWO_LIARS = Scope(members=7, liars=2, faults=LYING, **WALK)
 
 
 def walked(
@@ -80,13 +81,10 @@ def test_liar_among_real_machines_forks_nothing_and_takes_nothing_over(faults: F
     assert any(exploration.certified)
 
 
-def test_two_liars_of_seven_fork_nothing_and_two_of_four_do() -> None:
-    """The rule is made for fewer than a third; beyond it a walk finds what two keys can do."""
-    seven = walk_with_liar(Scope(members=7, liars=2, faults=LYING, **WALK), 1500, 1)
-    assert (seven.violations, seven.states) == ((), 1500)
-    assert any(seven.certified)
-    four = Scope(members=4, liars=2, faults=LYING, **WALK)
-    assert "fork" in [kind for seed in range(1, 6) for kind in kinds(walk_with_liar(four, 3000, seed))]
+def test_two_liars_of_seven_fork_nothing() -> None:
+    exploration = walk_with_liar(TWO_LIARS, 1500, 1)
+    assert (exploration.violations, exploration.states) == ((), 1500)
+    assert any(exploration.certified)
 
 
 def test_every_schedule_of_a_liar_that_leads_certifies_one_of_its_true_values() -> None:
@@ -221,6 +219,11 @@ def first_found(faults: FaultModel, bug: type[Agreement] = Agreement) -> str | N
 )
 def test_seeded_machine_is_found(bug: type[Agreement], found: set[str]) -> None:
     assert first_found(LYING, bug) in found
+
+
+def test_seeded_machine_is_found_beside_two_liars() -> None:
+    walks = (walk_with_liar(TWO_LIARS, 3000, seed, partial(seeded.made_by, RefusesNobody)) for seed in range(1, 4))
+    assert STRANGER in [kind for walk in walks for kind in kinds(walk)]
 
 
 def anything(*_: object, **__: object) -> bool:
