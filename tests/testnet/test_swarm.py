@@ -368,6 +368,12 @@ def test_deadlines_grow_with_the_scenario() -> None:
     assert deadline(Scenario(faults=(stop,))) == deadline(Scenario()) + 100
 
 
+def test_silence_of_agents_that_warm_up_ends_no_run() -> None:
+    silence = partial(swarm.silence_limit_s)
+    assert silence(Scenario(strategy="rollouts")) >= 300.0 > silence(Scenario(strategy="diloco"))
+    assert swarm.deadline_s(Scenario(strategy="rollouts")) > Scenario().rounds * 300.0
+
+
 REAL_DEADLINE_S = 300.0
 
 
