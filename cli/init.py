@@ -25,6 +25,7 @@ DEFAULT_INNER_STEPS = 100
 DEFAULT_AGENT_ROUNDS = 8
 """Inner steps where policies are averaged: each is a round of an agent."""
 DEFAULT_WORKLOAD = "text"
+DEFAULT_NAME = "shoal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class InitOptions:
     """Options of `shoal init`."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
-    name: Annotated[str, Option("--name", help="A name for people.")] = "shoal"
+    swarm_name: Annotated[str | None, Option("--swarm-name", help="A name for people. [default: shoal]")] = None
+    name: Annotated[str | None, Option("--name", help="What --swarm-name was called in 0.1.0.", hidden=True)] = None
     workload: Annotated[
         str, Option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
@@ -73,6 +75,12 @@ def init(options: InitOptions) -> None:
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
+    if options.swarm_name is None and options.name is not None:
+        typer.echo(
+            f"note: the swarm is named {options.name!r} by --name or SHOAL_NAME, which name a node; write --swarm-name "
+            "or SHOAL_SWARM_NAME",
+            err=True,
+        )
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
@@ -102,7 +110,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     inner_steps = DEFAULT_AGENT_ROUNDS if averages else DEFAULT_INNER_STEPS
     tables = {
         "swarm": {
-            "name": options.name,
+            "name": options.swarm_name or options.name or DEFAULT_NAME,
             "founders": [node.peer_id, *options.founders],
             "authority": authority.peer_id,
             "admission": options.admission or "open",

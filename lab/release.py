@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -40,21 +41,50 @@ UNTIED: Final = frozenset({"torch"})
 NO_COMPILER: Final[Mapping[str, str]] = {"CC": "/bin/false", "CXX": "/bin/false"}
 
 LIST: Final = "requirements.txt"
+LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+"""Of Markdown: a mark if it is a picture, its text, and where it leads."""
 
 Closure = dict[str, str]
 """Versions of distributions by their normalised names."""
 
 
-def version_of(root: Path) -> str:
-    """Return the version of a tree. Raises ConfigError where its files do not agree on it."""
-    shoal, lab = (
-        tomllib.loads((root / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        for folder in (".", "lab")
-    )
-    version: str = shoal["version"]
-    if lab["version"] != version or lab["dependencies"] != [f"shoal=={version}"]:
-        raise ConfigError(f"pyproject.toml says {version}; write the same twice in lab/pyproject.toml")
-    return version
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What the tree's pyproject.toml says of it. source: where others read it, as https://host/owner/name, if known."""
+
+    version: str
+    source: str | None = None
+
+    @classmethod
+    def of(cls, root: Path) -> Project:
+        """Read that of the tree `root`."""
+        told = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return cls(told["version"], told.get("urls", {}).get("Source"))
+
+    def lab(self, pyproject: str) -> str:
+        """Return the laboratory's pyproject.toml as it is released: of this version, for `shoal` of this version."""
+        pyproject, versions = re.subn(r"^version = .*$", f'version = "{self.version}"', pyproject, flags=re.MULTILINE)
+        pyproject, needs = re.subn('"shoal"]', f'"shoal=={self.version}"]', pyproject)
+        if (versions, needs) != (1, 1):
+            raise ConfigError('lab/pyproject.toml has not one `version = …` and one `dependencies = ["shoal"]`')
+        return pyproject
+
+    def readme(self, text: str) -> str:
+        """Return README.md as an index shows it, which has none of the files beside it.
+
+        Links lead to where the source lies, in the state of this version; where that is not known there are none, and
+        no pictures.
+        """
+
+        def link(found: re.Match[str]) -> str:
+            picture, name, target = found.groups()
+            if "://" in target or target.startswith("#"):
+                return found[0]
+            if self.source is None:
+                return "" if picture else name
+            return f"{picture}[{name}]({self.source}/{'raw' if picture else 'blob'}/v{self.version}/{target})"
+
+        return LINK.sub(link, text)
 
 
 def notes(changelog: str, version: str) -> str:
@@ -131,6 +161,12 @@ def build(root: Path, out: Path, commit: str = "HEAD") -> list[Path]:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(folder, filter="data")
         shutil.copy(Path(folder) / "LICENSE", Path(folder) / "lab")  # each distribution has its licence
+        project = Project.of(Path(folder))
+        for path, released in (
+            (Path(folder) / "README.md", project.readme),
+            (Path(folder) / "lab" / "pyproject.toml", project.lab),
+        ):
+            path.write_text(released(path.read_text(encoding="utf-8")), encoding="utf-8")
         for tree in (Path(folder), Path(folder) / "lab"):
             run(sys.executable, "-m", "build", "--outdir", out, tree, cwd=out, more={"SOURCE_DATE_EPOCH": seconds})
     files = sorted(path for path in out.iterdir() if path.suffix in (".whl", ".gz"))
@@ -194,10 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise ConfigError(f"{out} is not empty: remove it, or name another folder with --out")
-        version = version_of(ROOT)
+        project = Project.of(ROOT)
+        version = project.version
         (out / "notes.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version))
         for path in build(ROOT, out):
             print(f"built    {path.name}, {path.stat().st_size:,} bytes", flush=True)
+        if project.source is None:
+            print("lacking  Source in [project.urls]: the README of these files has no links", flush=True)
         (out / LIST).write_text(pinned(version))
         found = {name: interpreter(name) for name in asked.python or INTERPRETERS}
         for name, told in found.items():

@@ -14,7 +14,7 @@ Tables = dict[str, dict[str, object]]
 def init_tables(name: str, founders: list[PeerId], workload: str = "regression") -> Tables:
     """The sections that `shoal init` writes, with these founders in place of the one that it has."""
     identity = Identity.generate()
-    tables: Tables = msgspec.to_builtins(found(InitOptions(name=name, workload=workload), identity, identity))
+    tables: Tables = msgspec.to_builtins(found(InitOptions(swarm_name=name, workload=workload), identity, identity))
     tables["swarm"] |= {"founders": founders, "authority": founders[0]}
     return tables
 

@@ -154,10 +154,15 @@ class StateSearch:
         return [round for round in rounds if chain.value(round).digest in digests]
 
     def _holders(self, chain: Chain, round: int, peers: Sequence[PeerId]) -> Steps:
-        """Return who holds the state of `round`, best donors first, and who does not, of those who answer in time."""
-        value = chain.value(round)
-        ranked = self._scores.ranked(peers, self.clock.now)[:ASKED_LIMIT]
-        held: Holders = yield AskHolders(value, chain.digest(round), tuple(ranked))
+        """Return who holds the state of `round`, best donors first, and who does not, of those who answer in time.
+
+        What S(0) is, until a rollback certifies it, the founders say, whom the manifest names; of others who hold it
+        none is asked.
+        """
+        value, certified = chain.value(round), chain.digest(round)
+        able = peers if certified != NO_HASH else [peer for peer in peers if peer in value.members]
+        ranked = self._scores.ranked(able, self.clock.now)[:ASKED_LIMIT]
+        held: Holders = yield AskHolders(value, certified, tuple(ranked))
         # S(0) is what the first founder drew, should the founders differ.
         order = sorted(held.found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
         return {peer: held.found[peer] for peer in order}, held.others

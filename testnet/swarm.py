@@ -63,6 +63,9 @@ TOGETHER: Final = Hold(round=1, phase="train")
 TOGETHER_DEADLINE_S: Final = 60.0
 """Founders that are not there by then are not waited for."""
 ROUND_DEADLINE_S: Final = 60.0
+AGENT_ROUND_DEADLINE_S: Final = 300.0
+"""Where rollouts are shared: nothing is logged while an agent warms its policy up or samples, which on two busy cores
+took over a minute."""
 STEP_DEADLINE_S: Final = 1.0
 FINISH_DEADLINE_S: Final = 30.0
 LEAVE_DEADLINE_S: Final = 15.0
@@ -133,14 +136,18 @@ def _network_for(scenario: Scenario) -> Iterator[Network | None]:
 def deadline_s(scenario: Scenario) -> float:
     """Seconds after which a run is over, whatever state it is in: many times what it should take."""
     pauses = sum(fault.duration_s or 0.0 for fault in scenario.faults)
-    per_round = ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps
-    return START_DEADLINE_S + scenario.rounds * per_round + pauses
+    return START_DEADLINE_S + scenario.rounds * _round_deadline_s(scenario) + pauses
 
 
 def silence_limit_s(scenario: Scenario) -> float:
     """Seconds without any event after which the run is over: more than the longest round or pause may take."""
     longest_pause = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
-    return ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps + longest_pause
+    return _round_deadline_s(scenario) + longest_pause
+
+
+def _round_deadline_s(scenario: Scenario) -> float:
+    shares = scenario.synchronisation.shares_rollouts
+    return (AGENT_ROUND_DEADLINE_S if shares else ROUND_DEADLINE_S) + STEP_DEADLINE_S * scenario.inner_steps
 
 
 def _prepare_folder(out: Path) -> Path:

@@ -47,7 +47,7 @@ from shoal.protocol.errands import (
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Value
+from shoal.protocol.messages import MEMBER_LIMIT, Value
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
@@ -435,10 +435,6 @@ class CatchUp:
             header = self._known_header[1]
         else:
             header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
-        # Until a rollback certifies S(0), the word of a founder, as the one named in the manifest, is enough for it.
-        anything = value.round == 0 and certified == NO_HASH
-        if anything and peer not in value.members:
-            raise RemoteError("offers the initial state without being a founder", peer=peer)
         if header.kinds != self._outer.kinds:
             raise RemoteError("offers a state of another outer optimizer", peer=peer)
         check_header(header, value, certified, peer)

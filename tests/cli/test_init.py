@@ -19,7 +19,7 @@ def init(tmp_path: Path, *arguments: str) -> int:
 
 
 def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init(tmp_path, "--name", "barn", "--workload", "regression", "--admission", "open") == 0
+    assert init(tmp_path, "--swarm-name", "barn", "--workload", "regression", "--admission", "open") == 0
     manifest = load_manifest(tmp_path / "swarm.toml")
     node = Identity.load(tmp_path / "node" / "node.key")
     authority = Identity.load(tmp_path / "node" / "authority.key")
@@ -29,6 +29,23 @@ def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert f"`shoal run {tmp_path / 'swarm.toml'} --data-dir {tmp_path / 'node'}`" in out
     assert err == ""
+
+
+def test_name_of_a_node_names_a_swarm_as_it_did_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(*arguments: str) -> tuple[str, str]:
+        assert init(tmp_path, "--force", *arguments) == 0
+        return load_manifest(tmp_path / "swarm.toml").swarm.name, capsys.readouterr().err
+
+    told = "note: the swarm is named 'barn' by --name or SHOAL_NAME, which name a node; write --swarm-name or "
+    assert named() == ("shoal", "")
+    assert named("--name", "barn") == ("barn", f"{told}SHOAL_SWARM_NAME\n")
+    monkeypatch.setenv("SHOAL_NAME", "barn")
+    assert named() == ("barn", f"{told}SHOAL_SWARM_NAME\n")
+    assert named("--swarm-name", "mill") == ("mill", "")
+    monkeypatch.setenv("SHOAL_SWARM_NAME", "mill")
+    assert named() == ("mill", "")
 
 
 def test_init_of_a_sparse_swarm_writes_what_that_implies(tmp_path: Path) -> None:

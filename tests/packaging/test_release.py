@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
@@ -15,21 +16,50 @@ import pytest
 from shoal.lab import release
 from shoal.protocol.errors import ConfigError
 
-VERSION = release.version_of(release.ROOT)
+VERSION = release.Project.of(release.ROOT).version
+SOURCE = "https://host.example/owner/shoal"
 
 
-def tree(folder: Path, *, lab: str, needs: str) -> Path:
-    (folder / "lab").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
-    (folder / "lab" / "pyproject.toml").write_text(f'[project]\nversion = "{lab}"\ndependencies = ["{needs}"]\n')
-    return folder
+def test_laboratory_is_released_with_the_version_that_is_written_once() -> None:
+    project = release.Project("1.2.0")
+    text = (release.ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8")
+    before, after = (tomllib.loads(one)["project"] for one in (text, project.lab(text)))
+    assert (after["version"], after["dependencies"]) == ("1.2.0", ["shoal==1.2.0"])
+    assert after | {"version": before["version"], "dependencies": ["shoal"]} == before
+    with pytest.raises(ConfigError, match=r"lab/pyproject\.toml has not one"):
+        project.lab(project.lab(text))
 
 
-def test_version_is_one_in_all_that_says_it(tmp_path: Path) -> None:
-    assert release.version_of(tree(tmp_path / "same", lab="1.2.0", needs="shoal==1.2.0")) == "1.2.0"
-    for at, (lab, needs) in enumerate((("1.1.0", "shoal==1.2.0"), ("1.2.0", "shoal==1.1.0"), ("1.2.0", "shoal"))):
-        with pytest.raises(ConfigError, match=r"pyproject\.toml says 1\.2\.0"):
-            release.version_of(tree(tmp_path / str(at), lab=lab, needs=needs))
+def test_project_says_where_its_source_lies_if_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    assert release.Project.of(tmp_path) == release.Project("1.2.0")
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write(f'[project.urls]\nSource = "{SOURCE}"\n')
+    assert release.Project.of(tmp_path) == release.Project("1.2.0", SOURCE)
+
+
+def test_no_link_of_the_first_page_is_dead_on_an_index() -> None:
+    text = (release.ROOT / "README.md").read_text(encoding="utf-8")
+    before = [target for _, _, target in release.LINK.findall(text) if "://" not in target]
+    full = release.Project("1.2.0", SOURCE).readme(text)
+    links = [(picture, target) for picture, _, target in release.LINK.findall(full)]
+    assert all("://" in target for _, target in links)
+    led = [target.partition("/v1.2.0/")[2] for _, target in links if target.startswith(SOURCE)]
+    assert led == before
+    assert all((release.ROOT / path.partition("#")[0]).exists() for path in led)
+    for picture, target in links:
+        if target.startswith(SOURCE):
+            assert target.startswith(f"{SOURCE}/{'raw' if picture else 'blob'}/v1.2.0/")
+    bare = release.Project("1.2.0").readme(text)
+    assert all("://" in target for _, _, target in release.LINK.findall(bare))
+    assert "docs/limits.md" in bare
+    assert "page-swarm.png" not in bare
+    assert re.sub(r"\W", "", bare) == re.sub(r"\W", "", release.LINK.sub(lambda one: plain(*one.groups()), text))
+
+
+def plain(picture: str, name: str, target: str) -> str:
+    """What is left of a link where it leads nowhere."""
+    return f"[{name}]({target})" if "://" in target else "" if picture else name
 
 
 def test_version_of_the_tree_has_its_section_of_changes() -> None:
@@ -101,6 +131,8 @@ def test_release_is_built_checked_installed_and_trained_with(
             assert any(name.endswith("/LICENSE") for name in archive.namelist())
             head = HeaderParser().parsestr(archive.read(metadata).decode())
         assert head["Version"] == VERSION
+        assert ("lab" in wheel.name) == (f"shoal=={VERSION}" in head.get_all("Requires-Dist", ()))
+        assert all("://" in target for _, _, target in release.LINK.findall(head.get_payload()))
         assert head["License-Expression"] == "Apache-2.0"
     with tarfile.open(out / f"shoal_lab-{VERSION}.tar.gz") as archive:
         assert f"shoal_lab-{VERSION}/LICENSE" in archive.getnames()

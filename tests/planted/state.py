@@ -78,8 +78,8 @@ STATE: tuple[Bug, ...] = (
     bug(
         "the initial state comes from anybody",
         "tests/node/state/test_catchup.py::test_initial_state_comes_from_a_founder_only",
-        "if anything and peer not in value.members:",
-        "if anything and not peer:",
+        "able = peers if certified != NO_HASH else [peer for peer in peers if peer in value.members]",
+        "able = peers",
     ),
     bug(
         "finals of another plan than was asked for are taken",

@@ -242,6 +242,20 @@ def test_no_state_is_fetched_that_is_no_newer_than_what_is_here() -> None:
     assert [request.value.round for request in here.every(AskHolders)] == [8]
 
 
+def test_of_others_than_founders_none_is_asked_for_the_initial_state_until_it_is_certified() -> None:
+    here = Here(0)
+    founder = here.ledger.peers[1]
+    newcomers = [identity(number).peer_id for number in range(100, 100 + ASKED_LIMIT)]
+    here.peers, here.has = (*newcomers, founder), {peer: {0} for peer in (*newcomers, founder)}
+    assert here.come().state == At(0)
+    assert [request.peers for request in here.every(AskHolders)] == [(founder,)]
+    here.peers = newcomers
+    here.held = None
+    here.now += 60.0
+    assert here.come().state is None
+    assert [request.peers for request in here.every(AskHolders)] == [()]
+
+
 def test_initial_state_is_the_first_founders_if_founders_differ() -> None:
     here = Here(0)
     first, second = here.ledger.peers[:2]
@@ -434,13 +448,15 @@ def test_who_gets_an_older_state_of_its_peers_does_not_say_anew_that_it_comes() 
 
 
 def test_initial_state_is_fetched_from_the_founder_once_at_a_time() -> None:
-    here = Here(0, has={ONE: {0}})
-    errand = here.catching_up.genesis(ONE, 0.0)
-    assert here.catching_up.genesis(ONE, 0.0) is None
+    here = Here(0)
+    founder = here.ledger.peers[0]
+    here.has = {founder: {0}}
+    errand = here.catching_up.genesis(founder, 0.0)
+    assert here.catching_up.genesis(founder, 0.0) is None
     assert here.carry_out(errand) == GenesisFetched(At(0))
-    assert here.every(AskHolders)[0].peers == (ONE,)
-    assert here.catching_up.genesis(ONE, RETRY_S / 2) is None
-    assert here.catching_up.genesis(ONE, RETRY_S) is not None
+    assert here.every(AskHolders)[0].peers == (founder,)
+    assert here.catching_up.genesis(founder, RETRY_S / 2) is None
+    assert here.catching_up.genesis(founder, RETRY_S) is not None
 
 
 def test_an_earlier_state_is_of_its_round_or_none() -> None:

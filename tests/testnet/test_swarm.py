@@ -354,6 +354,13 @@ def test_deadlines_grow_with_the_scenario() -> None:
     assert deadline(Scenario(faults=(stop,))) == deadline(Scenario()) + 100
 
 
+
+def test_silence_of_agents_that_warm_up_ends_no_run() -> None:
+    silence = swarm.silence_limit_s
+    assert silence(Scenario(strategy="rollouts")) >= 300.0 > silence(Scenario(strategy="diloco"))
+    assert swarm.deadline_s(Scenario(strategy="rollouts")) > Scenario().rounds * 300.0
+
+
 def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing_but_time(tmp_path: Path) -> None:
     faults = (
         Fault(kind="kill", node=3, round=2, phase="plan"),
