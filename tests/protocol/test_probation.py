@@ -5,19 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shoal.protocol.certificate import genesis
 from shoal.protocol.messages import Term, Value
 from shoal.protocol.probation import FIRST_REST_TURNS, REST_LIMIT_TURNS, Probation
-from tests.protocol.lab import paper_identities
+from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_lab import RoundLab
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 ROUNDS_LIMIT_S = 60.0
+START = genesis(SWARM, [identity.peer_id for identity in paper_identities(3)])
 
 
 def before(round: int, rollbacks: int = 0) -> Value:
     """The value that a round of three members comes after."""
-    return msgspec.structs.replace(RoundLab(3).start, term=Term(0, rollbacks), round=round - 1)
+    return msgspec.structs.replace(START, term=Term(0, rollbacks), round=round - 1)
 
 
 def rest_after(probation: Probation, round: int, *, turn_rounds: int = 1) -> int:
