@@ -260,7 +260,7 @@ TWO_AND_FOUR = Numbers((2, 4))
 DELAY = Target(name="delay", unit="s", most=2.0)
 
 
-def case_of(found: Found, options: type[Any] = CaseOptions, **changes: Any) -> Case[Any, Found]:
+def case_of(found: Found, options: type[Any] = CaseOptions, **changes: Any) -> Case[Any]:
     def run(spec: Any, tell: ShowNow) -> Found:
         """Measure nothing."""
         tell("half way", 0.5)
@@ -269,7 +269,7 @@ def case_of(found: Found, options: type[Any] = CaseOptions, **changes: Any) -> C
     return Case(spec=Spec, run=run, lines=lambda found: [f"took {found.seconds:g} s"], options=options, **changes)
 
 
-def outcome(case: Case[Any, Found], capsys: pytest.CaptureFixture[str], **options: bool) -> tuple[int, str, list[str]]:
+def outcome(case: Case[Any], capsys: pytest.CaptureFixture[str], **options: bool) -> tuple[int, str, list[str]]:
     code = 0
     try:
         case(case.spec(), case.options(**options))
@@ -320,7 +320,7 @@ def test_a_result_in_parts_is_printed_as_it_comes(capsys: pytest.CaptureFixture[
             printed.append(capsys.readouterr().out)
             yield Found(seconds=seconds)
 
-    case: Case[Any, list[Found]] = Case(
+    case: Case[Any] = Case(
         spec=Spec,
         run=run,
         lines=lambda found: [str(len(found))],
@@ -358,7 +358,7 @@ class Whole(msgspec.Struct):
 
 
 def test_a_result_is_told_by_all_of_its_document_and_its_rows() -> None:
-    case: Case[Any, Whole] = Case(spec=Spec, run=lambda spec, tell: None)
+    case: Case[Any] = Case(spec=Spec, run=lambda spec, tell: None)
     many = tuple({"at": at} for at in range(9))
     found = Whole(
         settings=Two(), took_s=Spread.of([1.0, 2.0, 4.0]), runs_s=tuple(map(float, range(9))), by_name={"a": 1},
