@@ -175,7 +175,7 @@ class Swarm:
         try:
             if world_size() > 1:
                 self._ranks = Leader(RankGroup())
-            with self._ranks.call("join", self._standing):
+            with self._ranks.call("join", self._proceed):
                 self._join()
         except BaseException as error:
             self._end(failed=isinstance(error, Exception))
@@ -202,7 +202,8 @@ class Swarm:
         if self._client is None:
             raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
 
-    def _standing(self) -> Proceed:
+    def _proceed(self) -> Proceed:
+        """What the other ranks are to know when a call is over."""
         return Proceed(
             peer_id=self.peer_id,
             seed=self.seed,
@@ -288,7 +289,7 @@ class Swarm:
         if self._client is None:
             return False
         self._tally.trained()
-        with self._ranks.call("step", self._standing, made=made, tokens=int(tokens) if made else 0) as of_all:
+        with self._ranks.call("step", self._proceed, made=made, tokens=int(tokens) if made else 0) as of_all:
             if made:
                 self._count(made, of_all, loss)
             self._obey()
@@ -303,7 +304,7 @@ class Swarm:
         buffers that travel, is changed back. Of several ranks each makes this call; where one fails inside, nothing is
         changed back, as the others may never come.
         """
-        with self._ranks.call("at_anchor", self._standing):
+        with self._ranks.call("at_anchor", self._proceed):
             local = self._to_anchor()
         failed = True
         try:
@@ -311,7 +312,7 @@ class Swarm:
             failed = False
         finally:
             if not failed or self._ranks.size == 1:
-                with self._ranks.call("at_anchor", self._standing):
+                with self._ranks.call("at_anchor", self._proceed):
                     self._flat.scatter(local)
 
     def _to_anchor(self) -> torch.Tensor:

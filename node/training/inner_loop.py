@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.accounts import Accounts, Flat, GradientAccounts, Outgoing
+from shoal.node.training.accounts import Accounts, GradientAccounts, GradientFlat, Outgoing
 from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
 from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable, room_bytes
@@ -133,7 +133,7 @@ class Replica:
         torch.manual_seed(seed)
         self.model = self._workload.build().to(self._device)
         # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
-        self._flat: Flat = FlatParameters(self.model, frozen=not self._gradients, chunk_values=self._chunk_values)
+        self._flat: GradientFlat = FlatParameters(self.model, frozen=not self._gradients, chunk_values=self._chunk_values)
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)
