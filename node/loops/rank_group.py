@@ -39,6 +39,8 @@ TIMEOUT_S: Final = 600.0
 FIRST_BYTES: Final = 256
 """So much of a frame goes ahead, filled up with zeros; of most there is no more."""
 LENGTH_BYTES: Final = 4
+SHARED_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun where its ranks meet in a store that outlives them."""
 
 Span = tuple[int, int]
 Call = Literal["join", "step", "at_anchor"]
@@ -226,7 +228,9 @@ class RankGroup:
             yield
         except RuntimeError as error:
             who = "another" if rank is None else f"rank {rank}"
-            why = one_line(error).removeprefix("RuntimeError: ")
+            why = one_line(error).partition(": ")[2]
+            if rank is None and restarted() and os.environ.get(SHARED_STORE) == "True":
+                why = f"{why} (start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: it kept addresses of before)"
             raise NetworkError(f"{who} of this node's {self.size} processes is gone, or late: {why}") from None
 
 

@@ -133,7 +133,9 @@ class Replica:
         torch.manual_seed(seed)
         self.model = self._workload.build().to(self._device)
         # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
-        self._flat: GradientFlat = FlatParameters(self.model, frozen=not self._gradients, chunk_values=self._chunk_values)
+        self._flat: GradientFlat = FlatParameters(
+            self.model, frozen=not self._gradients, chunk_values=self._chunk_values
+        )
         named = () if self._gradients else self.model.named_parameters()
         trained = [(name, value) for name, value in named if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)

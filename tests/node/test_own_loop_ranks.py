@@ -58,6 +58,9 @@ with join(model, optimizer, "swarm.toml", data_dir=folder, evaluate=evaluate) as
         if number == 4:
             with swarm.at_anchor() as anchored:
                 note("anchored", whole(model))
+                with torch.no_grad():
+                    anchored.eval()(torch.ones(2, 5))  # as in evaluate
+                anchored.train()
                 if kind != "ddp":
                     checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint")
             note("back", whole(model))
