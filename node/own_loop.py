@@ -18,6 +18,9 @@ touched: not the optimizer's moments, the learning rate, random numbers, counter
 gradient. These do not travel: of a model with LoRA adapters the adapters alone do. Floating buffers (running means)
 do: each round gives all nodes the mean of them.
 
+Processes of `torch.distributed` that train one model, by DDP or in parts, are one node: all make these calls, and rank
+0 speaks with the daemon (`shoal.node.loops.rank_group`).
+
 What it joined, and each round with its members and losses, goes to the logger `shoal.loop`; to stderr, where the
 program has set up no logging.
 

@@ -281,27 +281,19 @@ class Leader(Alone):
 
         proceed: makes the order that ends it. Raises ConfigError where the ranks are not at one.
         """
+        waiting: list[int] = []
         try:
             for rank in self.others:
-                tokens += self._entered(rank, name, made)
+                entered = self.group.answer_of(rank)
+                waiting.append(rank)
+                tokens += _checked(entered, rank, name, made).tokens
             yield tokens
         except BaseException as error:
-            with suppress(NetworkError):  # who can hear it does, and the rest see this process end
-                self.tell(_raised(error))
+            for rank in waiting:  # the rest are elsewhere, and see this process end
+                with suppress(NetworkError):
+                    self.group.send(rank, _raised(error))
             raise
         self.tell(proceed())
-
-    def _entered(self, rank: int, name: Call, made: int) -> int:
-        entered = self.group.answer_of(rank)
-        if not isinstance(entered, Entered) or entered.call != name:
-            where = entered.call if isinstance(entered, Entered) else type(entered).__name__
-            raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; every rank makes the same calls")
-        if entered.made != made:
-            raise ConfigError(
-                f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; they are to step "
-                "together (skip a step in all ranks or in none)"
-            )
-        return entered.tokens
 
     def tell(self, order: GroupOrder) -> None:
         """Tell all other ranks the same."""
@@ -338,6 +330,19 @@ class Leader(Alone):
     def close(self) -> None:
         """Leave the group."""
         self.group.close()
+
+
+def _checked(entered: Answer, rank: int, name: Call, made: int) -> Entered:
+    """What a rank said first in a call. Raises ConfigError if it is in another, or its optimizer made other steps."""
+    if not isinstance(entered, Entered) or entered.call != name:
+        where = entered.call if isinstance(entered, Entered) else type(entered).__name__
+        raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; every rank makes the same calls")
+    if entered.made != made:
+        raise ConfigError(
+            f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; they are to step "
+            "together (skip a step in all ranks or in none)"
+        )
+    return entered
 
 
 def _raised(error: BaseException) -> Raised:

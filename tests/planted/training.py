@@ -34,8 +34,8 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "tokens of rank 0 alone are the node's",
         RANKS,
-        "return entered.tokens",
-        "return 0",
+        "tokens += _checked(entered, rank, name, made).tokens",
+        "_checked(entered, rank, name, made)",
     ),
     bug(
         "two ranks hand over the same values",
