@@ -18,6 +18,9 @@ touched: not the optimizer's moments, the learning rate, random numbers, counter
 gradient. These do not travel: of a model with LoRA adapters the adapters alone do. Floating buffers (running means)
 do: each round gives all nodes the mean of them.
 
+Processes of `torch.distributed` that train one model, by DDP or in parts, are one node: all make these calls, and rank
+0 speaks with the daemon (`shoal.node.loops.rank_group`).
+
 What it joined, and each round with its members and losses, goes to the logger `shoal.loop`; to stderr, where the
 program has set up no logging.
 
@@ -175,7 +178,7 @@ class Swarm:
         try:
             if world_size() > 1:
                 self._ranks = Leader(RankGroup())
-            with self._ranks.call("join", self._standing):
+            with self._ranks.call("join", self._proceed):
                 self._join()
         except BaseException as error:
             self._end(failed=isinstance(error, Exception))
@@ -202,7 +205,8 @@ class Swarm:
         if self._client is None:
             raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
 
-    def _standing(self) -> Proceed:
+    def _proceed(self) -> Proceed:
+        """What the other ranks are to know when a call is over."""
         return Proceed(
             peer_id=self.peer_id,
             seed=self.seed,
@@ -288,7 +292,7 @@ class Swarm:
         if self._client is None:
             return False
         self._tally.trained()
-        with self._ranks.call("step", self._standing, made=made, tokens=int(tokens) if made else 0) as of_all:
+        with self._ranks.call("step", self._proceed, made=made, tokens=int(tokens) if made else 0) as of_all:
             if made:
                 self._count(made, of_all, loss)
             self._obey()
@@ -303,7 +307,7 @@ class Swarm:
         buffers that travel, is changed back. Of several ranks each makes this call; where one fails inside, nothing is
         changed back, as the others may never come.
         """
-        with self._ranks.call("at_anchor", self._standing):
+        with self._ranks.call("at_anchor", self._proceed):
             local = self._to_anchor()
         failed = True
         try:
@@ -311,7 +315,7 @@ class Swarm:
             failed = False
         finally:
             if not failed or self._ranks.size == 1:
-                with self._ranks.call("at_anchor", self._standing):
+                with self._ranks.call("at_anchor", self._proceed):
                     self._flat.scatter(local)
 
     def _to_anchor(self) -> torch.Tensor:

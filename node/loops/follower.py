@@ -112,28 +112,28 @@ class Follower:
             raise LocalError(f"{call!r} after the end")
         group.send(0, Entered(call=call, made=made, tokens=tokens))
         while True:
-            match told := group.told():
+            match order := group.order():
                 case Proceed():
-                    self._stand(told)
+                    self._go_on(order)
                     return
                 case Raised():
-                    raise_as(told)
+                    raise_as(order)
                 case Waiting():
                     pass
                 case Build():
-                    self._parts = OwnParts(self._model, chunk_values=told.chunk_values)
+                    self._parts = OwnParts(self._model, chunk_values=order.chunk_values)
                     group.send(0, Holds(digest=self._parts.layout.digest, spans=self._parts.held))
                 case HandOver():
-                    self._parts.handed = told.spans
+                    self._parts.handed = order.spans
                 case Read():
-                    group.send_values(0, self._parts.read(overlap(told.spans, self._parts.handed)))
+                    group.send_values(0, self._parts.read(overlap(order.spans, self._parts.handed)))
                 case Write():
-                    self._write(told, group)
+                    self._write(order, group)
                 case Measure():
                     group.send(0, Measured(value=self._measure()))
                 case Report():
                     total, count = self._tally.losses()
-                    if told.ends:
+                    if order.ends:
                         self._tally = Tally()
                     group.send(0, Losses(total=total, count=count))
 
@@ -148,6 +148,6 @@ class Follower:
         values = torch.empty(sum(stop - start for start, stop in spans), dtype=torch.float32)
         self._parts.write(spans, group.broadcast(values) if order.whole else group.receive_values(0, values))
 
-    def _stand(self, told: Proceed) -> None:
-        self.peer_id, self.seed, self.round, self.members = told.peer_id, told.seed, told.round, told.members
-        self.held_out, self.over, self.active = told.held_out, told.over, told.active
+    def _go_on(self, order: Proceed) -> None:
+        self.peer_id, self.seed, self.round, self.members = order.peer_id, order.seed, order.round, order.members
+        self.held_out, self.over, self.active = order.held_out, order.over, order.active

@@ -1,7 +1,7 @@
 """The processes of torch.distributed that train one model as one node: what rank 0 tells the others, and their answers.
 
 Rank 0 alone speaks with the daemon, keeps the accounts, and decides. The others come to it in each call that the loop
-makes, and do what it tells them until it says how the node stands:
+makes, and do what it tells them until it says that they may go on:
 
     ranks 1 …                                    rank 0
     Entered(call, made, tokens)      ─────►      is every rank in the same call, its optimizer as far?
@@ -35,10 +35,12 @@ from shoal.node.training.flat_parameters import FlatParameters
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 TIMEOUT_S: Final = 600.0
-"""For the slowest rank to come to a call, as long as NCCL waits by default; and for a word of rank 0's."""
+"""For the slowest rank to come to a call, as long as NCCL waits by default; and for rank 0's next order."""
 FIRST_BYTES: Final = 256
 """So much of a frame goes ahead, filled up with zeros; of most there is no more."""
 LENGTH_BYTES: Final = 4
+SHARED_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun where its ranks meet in a store that outlives them."""
 
 Span = tuple[int, int]
 Call = Literal["join", "step", "at_anchor"]
@@ -130,10 +132,10 @@ class Raised(Message, frozen=True, kw_only=True):
     summary: Annotated[str, Meta(max_length=SUMMARY_LIMIT_CHARS)]
 
 
-Told = Waiting | Build | HandOver | Read | Write | Measure | Report | Proceed | Raised
+GroupOrder = Waiting | Build | HandOver | Read | Write | Measure | Report | Proceed | Raised
 Answer = Entered | Holds | Measured | Losses
 
-_TOLD: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
+_ORDERS: msgspec.msgpack.Decoder[GroupOrder] = msgspec.msgpack.Decoder(GroupOrder)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
@@ -182,9 +184,9 @@ class RankGroup:
         if len(frame) > FIRST_BYTES:
             self.send_values(rank, _bytes(frame[FIRST_BYTES:]))
 
-    def told(self) -> Told:
-        """Wait for what rank 0 says. Raises NetworkError, LocalError."""
-        return decode_frame(_TOLD, self._receive(0), "a word of rank 0's")
+    def order(self) -> GroupOrder:
+        """Wait for the next order of rank 0's. Raises NetworkError, LocalError."""
+        return decode_frame(_ORDERS, self._receive(0), "an order of rank 0's")
 
     def answer_of(self, rank: int) -> Answer:
         """Wait for what another rank answers. Raises NetworkError, LocalError."""
@@ -226,7 +228,9 @@ class RankGroup:
             yield
         except RuntimeError as error:
             who = "another" if rank is None else f"rank {rank}"
-            why = one_line(error).removeprefix("RuntimeError: ")
+            why = one_line(error).partition(": ")[2]
+            if rank is None and restarted() and os.environ.get(SHARED_STORE) == "True":
+                why = f"{why} (start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: it kept addresses of before)"
             raise NetworkError(f"{who} of this node's {self.size} processes is gone, or late: {why}") from None
 
 
@@ -240,11 +244,11 @@ class Alone:
     size = 1
 
     @contextmanager
-    def call(self, name: Call, standing: Callable[[], Proceed], *, made: int = 0, tokens: int = 0) -> Iterator[int]:
+    def call(self, name: Call, proceed: Callable[[], Proceed], *, made: int = 0, tokens: int = 0) -> Iterator[int]:
         """Do the work of a call of the loop's; yields the tokens of the step."""
         yield tokens
 
-    def tell(self, message: Told) -> None:
+    def tell(self, order: GroupOrder) -> None:
         """Tell nobody."""
 
     def mean(self, value: float) -> float:
@@ -272,37 +276,29 @@ class Leader(Alone):
         self.others = range(1, group.size)
 
     @contextmanager
-    def call(self, name: Call, standing: Callable[[], Proceed], *, made: int = 0, tokens: int = 0) -> Iterator[int]:
+    def call(self, name: Call, proceed: Callable[[], Proceed], *, made: int = 0, tokens: int = 0) -> Iterator[int]:
         """Do the work of a call of the loop's, with all ranks in it; yields the tokens of all their parts of the step.
 
-        standing: of the node, afterwards. Raises ConfigError where the ranks are not at one.
+        proceed: makes the order that ends it. Raises ConfigError where the ranks are not at one.
         """
+        waiting: list[int] = []
         try:
             for rank in self.others:
-                tokens += self._met(rank, name, made)
+                entered = self.group.answer_of(rank)
+                waiting.append(rank)
+                tokens += _checked(entered, rank, name, made).tokens
             yield tokens
         except BaseException as error:
-            with suppress(NetworkError):  # who can hear it does, and the rest see this process end
-                self.tell(_raised(error))
+            for rank in waiting:  # the rest are elsewhere, and see this process end
+                with suppress(NetworkError):
+                    self.group.send(rank, _raised(error))
             raise
-        self.tell(standing())
+        self.tell(proceed())
 
-    def _met(self, rank: int, name: Call, made: int) -> int:
-        entered = self.group.answer_of(rank)
-        if not isinstance(entered, Entered) or entered.call != name:
-            where = entered.call if isinstance(entered, Entered) else type(entered).__name__
-            raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; every rank makes the same calls")
-        if entered.made != made:
-            raise ConfigError(
-                f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; they are to step "
-                "together (skip a step in all ranks or in none)"
-            )
-        return entered.tokens
-
-    def tell(self, message: Told) -> None:
+    def tell(self, order: GroupOrder) -> None:
         """Tell all other ranks the same."""
         for rank in self.others:
-            self.group.send(rank, message)
+            self.group.send(rank, order)
 
     def mean(self, value: float) -> float:
         """The mean of what this rank measured and what the others, told to `Measure`, did."""
@@ -334,6 +330,19 @@ class Leader(Alone):
     def close(self) -> None:
         """Leave the group."""
         self.group.close()
+
+
+def _checked(entered: Answer, rank: int, name: Call, made: int) -> Entered:
+    """What a rank said first in a call. Raises ConfigError if it is in another, or its optimizer made other steps."""
+    if not isinstance(entered, Entered) or entered.call != name:
+        where = entered.call if isinstance(entered, Entered) else type(entered).__name__
+        raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; every rank makes the same calls")
+    if entered.made != made:
+        raise ConfigError(
+            f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; they are to step "
+            "together (skip a step in all ranks or in none)"
+        )
+    return entered
 
 
 def _raised(error: BaseException) -> Raised:

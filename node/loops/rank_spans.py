@@ -16,8 +16,10 @@ Source: sharding by parameter and by rows as torchtitan does, arXiv 2410.06511.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
+from operator import itemgetter
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -187,11 +189,8 @@ def dealt(held: Sequence[Sequence[Span]], wanted: Sequence[Span]) -> list[tuple[
 def overlap(spans: Sequence[Span], others: Sequence[Span]) -> tuple[Span, ...]:
     """The parts of ascending spans that lie in ascending others, each in one piece with what it touches in both."""
     found: list[Span] = []
-    at = 0
     for start, stop in spans:
-        while at < len(others) and others[at][1] <= start:
-            at += 1
-        number = at
+        number = bisect_right(others, start, key=itemgetter(1))
         while number < len(others) and others[number][0] < stop:
             found.append((max(start, others[number][0]), min(stop, others[number][1])))
             number += 1

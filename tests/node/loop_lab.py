@@ -31,6 +31,8 @@ LOOPBACK = {
 }
 RESTARTS = ("--max-restarts", "3", "--monitor-interval", "0.1")
 """Options of torchrun."""
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""As docs/own-loop.md says: ranks that are started again find no addresses of those before."""
 
 
 def example(name: str) -> str:
@@ -53,6 +55,7 @@ class LoopNode(Node):
         self._events_began = len(self.all_events())
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
+            settings = settings | FRESH_STORE if ranks else settings
             several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *RESTARTS]
             command = [sys.executable, *(several if ranks else ()), str(script), str(self.folder), *arguments]
             self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)

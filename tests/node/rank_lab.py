@@ -35,11 +35,12 @@ folder, kind = Path(sys.argv[1]), sys.argv[2]
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 distributed.init_process_group("gloo", init_method=f"file://{{folder}}/meet", rank=rank, world_size=size)
 own_loop.found_or_started = lambda *args, **settings: StandIn(folder)
-noted = {{}}
+noted, parts = {{}}, {{}}
 
 
 def wrapped(model):
     if kind == "ddp":
+        parts.update(model.named_parameters())
         return torch.nn.parallel.DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (size,))
     if kind == "hsdp":
@@ -48,16 +49,15 @@ def wrapped(model):
         if kind == "fsdp" and isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    parts.update(model.named_parameters())
     return model
 
 
 def whole(model):
-    "All values by name, as this rank sees them."
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
-    values = getattr(model, "module", model).state_dict()
-    return {{name: (v.full_tensor() if hasattr(v, "full_tensor") else v).clone() for name, v in values.items()}}
+    "All values by name, as this rank sees them; nothing of the model is touched, which may have whole parameters."
+    values = parts | dict(getattr(model, "module", model).named_buffers())
+    every = ((name, v.full_tensor() if hasattr(v, "full_tensor") else v) for name, v in values.items())
+    return {{name: value.detach().clone() for name, value in every}}
 
 
 def note(name, value):

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.distributed import checkpoint
 
 from shoal.node import own_loop
 from shoal.node.loops.external_trainer import Detached
@@ -25,6 +26,8 @@ CHUNK = 4096
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 TRAINS = """
+from torch.distributed import checkpoint
+
 torch.manual_seed(rank)  # the first state is what rank 0 has, of what all have
 bare = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
 bare[2].bias.requires_grad_(kind != "ddp")  # what is not trained does not travel
@@ -55,6 +58,11 @@ with join(model, optimizer, "swarm.toml", data_dir=folder, evaluate=evaluate) as
         if number == 4:
             with swarm.at_anchor() as anchored:
                 note("anchored", whole(model))
+                with torch.no_grad():
+                    anchored.eval()(torch.ones(2, 5))  # as in evaluate
+                anchored.train()
+                if kind != "ddp":
+                    checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint")
             note("back", whole(model))
         if not there:
             break
@@ -63,10 +71,15 @@ distributed.destroy_process_group()
 """
 
 
-def loss_of(values: dict[str, torch.Tensor], number: int, rank: int) -> float:
-    """The loss of a rank in step `number` with these parameters."""
+def model_of(values: dict[str, torch.Tensor]) -> torch.nn.Module:
     model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
     model.load_state_dict(values)
+    return model
+
+
+def loss_of(values: dict[str, torch.Tensor], number: int, rank: int) -> float:
+    """The loss of a rank in step `number` with these parameters."""
+    model = model_of(values)
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * number + rank))
     return float(torch.nn.functional.mse_loss(model(x)[:, 0], x.sum(1)).detach())
 
@@ -150,6 +163,11 @@ def test_ranks_contribute_once_what_they_learnt_together_and_all_stand_on_the_an
         ):
             for rank, found in enumerate(seen(name)):
                 assert np.array_equal(found, wanted), (name, rank)
+        if kind != "ddp":
+            model = model_of(ranks.noted("start")[0])
+            saved = {"model": model.state_dict()}
+            checkpoint.load(saved, checkpoint_id=folder / "checkpoint", no_dist=True)
+            assert np.array_equal(flat_of(saved["model"], chunk_values=CHUNK), anchors[2])
         assert len({str(end) for end in ranks.noted("end")}) == 1
         assert ranks.noted("end")[0][0::4] == (3, 6)
         assert ranks.noted("end")[0][1]

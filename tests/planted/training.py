@@ -12,19 +12,19 @@ RANKS = (
 TRAINING: tuple[Bug, ...] = (
     bug(
         "ranks exchange the rows that they hand over",
-        f"{RANKS}[fsdp-2]",
+        RANKS,
         "begin = start + (offset[0] * prod(parameter.shape[1:]) if shape else 0)",
         "begin = start + ((len(parameter) - offset[0] - shape[0]) * prod(parameter.shape[1:]) if shape else 0)",
     ),
     bug(
         "a rank keeps a stale anchor",
-        f"{RANKS}[ddp-2]",
+        RANKS,
         "self._parts.write(spans, group.broadcast(values) if order.whole else group.receive_values(0, values))",
         "group.broadcast(values) if order.whole else self._parts.write(spans, group.receive_values(0, values))",
     ),
     bug(
         "a model that was whole for an evaluation trains on with what it was",
-        f"{RANKS}[fsdp-2]",
+        RANKS,
         """
         self._cut_again()
         self._write(_slices(spans), values)
@@ -33,9 +33,9 @@ TRAINING: tuple[Bug, ...] = (
     ),
     bug(
         "tokens of rank 0 alone are the node's",
-        f"{RANKS}[ddp-2]",
-        "return entered.tokens",
-        "return 0",
+        RANKS,
+        "tokens += _checked(entered, rank, name, made).tokens",
+        "_checked(entered, rank, name, made)",
     ),
     bug(
         "two ranks hand over the same values",
