@@ -257,9 +257,8 @@ class RolloutExchange:
 
     def at_hand(self) -> tuple[Offer, ...]:
         """Return the same, without those that only servers have which are left alone for a while."""
-        left = frozenset(self._left_alone.at(trio.current_time()))
-        holders = self.book.holders
-        return tuple(offer for offer in self.book.offers() if not left.issuperset(holders(offer.digest)))
+        left, book = frozenset(self._left_alone.at(trio.current_time())), self.book
+        return tuple(offer for offer in book.offers() if not left or not left.issuperset(book.holders(offer.digest)))
 
     def expire(self, *, offered_before: int, announced_before: int) -> None:
         """Forget what others offered, and what this node announced, before these rounds of its own."""
