@@ -334,7 +334,9 @@ def rollout_lines(status: Status) -> list[str]:
     if known is None:
         return []
     reasons = ", ".join(f"{in_one_line(reason)} {times}" for reason, times in sorted(known.rejected.items()))
-    pulled = f"{known.pulled} pulled ({quantity(known.pulled_bytes, 'B')})"
+    pulled = f"{known.pulled} pulled ({quantity(known.pulled_bytes, 'B')}), {known.taken} taken"
+    if known.role == "sample":  # it pulls none
+        pulled = f"{known.wanted} taken by others{', waits until they take more' if known.waits else ''}"
     held_out = (
         ""
         if known.held_out_reward is None
@@ -343,7 +345,7 @@ def rollout_lines(status: Status) -> list[str]:
     )
     return [
         f"reward     {figure(known.reward)} ({known.role}){held_out}",
-        f"groups     {known.made} made, {pulled}, {known.taken} taken",
+        f"groups     {known.made} made, {pulled}",
         f"refused    {reasons or 'nothing'}",
         *(_task_line(family, rewards) for family, rewards in sorted(known.tasks.items())),
     ]

@@ -113,15 +113,18 @@ class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a node that shares rollouts, since it started.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
-    were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
-    offers and groups that were refused, by reason. tasks: of each task family, the newest round that had any of it.
-    held_out_reward: the newest greedy reward on held-out tasks.
+    were announced; wanted: those of them that somebody pulled, counted where it makes them for others alone; waits:
+    whether it makes none now, since others take fewer. pulled: groups of others that came; taken: those of them that
+    were judged and trained on. rejected: offers and groups that were refused, by reason. tasks: of each task family,
+    the newest round that had any of it. held_out_reward: the newest greedy reward on held-out tasks.
     """
 
     role: str
     reward: float | None = None
     held_out_reward: float | None = None
     made: int = 0
+    wanted: int = 0
+    waits: bool = False
     pulled: int = 0
     taken: int = 0
     pulled_bytes: int = 0

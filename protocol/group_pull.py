@@ -59,10 +59,15 @@ class LeftAlone:
         """This server failed."""
         self._until[peer] = now + self._pause_s
 
+    def at(self, now: float) -> Collection[PeerId]:
+        """All that are not asked now."""
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return self._until.keys()
+
     def allowed(self, peers: Collection[PeerId], now: float) -> list[PeerId]:
         """Those of these that may be asked, in the same order."""
-        self._until = {peer: until for peer, until in self._until.items() if until > now}
-        return [peer for peer in peers if peer not in self._until]
+        left = self.at(now)
+        return [peer for peer in peers if peer not in left]
 
 
 @dataclass(frozen=True, slots=True)

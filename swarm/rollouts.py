@@ -75,6 +75,8 @@ CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
 REQUEST_COST_BYTES = 4096
 """The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
+SLOW_S = 1.0
+"""A server that was silent for so long when its answer was waited for no more is left alone as one that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,9 @@ class RolloutExchange:
 
     `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
     round. `takes_part` tells who may announce and be served, `ignored` whose announcements are dropped unread, `rank`
-    who comes first where there is not room for all; `blame` is called with who broke which rule. `connections`: to
-    peers that hold groups and are not connected; None where those alone are asked that are.
+    who comes first where there is not room for all; `blame` is called with who broke which rule, `pulled` with the
+    digest of each group that somebody began to fetch here. `connections`: to peers that hold groups and are not
+    connected; None where those alone are asked that are.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class RolloutExchange:
         takes_part: Callable[[PeerId], bool] = lambda peer: True,
         rank: Callable[[PeerId], Rank] = lambda peer: Rank.STRANGER,
         connections: BriefConnections | None = None,
+        pulled: Callable[[bytes], None] = lambda digest: None,
         ignored: Callable[[PeerId], bool] = lambda peer: False,
         blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
         limits: ExchangeLimits | None = None,
@@ -145,6 +149,7 @@ class RolloutExchange:
         self._round_number = round_number
         self._takes_part = takes_part
         self._connections = connections
+        self._pulled = pulled
         self._ignored = ignored
         self._blame = blame
         self._limits = limits
@@ -249,6 +254,11 @@ class RolloutExchange:
     def offers(self) -> tuple[Offer, ...]:
         """Return what others offer, in the order of arrival."""
         return self.book.offers()
+
+    def at_hand(self) -> tuple[Offer, ...]:
+        """Return the same, without those that only servers have which are left alone for a while."""
+        left, book = frozenset(self._left_alone.at(trio.current_time())), self.book
+        return tuple(offer for offer in book.offers() if not left or not left.issuperset(book.holders(offer.digest)))
 
     def expire(self, *, offered_before: int, announced_before: int) -> None:
         """Forget what others offered, and what this node announced, before these rounds of its own."""
@@ -363,6 +373,8 @@ class RolloutExchange:
         if not self._served.take(peer, trio.current_time(), len(data)):
             return GroupChunk(status="busy")
         self.bytes_served += len(data)
+        if request.offset == 0:
+            self._pulled(request.digest)
         return GroupChunk(status="chunk", data=data)
 
     # -- fetching --------------------------------------------------------------------------------------------
@@ -429,6 +441,7 @@ class RolloutExchange:
 
     async def _ask_for(self, ask: Ask, pull: GroupPull) -> None:
         """One chunk, or the end of asking this server."""
+        asked_at = trio.current_time()
         try:
             with trio.fail_at(ask.until):
                 chunk = await self._ask(ask)
@@ -440,6 +453,10 @@ class RolloutExchange:
         except (NetworkError, trio.TooSlowError) as error:
             self._pass_over(ask.peer, error)
             pull.failed()
+        except trio.Cancelled:
+            if trio.current_time() - asked_at >= SLOW_S:
+                self._left_alone.pass_over(ask.peer, trio.current_time())
+            raise
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
         """Return who may have it and is not left alone: the origin, then others that hold it; the connected first."""

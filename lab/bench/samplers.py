@@ -5,6 +5,8 @@ trainers with samplers beside them, and as many trainers alone. Every node, its 
 the same share of one core. Both begin with the policy of the same warm-up; the time that counts begins when every
 trainer has contributed to a round and every sampler has made one.
 
+Before that it shows what would take a sampler from one policy to the next (`policy_updates`).
+
     reward          what trainers' own completions earned in a round of an agent, summed over all rounds in the time
     update bytes    all that came to a sampler over lanes, for each round that it followed
     policy bytes    a whole policy in bf16
@@ -27,6 +29,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
+from shoal.lab.bench.policy_updates import UpdateSizes, measure_updates
 from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import Swarm, pss_mb, untested_command
 from shoal.lab.shipped import init_tables
@@ -35,7 +38,7 @@ from shoal.node.option import Option, Within
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
 from shoal.node.state.checkpoints import LAYOUT, read_layout
-from shoal.protocol.identity import PeerId
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.throttle import means
@@ -46,6 +49,14 @@ BF16_BYTES: Final = 2
 
 TIMES: Final = Target(name="reward of the trainers beside that of as many alone", unit="×", least=1.5, aim=2.5)
 MEMORY: Final = Target(name="memory of a sampler's daemon", unit="MiB", most=120)
+SMALL_RATE: Final = 1e-6
+RATES: Final = (1e-3, 1e-4, 1e-5, SMALL_RATE)
+CHANGES: Final = Target(
+    name="by values alone, no swarm: what changed in bf16 in a step at 1e-6, beside the whole policy",
+    unit="×",
+    most=1 / 20,
+    aim=1 / 100,
+)
 UPDATE: Final = Target(name="what came to a sampler for a round, beside the whole policy in bf16", unit="×")
 
 
@@ -79,10 +90,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of `shoal bench samplers`; means: how nodes were held to their share."""
+    """Result of `shoal bench samplers`; means: how nodes were held to their share.
+
+    updates: one step at each of RATES, and the steps of a round at the manifest's.
+    """
 
     bench: SamplersBench
     means: str
+    updates: tuple[UpdateSizes, ...] = ()
     alone: Window
     beside: Window
 
@@ -99,7 +114,12 @@ class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
             TIMES.row(self.times),
             MEMORY.row(None if memory is None else memory * 1e6 / 2**20),
             UPDATE.row(None if update is None else update / self.beside.policy_bytes),
+            CHANGES.row(next((one.changes_bytes / one.whole_bytes for one in self.updates if _is_small(one)), None)),
         )
+
+
+def _is_small(update: UpdateSizes) -> bool:
+    return (update.rate, update.steps) == (SMALL_RATE, 1)
 
 
 class SamplersSwarm(Swarm):
@@ -169,8 +189,12 @@ def _command(trainers: int, launch: Launch) -> list[str]:
 
 def run(bench: SamplersBench, tell: ShowNow) -> SamplersResult:
     """Measure what nodes that only sample add to the reward of those that train and average their policies."""
+    tell("what an update of the policy takes")
+    manifest = samplers_manifest(1, [Identity.generate().peer_id])
+    a_round = manifest.inner.lr, manifest.sync.inner_steps
+    updates = tuple(measure_updates(manifest, [*((rate, 1) for rate in RATES), a_round]))
     alone, beside = (trio.run(_measure, bench, samplers, tell) for samplers in (0, bench.samplers))
-    return SamplersResult(bench=bench, means=means(), alone=alone, beside=beside)
+    return SamplersResult(bench=bench, means=means(), updates=updates, alone=alone, beside=beside)
 
 
 async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window:

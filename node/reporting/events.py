@@ -468,7 +468,8 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     whose rewards vary. tokens: those that it generated; bytes: of groups pulled in this round; used_bytes: of all that
     were taken since the agent began. rejected: refusals in this round by reason; ignored: whose offers are not looked
     at for the time being. made: groups that it announced in this round; pulled: groups of others that came; tasks: the
-    rewards by task family. control_sent counts since the process started.
+    rewards by task family. control_sent counts since the process started. taking_s: of `seconds`, for how many others'
+    groups were waited for.
 
     entropy: nats a token of its own completions; length: their tokens, mean; distinct: share of them that are unlike
     others of their group. gradient_norm: before it was cut; clipped: share of tokens whose ratio was.
@@ -489,6 +490,7 @@ class Rollouts(RoundEnded, frozen=True, kw_only=True):
     rejected: Mapping[str, int] = {}
     ignored: tuple[str, ...] = ()
     seconds: float = 0.0
+    taking_s: float = 0.0
     entropy: float | None = None
     length: float | None = None
     distinct: float | None = None

@@ -129,10 +129,15 @@ class Asked(Message, frozen=True, kw_only=True):
 
 
 class Take(Message, frozen=True, kw_only=True):
-    """A request for others' groups. wait_s: how long to wait for something to be there."""
+    """A request for others' groups. wait_s: how long to wait for something to be there.
+
+    limit_s: how long to wait for the groups themselves, and for those in place of refused ones; None for as long as the
+    daemon does.
+    """
 
     count: Annotated[int, Meta(ge=1, le=GROUPS_LIMIT)]
     wait_s: Annotated[float, Meta(ge=0, le=WAIT_LIMIT_S)] = 0.0
+    limit_s: Annotated[float, Meta(ge=0, le=WAIT_LIMIT_S)] | None = None
 
 
 class Judged(Message, frozen=True, kw_only=True):

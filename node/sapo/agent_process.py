@@ -156,6 +156,8 @@ class Agent:
         rounds = self._begin.rounds
         while rounds is None or self.learner.round < rounds:
             self._line.rest()
+            if isinstance(beside, Following):
+                beside.refresh()
             if self._held_out.is_due(self.learner.round):
                 self._evaluate()
             report = self._make_round()
@@ -183,6 +185,7 @@ class Agent:
 
     def _make_round(self) -> RoundReport:
         began, unencodable = time.monotonic(), self.learner.unencodable.total()
+        self._sharing.begin_round()
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
         self._line.send(
             Done(

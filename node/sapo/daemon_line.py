@@ -9,11 +9,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from shoal.node.pipe import EXIT_FAILED, ParentPipe, Pause, Resume, Stop, describe
-from shoal.node.sapo.agent_messages import Asked, Begin, Delivered, Judged, Made, Order, Pulled, Take, unpack_order
+from shoal.node.sapo.agent_messages import (
+    WAIT_LIMIT_S,
+    Asked,
+    Begin,
+    Delivered,
+    Judged,
+    Made,
+    Order,
+    Pulled,
+    Take,
+    unpack_order,
+)
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.judge import Judge
@@ -27,6 +39,8 @@ from shoal.protocol.wire import SwarmId
 
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
+WORTH_LEAST_S: Final = 1.0
+"""Others' groups are waited for so long in any case: a machine that is busy answers in that."""
 
 
 class Stopped(Exception):
@@ -78,9 +92,16 @@ class DaemonSharing:
         self._me = begin.me
         self._line = line
         self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
+        self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
+
+    def begin_round(self) -> None:
+        """Note that the agent begins to draw groups: what others' are worth waiting for is measured by its own."""
+        self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
 
     def offer(self, groups: Sequence[JudgedGroup]) -> None:
         """See `Sharing`."""
+        self._drawn += len(groups)
+        self._drawn_s = time.monotonic() - self._began
         for group in groups:
             try:
                 rollout = rollout_of(group, self._me)
@@ -97,7 +118,8 @@ class DaemonSharing:
     def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
         """See `Sharing`. wait_s: how long to wait for offers."""
         self._line.rest()
-        self._line.send(Take(count=count, wait_s=wait_s))
+        limit_s = worth_waiting_s(count, self._drawn, self._drawn_s)
+        self._line.send(Take(count=count, wait_s=wait_s, limit_s=limit_s))
         taken: list[JudgedGroup] = []
         refused = True
         while refused and (pulled := self._delivery()):
@@ -118,6 +140,14 @@ class DaemonSharing:
         if not isinstance(order, Delivered):
             raise LocalError(f"a {type(order).__name__} where groups were asked for")
         return came
+
+
+def worth_waiting_s(count: int, drawn: int, drawn_s: float) -> float | None:
+    """Return how long to wait for `count` groups of others at most: as long as it takes to draw as many here.
+
+    drawn, drawn_s: groups that were drawn in this round, and in which time; None where none were.
+    """
+    return min(WAIT_LIMIT_S, max(WORTH_LEAST_S, count * drawn_s / drawn)) if drawn else None
 
 
 def choices_of(begin: Begin) -> list[TaskChoice]:

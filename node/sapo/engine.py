@@ -53,7 +53,7 @@ from shoal.node.sapo.agent_messages import (
     unpack_agent_report,
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
-from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, mean_reward, total_bytes
+from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, SelectionSettings, Tasks, mean_reward, total_bytes
 from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
@@ -65,6 +65,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import SetPaused
 from shoal.protocol.manifest_rollouts import RolloutsSection
 from shoal.protocol.offer_book import Offer
+from shoal.protocol.offer_pace import OfferPace
 from shoal.protocol.places import Contributors
 from shoal.protocol.rollouts import Reason, assigned_seed, is_own_task
 from shoal.protocol.wire import Sealer
@@ -82,7 +83,7 @@ OFFERS_LIMIT = 1024
 """Offers that are chosen from, so that a choice takes milliseconds; of more, a uniform sample."""
 PULL_DEADLINE_S = 20.0
 TAKE_DEADLINE_S = 20.0
-"""After it, groups that did not come, or were refused, are replaced no more."""
+"""After it, or before if the agent says so, groups that did not come, or were refused, are replaced no more."""
 ANNOUNCE_DEADLINE_S = 10.0
 """So long the agent waits for others to take what it announces; what is not announced by then is not."""
 UNENCODABLE = "unencodable"
@@ -133,7 +134,9 @@ class RolloutEngine:
         self._p = parts
         self._child: Child[AgentReport] | None = None
         self._paused = False
-        self._changed = trio.Event()  # the user paused, or went on
+        self._changed = trio.Event()  # the user paused, or went on; or the pace, or the agent, is another
+        self._pace: OfferPace | None = None  # of a node that makes groups for others alone
+        self._rests: bool | None = None  # what the agent was told; None before it was told anything
         self._leaving = False
         self._store: GroupStore
         self._exchange: RolloutExchange
@@ -142,6 +145,8 @@ class RolloutEngine:
         self._announced = 0
         self._arrived = 0  # announcements, when the agent last asked
         self._take_ends_at = 0.0
+        self._take_limit_s = TAKE_DEADLINE_S
+        self._taking_s = 0.0  # that the agent waited for others' groups in this round
         self._pulled_bytes = 0
         self._waited = ("", -1)  # why for its engine, and in which round
         self._made: dict[str, list[Sequence[float]]] = {}  # rewards of this round's own groups, by task family
@@ -230,9 +235,12 @@ class RolloutEngine:
             takes_part=self._p.members.takes_part,
             rank=self._p.members.rank,
             connections=self._p.members.brief_connections(),
+            pulled=self._note_pull,
             ignored=self._trust.ignored,
             blame=self._trust.fault,
         )
+        if self._p.config.rollouts == "sample":
+            self._pace = OfferPace(trio.current_time())
         async with trio.open_nursery() as nursery:
             await nursery.start(self._exchange.run)
             nursery.start_soon(self._pass_on_pauses)
@@ -259,7 +267,7 @@ class RolloutEngine:
             try:
                 self._intake = None
                 await child.send(self._begin())
-                self._child = child
+                self._child, self._rests = child, None
                 self._changed.set()  # it may have to rest from the start
                 while True:
                     await self._follow(child, await self._next(child))
@@ -303,11 +311,25 @@ class RolloutEngine:
         )
 
     async def _pass_on_pauses(self) -> None:
+        """Let the agent rest while the user wants that, or others take less than it makes."""
         while True:
-            await self._changed.wait()
+            with trio.move_on_after(self._wait_s() or math.inf):
+                await self._changed.wait()
             self._changed = trio.Event()
-            if self._child is not None:
-                await self._child.send(Pause() if self._paused else Resume())
+            waits = self._wait_s() > 0
+            rests = self._paused or waits
+            self._status = msgspec.structs.replace(self._status, waits=waits)
+            if self._child is not None and rests is not self._rests:
+                self._rests = rests
+                await self._child.send(Pause() if rests else Resume())
+
+    def _wait_s(self) -> float:
+        return 0.0 if self._pace is None else self._pace.wait_s(trio.current_time())
+
+    def _note_pull(self, digest: bytes) -> None:
+        if self._pace is not None and self._pace.pull(digest, trio.current_time()):
+            self._status = msgspec.structs.replace(self._status, wanted=self._pace.pulled)
+            self._changed.set()
 
     async def _follow(self, child: Child[AgentReport], report: AgentReport) -> None:
         match report:
@@ -379,12 +401,17 @@ class RolloutEngine:
                 announcement=announcement, origin=me, group=made.group, rewards=made.rewards, came=self.state_round
             )
         )
+        if announcement.reward_variance <= VARIANCE_LEAST:
+            return  # nobody may draw it
         with trio.move_on_after(ANNOUNCE_DEADLINE_S) as scope:
             await self._exchange.announce(announcement, made.group)
         if scope.cancelled_caught:
             logger.warning("a group of round %d is not announced: nobody takes announcements", announcement.round)
             return
         self._status = msgspec.structs.replace(self._status, made=self._status.made + 1)
+        if self._pace is not None:
+            self._pace.made(announcement.digest, trio.current_time())
+            self._changed.set()
 
     def _new_intake(self, ready: Ready) -> Intake:
         manifest, section = self._p.config.manifest, self._p.section
@@ -408,6 +435,7 @@ class RolloutEngine:
         """Choose among others' groups, pull these, and hand them to the agent. Raises LocalError."""
         intake, offers = self._ready_intake(), await self._offers(take.wait_s)
         self._take_ends_at = trio.current_time() + TAKE_DEADLINE_S
+        self._take_limit_s = TAKE_DEADLINE_S if take.limit_s is None else take.limit_s
         await self._deliver(child, intake, intake.begin(offers, take.count, self.state_round))
 
     async def _weigh(self, child: Child[AgentReport], judged: Judged) -> None:
@@ -424,15 +452,19 @@ class RolloutEngine:
         while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
             await trio.sleep(ANNOUNCE_PERIOD_S)
         self._arrived = self._exchange.announcements_received
-        fresh = [offer for offer in self._exchange.offers() if offer.digest not in self._store]
+        fresh = [offer for offer in self._exchange.at_hand() if offer.digest not in self._store]
         return self._random.sample(fresh, OFFERS_LIMIT) if len(fresh) > OFFERS_LIMIT else fresh
 
     async def _deliver(self, child: Child[AgentReport], intake: Intake, wanted: list[Offer]) -> None:
         """Pull the wanted groups, or in place of those that do not come others, and hand them over."""
-        while wanted and trio.current_time() < self._take_ends_at:
+        began = trio.current_time()
+        ends_at = min(self._take_ends_at, began + self._take_limit_s)
+        while wanted and (left_s := ends_at - trio.current_time()) > 0:
             limit_bytes = total_bytes(wanted)
-            came = await self._exchange.fetch(wanted, limit_bytes=limit_bytes, deadline_s=PULL_DEADLINE_S)
+            deadline_s = min(PULL_DEADLINE_S, left_s)
+            came = await self._exchange.fetch(wanted, limit_bytes=limit_bytes, deadline_s=deadline_s)
             wanted = intake.receive(came)
+        self._taking_s += trio.current_time() - began
         for offer, group in intake.pulled:
             await child.send(Pulled(offer=offer, group=group))
             self.recent.add(
@@ -501,6 +533,7 @@ class RolloutEngine:
                 rejected=dict(rejected),
                 ignored=tuple(self._trust.all_ignored()),
                 seconds=round(done.seconds, 6),
+                taking_s=round(self._taking_s, 6),
                 entropy=done.entropy,
                 length=done.length,
                 distinct=done.distinct,
@@ -508,6 +541,7 @@ class RolloutEngine:
                 clipped=done.clipped,
             )
         )
+        self._taking_s = 0.0
         self._p.on_progress(
             RoundShared(
                 round=self.state_round,

@@ -75,6 +75,13 @@ class Following:
         self.over = gone and client.ended_in_order
         return not gone
 
+    def refresh(self) -> None:
+        """Take the newest policy before a round: another may have come while this agent rested."""
+        client = self._client
+        assert client is not None
+        while self._obey(client, 0.0):
+            pass
+
     def _obey(self, client: LoopClient, wait_s: float) -> bool:
         """Carry out the node's next order, if there is one within that time."""
         order = client.receive(wait_s)

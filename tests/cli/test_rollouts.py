@@ -143,6 +143,7 @@ def test_status_and_progress_tell_of_rollouts() -> None:
     )
     lines = status_lines(status)
     assert "reward     0.25 (train); greedy 0.375 on 200 held-out tasks after 20 rounds" in lines
+    assert "groups     40 made, 12 pulled (3.0 kB), 11 taken" in lines
     assert "refused    hint 1, stale 4" in lines
     assert [line for line in lines if line.startswith("task")] == [
         "task       chain_sum: own 0.25 in 2 groups, others' 0.5 in 1 group",
@@ -155,3 +156,23 @@ def test_status_and_progress_tell_of_rollouts() -> None:
     assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
     done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)
     assert shared_line(done) == "round 3 done: reward 0.231, 4 own groups and 2 of others, 1.2 s"
+
+
+@pytest.mark.parametrize(("waits", "told"), [(False, ""), (True, ", waits until they take more")])
+def test_status_of_a_sampler_tells_what_others_take_and_whether_it_waits(waits: bool, told: str) -> None:
+    status = Status(
+        peer_id="peer",
+        swarm_id="ab",
+        addresses=[],
+        phase="training",
+        term="0.0",
+        round=10,
+        digest=None,
+        members=[],
+        missing=[],
+        loss=None,
+        tokens_per_s=None,
+        bytes=BytesStatus(sent=1, received=2),
+        rollouts=RolloutStatus(role="sample", made=40, wanted=18, waits=waits),
+    )
+    assert f"groups     40 made, 18 taken by others{told}" in status_lines(status)

@@ -6,6 +6,23 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "a group that is pulled again and again lets its sampler make more each time",
+        "tests/protocol/test_offer_pace.py::test_one_group_is_taken_once_whoever_pulls_it",
+        """
+        del self._awaited[digest]
+        self._advance(now)
+        """,
+        """
+        self._advance(now)
+        """,
+    ),
+    bug(
+        "a trainer waits for groups of others however little its own take",
+        "tests/node/sapo/test_daemon_line.py::test_others_groups_are_worth_as_long_as_it_takes_to_draw_as_many",
+        "return min(WAIT_LIMIT_S, max(WORTH_LEAST_S, count * drawn_s / drawn)) if drawn else None",
+        "return WAIT_LIMIT_S if drawn else None",
+    ),
+    bug(
         "a sampler's groups name another policy than the one they were drawn from",
         "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
         "version = self.round if self.version is None else self.version",

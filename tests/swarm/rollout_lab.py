@@ -42,6 +42,7 @@ class Node:
     limits: ExchangeLimits = field(default_factory=ExchangeLimits)
     blamed: Counter[tuple[PeerId, Reason]] = field(default_factory=Counter)
     ignores: set[PeerId] = field(default_factory=set)
+    pulled: list[bytes] = field(default_factory=list)
     round: int = 0
     has_neighbours: bool = False
     store: GroupStore = field(default_factory=lambda: GroupStore(None))
@@ -63,6 +64,7 @@ class Node:
             round_number=lambda: self.round,
             takes_part=lambda peer: members is None or peer in members,
             connections=self.connections,
+            pulled=self.pulled.append,
             ignored=self.is_ignored,
             blame=self.blame,
             limits=self.limits,

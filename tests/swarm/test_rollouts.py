@@ -207,6 +207,8 @@ async def test_fetch_brings_chosen_groups_whole_and_nothing_else() -> None:
         assert near.exchange.bytes_wasted == 0
         assert await near.fetch(*chosen) == came  # held: nothing is pulled twice
         assert near.exchange.bytes_fetched == total_bytes
+        assert sorted(far.pulled) == sorted(chosen)  # each once, however many chunks it has
+        assert near.pulled == []
 
 
 async def test_fetch_keeps_to_its_limit_of_bytes() -> None:
@@ -303,7 +305,34 @@ async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_a
         for digest in digests:
             assert await reader.fetch(digest, deadline_s=20) == {}
         assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
+        assert {offer.digest for offer in reader.exchange.at_hand()} == set()
+        reader.exchange.book.note_holder(digests[1], reader.peer)  # as any other peer might say
+        assert {offer.digest for offer in reader.exchange.at_hand()} == {digests[1]}
         assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
+
+
+@pytest.mark.parametrize(("patience_s", "asked"), [(1.2, 1), (0.2, 2)])
+async def test_server_that_is_silent_until_nobody_waits_is_left_alone_if_that_was_long(
+    patience_s: float, asked: int
+) -> None:
+    server, reader = Node(1), Node(2)
+    requests: list[bytes] = []
+
+    async def handler(stream: MessageStream) -> None:
+        requests.append(await stream.receive(deadline_s=WAIT_S))
+        await trio.sleep_forever()
+
+    async with running(server, reader):
+        digests = [await server.announce(index) for index in range(2)]
+        await until(lambda: set(digests) <= reader.offered())
+        server.host.serve(PROTOCOL, handler)
+        for digest in digests:
+            before = len(requests)
+            with trio.move_on_after(patience_s) as scope:
+                assert await reader.fetch(digest, deadline_s=20) == {}
+            assert scope.cancelled_caught is (len(requests) > before)
+        assert len(requests) == asked
+        assert not reader.blamed, "who had no time to answer is not at fault"
 
 
 async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:

@@ -9,10 +9,15 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
+from shoal.lab.bench import policy_updates
+from shoal.lab.bench.policy_updates import UpdateSizes, measure_updates
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
+from shoal.lab.shipped import init_tables
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.state.checkpoints import LAYOUT
+from shoal.protocol.manifest import validate_manifest
 from tests.node.checkpoint_lab import LAYOUT as SMALL
+from tests.node.ledger import identity
 
 
 def window(reward: float, *, memory_mb: float | None = None, update_bytes: float | None = None) -> Window:
@@ -27,9 +32,18 @@ def window(reward: float, *, memory_mb: float | None = None, update_bytes: float
     )
 
 
-def result(alone: float, beside: float) -> SamplersResult:
+def update(changes_bytes: int, rate: float = 1e-6) -> UpdateSizes:
+    return UpdateSizes(
+        rate=rate, steps=1, changed=0.02, changes_bytes=changes_bytes, finals_bytes=500, whole_bytes=1000
+    )
+
+
+def result(alone: float, beside: float, changes_bytes: int = 50) -> SamplersResult:
     of_sampler = window(beside, memory_mb=120 * 2**20 / 1e6, update_bytes=100.0)
-    return SamplersResult(bench=SamplersBench(), means="a quota", alone=window(alone), beside=of_sampler)
+    updates = update(900, rate=1e-3), update(changes_bytes)
+    return SamplersResult(
+        bench=SamplersBench(), means="a quota", updates=updates, alone=window(alone), beside=of_sampler
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,13 +56,13 @@ def test_what_cannot_be_measured_is_refused(option: str, value: str, capsys: pyt
 
 def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_beside_its_target() -> None:
     found = result(10.0, 15.0)
-    assert [row.met for row in found.rows] == [True, True, None]
+    assert [row.met for row in found.rows] == [True, True, None, True]
     assert found.rows[2].measured is not None
     assert found.rows[2].measured.median == 0.5
-    assert [row.met for row in result(10.0, 14.9).rows] == [False, True, None]
+    assert [row.met for row in result(10.0, 14.9, changes_bytes=51).rows] == [False, True, None, False]
     assert result(0.0, 1.0).rows[0].met is None
     crowded = SamplersResult(bench=SamplersBench(), means="a quota", alone=window(10.0), beside=window(1.0))
-    assert [row.met for row in crowded.rows] == [False, None, None], "who followed no two rounds has no update to tell"
+    assert [row.met for row in crowded.rows] == [False, None, None, None], "who followed no two rounds tells no update"
     assert to_document(found) | {"reward": 15.0, "reward_trainers_alone": 10.0} == to_document(found)
     assert [to_document(found)[key] for key in ("update_bytes", "policy_bytes", "sampler_extra_bytes")] == [
         100.0,
@@ -80,6 +94,20 @@ def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_
     )
     assert swarm.manifest.swarm.founders == [trainer.peer_id]
     assert swarm.manifest.workload.name == "char-policy"
+
+
+def test_smaller_steps_change_fewer_values_and_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_updates, "TAUGHT_STEPS", 4)
+    tables = init_tables("updates", [identity(1).peer_id], workload="char-policy")
+    tables["workload"]["options"] = {"width": 16, "layers": 1, "heads": 2}
+    manifest = validate_manifest(tables, source="the test")
+    large, small, none = measure_updates(manifest, [(1e-3, 2), (1e-6, 1), (0.0, 1)])
+    assert large.changed > 0.3 > 0.05 > small.changed > none.changed == 0
+    assert large.whole_bytes / 2 < large.changes_bytes * 2
+    assert 0 < small.changes_bytes < small.whole_bytes / 20
+    assert none.changes_bytes == 1, "that nothing changed, of one chunk"
+    assert len({(one.finals_bytes, one.whole_bytes) for one in (large, small, none)}) == 1
+    assert small.finals_bytes < small.whole_bytes, "the finals are in int8"
 
 
 @pytest.mark.long

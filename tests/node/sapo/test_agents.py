@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from shoal.protocol.offer_pace import GRANTED_FIRST, PROBE_S
 from shoal.protocol.rollouts import RolloutGroup, decode_group
 from tests.node.lab import Event, Node, eventually
 from tests.node.sapo.agent_lab import newest_round, origins, sharing_swarm
@@ -159,3 +161,34 @@ def test_a_judge_scores_what_others_offer_and_no_agent_outlives_its_daemon(
         os.kill(one.process.pid, signal.SIGKILL)
         eventually(lambda: is_gone(agent), "the agent ends with its daemon", deadline_s=20.0)
         leave(judge)
+
+
+@pytest.mark.long
+def test_a_sampler_makes_what_is_taken_and_else_waits_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sharing_swarm(tmp_path, monkeypatch, nodes=2) as swarm:
+        sampler, trainer = swarm.nodes
+
+        def known() -> dict[str, int]:
+            rollouts: dict[str, int] = sampler.ask("status")["rollouts"]
+            return rollouts
+
+        began = time.monotonic()
+        sampler.start("--rollouts", "sample")
+        sampler.wait("agent_started")
+        eventually(lambda: known()["waits"], "nobody takes, and it waits")
+        made = known()["made"]
+        granted = GRANTED_FIRST + (time.monotonic() - began) / PROBE_S
+        assert swarm.manifest.rollouts is not None
+        assert GRANTED_FIRST <= made < granted + swarm.manifest.rollouts.local
+        assert known()["wanted"] == 0
+        offered = [group for _, group in groups_on_disk(sampler).values()]
+        assert len(offered) == made
+        assert all(len({is_even(text) for text in group.completions}) == 2 for group in offered), "each teaches"
+        trainer.start(join=[sampler])
+        eventually(lambda: known()["wanted"] >= 4, "its groups are taken")
+        eventually(lambda: known()["made"] > made, "and it makes more")
+        assert origins(trainer)[sampler.peer_id] > 0
+        leave(trainer)
+        leave(sampler)

@@ -1,0 +1,73 @@
+"""An agent's line to its daemon: how long it waits for others' groups, by what its own took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.node.sapo import daemon_line
+from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Order, Take
+from shoal.node.sapo.daemon_line import WORTH_LEAST_S, DaemonSharing, worth_waiting_s
+from shoal.node.sapo.scoring import Scorer
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from tests.node.sapo.sums import SUMS, foreign_group, sum_task
+from tests.node.sapo.test_agent_process import ME, begin
+
+
+class Line:
+    """A daemon that has no groups of others. takes: what it was asked for."""
+
+    def __init__(self) -> None:
+        self.takes: list[Take] = []
+
+    def send(self, report: object) -> None:
+        if isinstance(report, Take):
+            self.takes.append(report)
+
+    def receive(self) -> Order:
+        return Delivered()
+
+    def rest(self) -> None:
+        pass
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("count", "drawn", "drawn_s", "worth_s"),
+    [
+        (4, 4, 8.0, 8.0),
+        (2, 4, 8.0, 4.0),
+        (4, 4, 0.01, WORTH_LEAST_S),
+        (256, 1, 30.0, WAIT_LIMIT_S),
+        (4, 0, 8.0, None),
+    ],
+)
+def test_others_groups_are_worth_as_long_as_it_takes_to_draw_as_many(
+    count: int, drawn: int, drawn_s: float, worth_s: float | None
+) -> None:
+    assert worth_waiting_s(count, drawn, drawn_s) == worth_s
+
+
+def test_each_round_is_measured_by_its_own_groups_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, line = Clock(), Line()
+    monkeypatch.setattr(daemon_line, "time", clock)
+    source = TaskSource([TaskChoice(family=SUMS, config={})])
+    sharing = DaemonSharing(begin(tmp_path), line, source=source, scorer=Scorer(source))  # type: ignore[arg-type]
+    own = [foreign_group(sum_task(0, index), ["1", "2"], origin=ME) for index in range(2)]
+    sharing.begin_round()
+    clock.now_s += 6.0
+    sharing.offer(own)
+    clock.now_s += 50.0  # judging, and what else the agent does
+    sharing.take(3)
+    sharing.begin_round()
+    sharing.take(1, wait_s=5.0)
+    assert line.takes == [Take(count=3, limit_s=9.0), Take(count=1, wait_s=5.0, limit_s=None)]
