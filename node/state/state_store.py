@@ -92,6 +92,8 @@ class StateStore:
         """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
         self.replace: Callable[[Chain, int], Awaitable[None]] = self.replace_chain
         """As `replace_chain`, by whose task the chain is."""
+        self.on_current: Callable[[], None] = lambda: None
+        """Called when the state of another round is here, mostly that at the head."""
 
     @property
     def head(self) -> Value:
@@ -233,6 +235,7 @@ class StateStore:
         self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         await trio.to_thread.run_sync(self._p.catchup.arrived)
+        self.on_current()
 
     async def follow(self, state: CertifiedState, header: StateHeader) -> None:
         """Hold a state that this node computed from the one before, and serve it; it is saved in time.
@@ -240,6 +243,7 @@ class StateStore:
         Waits only where the disk is far behind.
         """
         self._hold(state, header)
+        self.on_current()
         await self._saver.save_soon(state)
 
     async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
