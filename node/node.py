@@ -57,6 +57,7 @@ from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
 from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.resumption import Resumption
@@ -134,6 +135,7 @@ class Node:
         vectors = VectorCache(cache.lookup)
         chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
+        self.is_follower = is_follower(config, chain, identity.peer_id)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
         links, linked = members.links, members.links.linked
         self.finding = Finding(folder=folder, config=config, host=host, members=members, on_progress=on_progress)
@@ -185,6 +187,8 @@ class Node:
             training_client=training_client,
             standstill=Standstill(forks=forks, key_use=self.key_use, chain=chain),
             chain_places=chain_places,
+            chain_waits=ChainWaits(host, state_store, linked),
+            is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,
             checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
@@ -207,6 +211,7 @@ class Node:
             manifest=manifest,
             record=self._record,
             admission=admission_of(config.data_dir, manifest, me, chain=chain, named=named),
+            follows=self.is_follower,
         )
 
     def _make_services(self) -> None:
@@ -486,6 +491,15 @@ class Node:
         return await self.host.request(
             peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
+
+
+def is_follower(config: NodeConfig, chain: Chain, me: PeerId) -> bool:
+    """True if a node takes part in no certified round: its agent trains nothing, and it knows itself to be no member.
+
+    A founder, and who trained before and did not leave, observes the rounds: its vote may be needed.
+    """
+    shares = config.manifest.strategy.certifies and config.manifest.rollouts is not None
+    return shares and config.rollouts != "train" and me not in (*chain.head.members, *chain.voters)
 
 
 def _lane_pool(config: NodeConfig, host: Host, sink: FrameSink) -> LanePool:

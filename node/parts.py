@@ -19,6 +19,7 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
+from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import Checkpoints
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_store import StateStore
@@ -41,7 +42,7 @@ SOFTWARE: Final = f"shoal {importlib.metadata.version('shoal')}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of a node. ask: one request to a peer's state server, and its answer."""
+    """Parts of a node. ask: one request to a peer's state server, and its answer. is_follower: see `Surroundings`."""
 
     config: NodeConfig
     store: Store
@@ -63,6 +64,8 @@ class Parts:
     training_client: TrainingClient
     standstill: Standstill
     chain_places: ChainPlaces
+    chain_waits: ChainWaits
+    is_follower: bool
     state_store: StateStore
     resumption: Resumption
     checkpoints: Checkpoints

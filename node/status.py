@@ -19,6 +19,7 @@ from shoal.node.strategies.rounds import Rounds
 from shoal.node.training.trainer_messages import Evaluated
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence
+from shoal.protocol.followers import FOLLOWS
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
 from shoal.protocol.names import capability_of
@@ -37,7 +38,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
         lane_addresses=reaching.lane_addresses,
-        capabilities=(*reaching.capabilities, capability_of(parts.config.node_name)),
+        capabilities=(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
         software=SOFTWARE,
         tokens_per_s=parts.training_client.steady_tokens_per_s,
         upload_bytes_per_s=float(upload or 0),
@@ -49,6 +50,10 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         boot=parts.boot,
         invite=parts.members.admission.credential or msgspec.UNSET,
     )
+
+
+def _standing_of(parts: Parts) -> tuple[str, ...]:
+    return (FOLLOWS,) if parts.is_follower else ()
 
 
 def status(

@@ -6,6 +6,7 @@ rounds. When it is over, what came of it is an input of the member (`StateSought
     due              the errand                                     over, it is due again
     in a round       look into one claim to be ahead (claims.py)    as claims come; see there
     not in a round   come to the state at the head                  RETRY_S after it began; at once if it brought one
+    a follower       wait at a peer for entries                     when one is over; see followers.py
     another S(0)     fetch it from the first founder                RETRY_S after it was over
 
     certificates: who has none yet, or not the one that its link names, chooses a chain (chain_choice.py)
@@ -39,6 +40,7 @@ from shoal.protocol.donors import HEDGE_S, DonorScores
 from shoal.protocol.errands import (
     AskEntries,
     AskHolders,
+    AwaitEntries,
     Clock,
     CountLacking,
     Errand,
@@ -56,6 +58,7 @@ from shoal.protocol.errands import (
     TakeEntries,
 )
 from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.followers import Parents
 from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
@@ -188,6 +191,7 @@ class CatchingUp:
         self._scores = scores
         self._fork_watch = fork_watch
         self._claims = Claims(scores)
+        self._parents = Parents(me, scores)
         self._search = StateSearch(scores, lambda: here.replayed_rounds)
         self._choice = ChainChoice(here, checkpoint, self._search.clock)
         self._coming = self._fetching_genesis = False
@@ -216,9 +220,18 @@ class CatchingUp:
     # -- what is due -----------------------------------------------------------------------------------------
 
     def due(self, now: float, *, in_round: bool) -> Errand | None:
-        """Return the errand to begin now, if any. in_round: the member takes part in the round after its head."""
-        if in_round:
-            peer = self._claims.next(self._here.chain.head, now)
+        """Return the errand to begin now, if any. in_round: the member takes part in the round after its head.
+
+        A follower that has chosen its chain waits at its parents all the time, and looks into claims as well once it
+        has the state at its head.
+        """
+        here = self._here
+        follows = here.is_follower and not self._choice.pending
+        parent = self._parents.next(here.linked(), now) if follows else None
+        if parent is not None:
+            return self._errand(self._wait_at(parent))
+        if in_round or (follows and here.current):
+            peer = self._claims.next(here.chain.head, now)
             return None if peer is None else self._errand(self._look_into(peer))
         if self._coming or now < self._retry_at:
             return None
@@ -266,6 +279,13 @@ class CatchingUp:
             new = False
         self._claims.answered(peer, self._here.chain.head, self._search.clock.now, new=new)
 
+    def _wait_at(self, peer: PeerId) -> Steps:
+        try:
+            self._parents.brought(peer, new=(yield from self._extend_from(peer, AwaitEntries)))
+        except (NetworkError, RemoteError) as error:
+            _log(peer, error)
+            self._parents.failed(peer, self._search.clock.now)
+
     # -- the chain -------------------------------------------------------------------------------------------
 
     def _look_for_entries(self, peers: tuple[PeerId, ...], *, until_one: bool = False) -> Steps:
@@ -304,14 +324,15 @@ class CatchingUp:
         entries: Sequence[Entry] = yield from self._choice.choose()
         return bool(entries) and (yield TakeEntries(tuple(entries))) > 0
 
-    def _extend_from(self, peer: PeerId) -> Steps:
+    def _extend_from(self, peer: PeerId, ask: type[AskEntries | AwaitEntries] = AskEntries) -> Steps:
         """Take newer entries from one peer, those of one answer after the other; whether there were any.
 
-        Raises NetworkError, RemoteError.
+        ask: how the first answer is asked for. Raises NetworkError, RemoteError.
         """
         chain, any_new = self._here.chain, False
         while True:
-            part: ChainPart = yield AskEntries(peer, chain.height, chain.head.term.rebases)
+            part: ChainPart = yield ask(peer, chain.height, chain.head.term.rebases)
+            ask = AskEntries
             try:
                 new: int = yield TakeEntries(part.certificates)
             except RemoteError:
@@ -343,7 +364,7 @@ class CatchingUp:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
         here, state = self._here, None
         first, fresh, self._fresh = self._claims.claimants(here.chain.head), self._fresh, False
-        peers = list(here.linked())
+        peers = self._parents.first(here.linked())
         if first or not fresh:
             peers.sort(key=lambda peer: peer not in first)
             yield from self._look_for_entries(self._in_order(peers, first))
@@ -364,6 +385,8 @@ class CatchingUp:
 
     def _can_be_awaited(self) -> bool:
         """True if this node, no member, was overtaken though it needs far less than a lead would wait for it."""
+        if self._here.is_follower:  # it comes to no round
+            return False
         head = self._here.chain.head
         grace_s = self._here.rules(head.next_round).settings.grace_s
         return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members

@@ -58,6 +58,19 @@ class AskEntries:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitEntries:
+    """Ask a peer for the same as `AskEntries`, to be answered once it has them, with their state (followers.py).
+
+    Comes to a `ChainPart`, of which nothing is checked; without entries after AWAIT_S. Fails with a NetworkError or
+    RemoteError.
+    """
+
+    peer: PeerId
+    after: int
+    rebases: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeEntries:
     """Extend the chain by these, and have them on disk. Comes to how many were new.
 
@@ -195,6 +208,7 @@ class LookUp:
 Request = (
     InTurn
     | AskEntries
+    | AwaitEntries
     | TakeEntries
     | ReplaceChain
     | AwaitLinks

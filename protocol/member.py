@@ -13,6 +13,7 @@ Where a member stands, and what it takes there:
     stands        while                                    goes on with
     OUTSIDE       the state at the head is not here,       the state is here (StateSought)     -> IN_ROUND
                   or something forbids to sign
+                  it is a follower                         the chain went on, by its errands   -> OUTSIDE
     IN_ROUND      a RoundMachine is under way              certified and applied               -> IN_ROUND, LINGERING
                                                            certified, and not computed here    -> OUTSIDE
                                                            the chain went on without it        -> OUTSIDE
@@ -189,6 +190,7 @@ class Member:
         self._came_midway = False
         self._linger_until: float | None = None
         self._still: str | None = None
+        self._stands_on: bytes | None = None
         self._now = 0.0
         self._steps: Steps | None = None
         self.newcomers = Newcomers()
@@ -250,7 +252,7 @@ class Member:
         if self.leaving:
             return "leaving"
         if self.machine is None:
-            return "done" if self.finished else self._still or "joining"
+            return "done" if self.finished else self._still or ("following" if self.follows_head else "joining")
         if self.abstains is not None:
             return "abstaining"
         if self._no_quorum.without_quorum:
@@ -294,6 +296,8 @@ class Member:
         So it is while the members train: no claim to look into, no order of its user's, no leave.
         """
         machine = self.machine
+        if machine is None and self.follows_head:
+            return not (self.leaving or self._fork_watch.suspects_somebody or self.catching_up.has_claims)
         if machine is None or not machine.rests or self.leaving:
             return False
         contributes = machine.phase is Phase.TRAIN or self._here.made or self._trains_nothing
@@ -333,6 +337,11 @@ class Member:
     def _head(self) -> Value:
         return self._here.chain.head
 
+    @property
+    def follows_head(self) -> bool:
+        """True if it is a follower, and has given the state at the head to its agent."""
+        return self._here.is_follower and self._stands_on == self._head.hash
+
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def _hear(self, heard: Received) -> Steps:
@@ -360,6 +369,8 @@ class Member:
             self._departure.has_certificate(heard.peer)
         if position < current:
             yield from self._answer_late(heard.peer, position, message)
+        elif self._here.is_follower and isinstance(message, Certificate):
+            self.catching_up.claimed(heard.peer, next_position(message.value))
         elif position > current or machine is None:
             self._early.keep(heard)
             if position > current:
@@ -532,6 +543,8 @@ class Member:
             self.catching_up.head_moved(self._now)
             yield from self._abandon_round()
             yield from self._take_part()
+            if self._here.is_follower:  # others wait for what it has
+                yield from self._seek(self.catching_up.due(self._now, in_round=False))
 
     def _loaded(self, event: Loaded) -> Steps:
         """Begin; as a founder on S(0), which it draws, unless the swarm went back to another one."""
@@ -558,6 +571,8 @@ class Member:
     def _take_part(self) -> Steps:
         """Take part from here, if the state at the head is here, no round is under way and nothing is against it."""
         if self.machine is not None or not self._here.current or self._may_not_sign():
+            return
+        if self.follows_head:
             return
         if self._resumed:
             yield SettleWork()
@@ -660,6 +675,10 @@ class Member:
         """Start the round after the head of the chain, whose state is here, unless this node is to stand still."""
         if self._may_not_sign():
             yield from self._abandon_round()
+            return
+        if self._here.is_follower:
+            self._stands_on = self._head.hash
+            yield StandOnHead()
             return
         head, here = self._head, self._here
         rules = here.rules(head.next_round)

@@ -87,6 +87,11 @@ class Surroundings(Protocol):
         ...
 
     @property
+    def is_follower(self) -> bool:
+        """True if this node takes part in no round at all, not even as an observer (followers.py); it `follows` too."""
+        ...
+
+    @property
     def resting(self) -> bool:
         """True if the trainer has done what it was told."""
         ...

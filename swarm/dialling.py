@@ -22,6 +22,7 @@ import trio
 from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.followers import is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.neighbours import Neighbours
 from shoal.protocol.places import Rank
@@ -81,7 +82,7 @@ class Dialling:
 
     never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else. shut_out: is
     told the addresses at which somebody was and did not let this node through. neighbours: chooses whom to dial, where
-    that is not everybody.
+    that is not everybody. Where it is, followers choose whom they dial, and nobody dials them.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Dialling:
         if self._neighbours is not None:
             self._dial_neighbours(self._neighbours, now)
             return
-        for peer in sorted(set(peers), key=lambda one: (-self._admission.rank(one), one)):
+        for peer in sorted(filter(self._is_dialled, set(peers)), key=lambda one: (-self._admission.rank(one), one)):
             self._dials.setdefault(peer, _Dial(at=now))
             self._dial_when_due(peer, now)
 
@@ -163,6 +164,10 @@ class Dialling:
         record = self._book.get(peer)
         return record is not None and record.phase == "leaving"
 
+    def _is_dialled(self, peer: PeerId) -> bool:
+        """True if a node that dials everybody dials a peer."""
+        return not is_follower(self._book.get(peer))
+
     def _look(self, now: float) -> None:
         self._book.expire(now)
         known = self.known()
@@ -173,7 +178,7 @@ class Dialling:
             return
         strangers = []
         for peer in known - self._links.linked() - self._links.resting() - {self._me}:
-            if not self._is_leaving(peer):
+            if not self._is_leaving(peer) and self._is_dialled(peer):
                 self._dial_when_due(peer, now)
                 if self._book.get(peer) is not None and self._never_heard(peer):
                     strangers.append(peer)

@@ -7,7 +7,8 @@ is known and not linked. Whom this node does not reach all the same it tells its
 
 Where the strategy does not link all (`Strategy.links_all`), links are kept with a few (`shoal.protocol.neighbours`),
 and these alone are watched. Of all others a node knows what their records say, for as long as these last; it can
-connect to one of them for a while (`shoal.swarm.brief_connections`).
+connect to one of them for a while (`shoal.swarm.brief_connections`). So does a follower (`shoal.protocol.followers`)
+where the strategy links all others; each of those has a few places for followers beside its links with one another.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
+from shoal.protocol.followers import has_room, is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.limits import TokenBucket
@@ -120,8 +122,9 @@ class Change:
 class Members:
     """The swarm as this node sees it. Use from trio's thread only.
 
-    record: makes this node's current record. admission: None for what the manifest says alone. Who takes which message
-    is said by `register`; what concerns links, records and who is alive is taken here.
+    record: makes this node's current record. admission: None for what the manifest says alone. follows: this node is a
+    follower. Who takes which message is said by `register`; what concerns links, records and who is alive is taken
+    here.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Members:
         manifest: Manifest,
         record: Callable[[], NodeRecord],
         admission: Admission | None = None,
+        follows: bool = False,
     ) -> None:
         self._host = host
         self._sealer = sealer
@@ -154,7 +158,9 @@ class Members:
         )
         self._me = host.peer_id
         self._rng = random.Random(self._me)
-        self._neighbours = None if manifest.strategy.links_all else Neighbours(me=self._me, rng=self._rng)
+        links_all = manifest.strategy.links_all and not follows
+        self._neighbours = None if links_all else Neighbours(me=self._me, rng=self._rng)
+        self._pulls_of_all = manifest.rollouts is not None
         self._topic = f"shoal/{swarm_id.hex()}/records"
         self.links = Links(
             host=host,
@@ -261,13 +267,13 @@ class Members:
 
     def takes_part(self, peer: PeerId) -> bool:
         """True if what a peer says to the whole swarm counts here: it is there, or may be and is not watched."""
-        if self._neighbours is None:
+        if self._neighbours is None and not is_follower(self.book.get(peer)):
             return peer in self.links.linked() or self.machine.state_of(peer) in (State.ALIVE, State.SUSPECT)
         return self.may_join(peer)
 
     def brief_connections(self) -> BriefConnections | None:
-        """Connections to those who are not linked, where not all are to be."""
-        if self._neighbours is None:
+        """Connections to those who are not linked, where not all are to be; followers are not."""
+        if self._neighbours is None and not self._pulls_of_all:
             return None
         return BriefConnections(self._host, addresses_of=self.addresses_of, is_linked=self.links.holds)
 
@@ -280,6 +286,10 @@ class Members:
     def links_wanted(self) -> int:
         """Number of links for which a node that has none dials at once."""
         return LINK_LIMIT if self._neighbours is None else CHOSEN_LINKS
+
+    def followers(self) -> frozenset[PeerId]:
+        """The linked peers that are followers."""
+        return frozenset(peer for peer in self.links.linked() if is_follower(self.book.get(peer)))
 
     def leaving(self) -> frozenset[PeerId]:
         """Those not believed dead whose records say that they are about to leave."""
@@ -340,14 +350,19 @@ class Members:
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
             # At its end there is no link: it restarted before its death was noticed, or lost it.
             self.links.drop(peer, "it introduces itself anew")
+        if is_follower(self.book.get(peer)) and not has_room(self.followers(), peer):
+            return self.full(peer)
         return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
-        if self._neighbours is not None:
+        follows = is_follower(self.book.get(peer))
+        if self._neighbours is not None or follows:
             self._rng.shuffle(others)  # each who asks is told others
-        others.sort(key=lambda other: -self.rank(other))  # else strangers could fill it
-        sealed = (self.book.sealed(other) for other in others[:RECORDS_IN_WELCOME_LIMIT])
+        ranked = sorted(others, key=lambda other: -self.rank(other))  # else strangers could fill it
+        if follows:  # those of rank may all be full
+            ranked = [one for both in zip(ranked, others, strict=True) for one in both]
+        sealed = (self.book.sealed(other) for other in [*dict.fromkeys(ranked)][:RECORDS_IN_WELCOME_LIMIT])
         return tuple(data for data in sealed if data is not None)
 
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
@@ -457,6 +472,10 @@ class Members:
     def lost(self, peer: PeerId, why: str) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
         self.changes.put(Change("lost", peer, why))
+        if self._neighbours is None and is_follower(self.book.get(peer)):
+            self._hosts.pop(peer, None)
+            self.machine.forget(peer)  # it links whom it likes, and nobody waits for it
+            return
         if self.admission.is_revoked(peer, self.book.get(peer)) or self._is_leaving(peer):
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             return

@@ -29,7 +29,7 @@ class SimulateOptions:
         Path | None, Option("--faults", help="A TOML file of what befalls them: loss, churn, faults.", metavar="FILE")
     ] = None
     churn: Annotated[
-        float, Option("--churn", help="Share of the peers that crash, and of newcomers, in a round's time.")
+        float, Option("--churn", help="Share of the followers that die, and of newcomers, in a round's time.")
     ] = 0.0
     loss: Annotated[float, Option("--loss", help="Share of control messages that the network loses.")] = 0.0
     seed: Annotated[int, Option("--seed", help="Of everything random; the same seed gives the same trace.")] = 1
@@ -39,7 +39,7 @@ class SimulateOptions:
     ] = 0
     lying: Annotated[bool, Option("--lying", help="The quorum is that of voters of whom some may lie.")] = False
     seats: Annotated[
-        int, Option("--seats", help="So many contribute to a round at most; the others follow, and take turns.")
+        int, Option("--seats", help="So many contribute to a round at most; beyond 64 peers, so many are members.")
     ] = 64
     real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
     shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
@@ -96,11 +96,11 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
 
 def _outcome(scenario: Scenario) -> Outcome:
-    from shoal.lab.simulate.cells import Population
+    from shoal.lab.simulate.crowd import run_crowd
     from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS
     from shoal.lab.simulate.simulation import run_scenario
 
-    return run_scenario(scenario) if scenario.peers <= FLAT_LIMIT_PEERS else Population(scenario).run()
+    return (run_scenario if scenario.peers <= FLAT_LIMIT_PEERS else run_crowd)(scenario)
 
 
 def to_json(outcome: Outcome) -> str:
@@ -119,6 +119,13 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     )
     if outcome.states_fetched:
         yield f"transfers  {outcome.states_fetched} states fetched"
+    if outcome.followers:
+        yield (
+            f"followers  {outcome.followers:,}, {outcome.followers_died:,} died; half of the states are there "
+            f"{outcome.followed_s_p50} s after the certificate, 99 of 100 after {outcome.followed_s_p99} s; "
+            f"nobody gave to more than {outcome.most_served}; "
+            f"control {outcome.control_bytes_per_follower_per_s:,.0f} bytes/s each"
+        )
     yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
     yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
     yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"

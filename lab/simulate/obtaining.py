@@ -139,6 +139,7 @@ class Obtaining:
         """Have a state on disk, and serve it."""
         self._disk.take(state.value, state.values)
         self.serve(state)
+        self._swarm.held(self._peer)
 
     def serve(self, state: State) -> None:
         """Have a state for others. Raises Violation if it is another than the certified one."""

@@ -44,7 +44,8 @@ class Components:
 class Outcome:
     """Outcome of a run. `violation` is empty if nothing was violated; see `judge` for the names.
 
-    met: how often it came to what a scenario can only make likely, by name.
+    met: how often it came to what a scenario can only make likely, by name. Of followers (`crowd`): how many there are
+    at the end, how many died, seconds from a certificate to its state at them, and to how many one peer gave at most.
     """
 
     peers: int
@@ -62,6 +63,12 @@ class Outcome:
     false_evictions: int
     blamed: int
     states_fetched: int = 0
+    followers: int = 0
+    followers_died: int = 0
+    followed_s_p50: float = 0.0
+    followed_s_p99: float = 0.0
+    most_served: int = 0
+    control_bytes_per_follower_per_s: float = 0.0
     met: dict[str, int] = field(default_factory=dict)
     violation: str = ""
     detail: str = ""

@@ -2,7 +2,7 @@
 
     loss = 0.01                  # share of control messages that the network loses, all along
     [churn]
-    share_per_round = 0.05       # beyond 64 peers, Poisson: so many crash in a round's time, and as many newcomers join
+    share_per_round = 0.05       # beyond 64 peers: so many followers die in a round's time, and as many newcomers join
     trace = "churn.csv"          # up to 64 peers, from a file beside this one: lines  seconds,peer,down|up
     [[fault]]
     kind = "kill"                # see `Fault`
@@ -32,7 +32,7 @@ TRACE_LIMIT_LINES = 1_000_000
 FAULT_LIMIT = 4096
 PEER_LIMIT = 20_000
 FLAT_LIMIT_PEERS = 64
-"""Up to so many peers everyone takes part in every round itself; beyond, they stand in cells."""
+"""Up to so many peers everyone takes part in every round itself; beyond, the others follow."""
 ROUND_LIMIT = 10_000
 TIME_LIMIT_S = 1e6
 TRANSFER_SHARE = 0.5
@@ -164,16 +164,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lying: bool = False
     """The quorum is that of named voters of whom a third less one may lie."""
     seats: Annotated[int, Meta(ge=1, le=FLAT_LIMIT_PEERS)] = FLAT_LIMIT_PEERS
-    """So many contribute to a round at most; the others follow, and take turns."""
+    """So many contribute to a round at most; the others take turns. Beyond FLAT_LIMIT_PEERS so many are members."""
 
     def __post_init__(self) -> None:
         if self.voters > self.peers or (self.voters and self.peers > FLAT_LIMIT_PEERS):
             raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers")
         if self.lying and self.voters < LYING_VOTERS_MIN:
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
-        flat = self.peers <= FLAT_LIMIT_PEERS and not (self.sparse or self.fragments > 1)
-        if self.seats < FLAT_LIMIT_PEERS and not flat:
-            raise ValueError(f"few seats are for up to {FLAT_LIMIT_PEERS} peers that make whole rounds together")
+        if self.seats < FLAT_LIMIT_PEERS and (self.sparse or self.fragments > 1):
+            raise ValueError("few seats are for peers that make whole rounds together")
         if self.peers > FLAT_LIMIT_PEERS and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:

@@ -140,7 +140,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     faults = "".join(f"        {_told(fault)},\n" for fault in scenario.fault)
     name = kind.replace(" ", "_")
     flat = scenario.peers <= FLAT_LIMIT_PEERS
-    run = "run_scenario(scenario)" if flat else "Population(scenario).run()"
+    run = "run_scenario" if flat else "run_crowd"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
@@ -151,7 +151,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += f", seats={scenario.seats}" if scenario.seats < FLAT_LIMIT_PEERS else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
-        f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Population'}",
+        f"from shoal.lab.simulate.{'simulation' if flat else 'crowd'} import {run}",
         f"from shoal.lab.simulate.scenario import {'Fault' if flat else 'Churn'}, Scenario",
         "",
         "",
@@ -160,7 +160,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
         faults + "    )" if faults else "    )",
         f"    scenario = Scenario(peers={scenario.peers}, rounds={scenario.rounds}, seed={scenario.seed}, "
         f"loss={scenario.loss}, fault=faults{churn}{shape}{keys})",
-        f'    assert {run}.violation == ""',
+        f'    assert {run}(scenario).violation == ""',
     ]
     return "\n".join(lines).replace("    faults = (\n    )", "    faults = ()")
 

@@ -360,6 +360,9 @@ class Simulation:
         self._best = max(self._best, height)
         self.decided_at.setdefault(height, self.timeline.now)
 
+    def held(self, peer: SimulatedPeer) -> None:
+        """A peer has the state of another round, for whoever waits for that (`crowd`)."""
+
     def blamed(self, number: int, sender: int, why: str) -> None:
         """A peer refused what another sent: only liars may be refused, or those who were behind."""
         self.blames[why] = self.blames.get(why, 0) + 1
@@ -674,5 +677,5 @@ def _kind_of(message: Any) -> int:
 
 
 def run_scenario(scenario: Scenario, components: Components | None = None) -> Outcome:
-    """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
+    """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers; of more it is `crowd.run_crowd`."""
     return Simulation(scenario, components or Components()).run()

@@ -25,6 +25,7 @@ from shoal.protocol.chain_choice import check_link
 from shoal.protocol.chain_comparison import fetched_after
 from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, LookElsewhere
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.followers import is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
 from shoal.protocol.peering import (
@@ -87,7 +88,7 @@ class ChainPlaces:
                 await links.next_linked()
 
     def _known(self) -> frozenset[PeerId]:
-        records = self._members.book.records()
+        records = (record for record in self._members.book.records() if not is_follower(record))
         return frozenset((*self._places, *(record.peer for record in records))) - {self._me}
 
     async def _look_elsewhere(self, request: LookElsewhere) -> Mapping[str, Chain]:

@@ -30,8 +30,8 @@ class EngineParts:
     that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in.
 
     caps: of its user's on what is uploaded and downloaded, in bytes/s.
-    elsewhere: carries out requests about who may be linked soon, and the places where a peer may be. checkpoint: of the
-    link by which this node joins.
+    elsewhere: carries out requests about who may be linked soon, the places where a peer may be, and what somebody will
+    have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round.
     """
 
     config: NodeConfig
@@ -57,3 +57,4 @@ class EngineParts:
     caps: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
     checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True
+    is_follower: bool = False

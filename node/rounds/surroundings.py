@@ -78,6 +78,11 @@ class NodeSurroundings:
         return self._p.config.rollouts != "train"
 
     @property
+    def is_follower(self) -> bool:
+        """True if this node takes part in no round at all."""
+        return self._p.is_follower
+
+    @property
     def resting(self) -> bool:
         """True if the trainer has done what it was told."""
         return self._p.training_client.resting

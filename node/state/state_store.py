@@ -84,6 +84,8 @@ class StateStore:
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.state: CertifiedState | None = None
+        self.on_current: Callable[[], None] = lambda: None
+        """Called when the state of another round is here, mostly that at the head."""
 
     @property
     def head(self) -> Value:
@@ -200,6 +202,7 @@ class StateStore:
         self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         await trio.to_thread.run_sync(self.catchup.arrived)
+        self.on_current()
 
     async def follow(self, state: CertifiedState, header: StateHeader) -> None:
         """Hold a state that this node computed from the one before, and serve it; it is saved in time.
@@ -207,6 +210,7 @@ class StateStore:
         Waits only where the disk is far behind.
         """
         self._hold(state, header)
+        self.on_current()
         await self._saver.save_soon(state)
 
     async def append(self, entry: Entry) -> bool:

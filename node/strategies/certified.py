@@ -46,8 +46,9 @@ def engine_parts(parts: Parts) -> EngineParts:
         announce=parts.members.announce,
         may_join=parts.members.may_join,
         on_progress=parts.on_progress,
-        elsewhere=parts.chain_places.performers,
+        elsewhere={**parts.chain_places.performers, **parts.chain_waits.performers},
         checkpoint=parts.chain_places.checkpoint,
+        is_follower=parts.is_follower,
     )
 
 
@@ -75,9 +76,20 @@ class CertifiedRounds(Rounds):
     @property
     def record_phase(self) -> Phase:
         """See `Rounds`. Who is needed until a vote is through says only that it is paused."""
+        if self._follows and not self._engine.leaving:
+            return "paused" if self.paused else "training"
         if not self._engine.member.needed:
             return super().record_phase
         return "joining" if self._engine.machine is None else "paused"
+
+    @property
+    def _follows(self) -> bool:
+        return self._engine.member.follows_head
+
+    @property
+    def leaves_in_order(self) -> bool:
+        """See `Rounds`. A follower has nothing to hand over, and tells its engine so that all of it ends."""
+        return self._follows or super().leaves_in_order
 
     @property
     def paused(self) -> bool:

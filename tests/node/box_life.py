@@ -23,6 +23,7 @@ from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.resumption import Resumption
@@ -41,7 +42,7 @@ from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
 from shoal.swarm.lanes.socket import Moved
-from tests.node.box_net import LATENCY_S, BoxLinks
+from tests.node.box_net import LATENCY_S, BoxHost, BoxLinks
 from tests.node.box_reduce import BoxReduce
 from tests.node.box_trainer import BoxTrainer
 from tests.node.ledger import identity
@@ -68,6 +69,7 @@ class Life:
         self.disk = disk
         self.witness = box.witnesses[number]
         self.links = BoxLinks(self)
+        self.host: BoxHost
         self.up = False
         self.over = trio.Event()
         self.ended_by = ""
@@ -82,7 +84,9 @@ class Life:
         """As the daemon does."""
         manifest, folder = self.box.manifest, store.folder
         outer = OuterSettings.of(manifest)
-        config = NodeConfig(manifest=manifest, data_dir=folder, rollback="always", checkpoint_every=0)
+        follows = self.number in self.box.followers
+        role = "sample" if follows else "train"
+        config = NodeConfig(manifest=manifest, data_dir=folder, rollback="always", checkpoint_every=0, rollouts=role)
         events = SimpleNamespace(write=self.events.append)
         log, holds = RoundLog(events), Holds((), events)  # type: ignore[arg-type]
         self.chain = stored_chain(store, manifest)
@@ -110,6 +114,8 @@ class Life:
                 on_progress=self.told.append,
             )
         )
+        host: Any = BoxHost(self)
+        self.chain_waits = ChainWaits(host, self.state_store, self.links.linked)
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
@@ -146,7 +152,8 @@ class Life:
                 leaving=self._leaving,
                 announce=self._announce,
                 on_progress=self.told.append,
-                elsewhere=NOWHERE_ELSE,
+                elsewhere={**NOWHERE_ELSE, **self.chain_waits.performers},
+                is_follower=follows,
             )
         )
 
@@ -216,7 +223,8 @@ class Life:
         """Raises NetworkError, RemoteError."""
         return await self.catchup.finals(value.plan, peers)
 
-    def _donor(self, peer: PeerId) -> Life:
+    def donor(self, peer: PeerId) -> Life:
+        """The linked life of a peer. Raises NetworkError if there is none."""
         donor = self.box.life_of(peer)
         if donor is None or peer not in self.links.linked():
             raise NetworkError(f"{peer} is not connected")
@@ -224,16 +232,16 @@ class Life:
 
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
-        donor = self._donor(peer)
+        donor = self.donor(peer)
         question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
         return canonical(StateServer(chain=donor.chain, cache=donor.cache).answer(question))
 
     async def _ensure_lane(self, peer: PeerId, *, deadline_s: float) -> None:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
-        self._donor(peer)
+        self.donor(peer)
 
     def _post_chunk(self, to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
-        exchange, data = self._donor(to).exchange, bytes(payload)
+        exchange, data = self.donor(to).exchange, bytes(payload)
         if header.kind in BULK_KINDS:
             region = exchange.region(self.peer, header)
             if region is None:

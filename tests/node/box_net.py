@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Message
 
@@ -100,3 +102,60 @@ class BoxLinks:
     async def drain(self, *, deadline_s: float) -> None:
         """Nothing is queued here."""
         await trio.lowlevel.checkpoint()
+
+
+@dataclass
+class BoxStream:
+    """A stream for one question of `peer` and its answer."""
+
+    peer: PeerId
+    question: bytes
+    answer: bytes | None = None
+
+    async def receive(self, *, deadline_s: float) -> bytes:
+        """The question."""
+        await trio.lowlevel.checkpoint()
+        return self.question
+
+    async def send(self, data: bytes, *, deadline_s: float) -> None:
+        """The answer."""
+        await trio.lowlevel.checkpoint()
+        self.answer = data
+
+    async def aclose(self) -> None:
+        """Nothing is left to do."""
+        await trio.lowlevel.checkpoint()
+
+
+class BoxHost:
+    """The part of a life's host by which it asks others, and answers them. `handlers`: by protocol."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self.handlers: dict[str, Callable[[Any], Awaitable[None]]] = {}
+        life.host = self
+
+    def serve(self, protocol: str, handler: Callable[[Any], Awaitable[None]], *, limit_bytes: int) -> None:
+        """Answer by this handler from now on."""
+        self.handlers[protocol] = handler
+
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int
+    ) -> bytes:
+        """The answer of a linked peer. Raises NetworkError if it ends before, or takes too long."""
+        await trio.sleep(self._life.box.rng.uniform(*LATENCY_S))
+        donor = self._life.donor(peer)
+        stream = BoxStream(self._life.peer, payload)
+        with trio.move_on_after(deadline_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_over, donor, nursery)
+                await donor.host.handlers[protocol](stream)
+                nursery.cancel_scope.cancel()
+        if stream.answer is None:
+            raise NetworkError(f"{peer} does not answer")
+        return stream.answer
+
+    @staticmethod
+    async def _until_over(donor: Life, nursery: trio.Nursery) -> None:
+        await donor.over.wait()
+        nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ import itertools
 import random
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,10 @@ LOG_LIMIT_BYTES = 2048
 
 
 class Box:
-    """Nodes 0, 1, 2 …, the first `founders` of them the founders; `run` runs a course of events over them."""
+    """Nodes 0, 1, 2 …, the first `founders` of them the founders; `run` runs a course of events over them.
+
+    followers: the numbers of those that follow, each with whom it dials; all others are linked with each other.
+    """
 
     def __init__(
         self,
@@ -68,11 +71,13 @@ class Box:
         codec: str = "fp32",
         grace_s: float = 2.0,
         strategy: str = DEFAULT_STRATEGY,
+        followers: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         self.folder = folder
         self.disks = disks
         self.rng = random.Random(seed)
         self.seed = seed
+        self.followers = followers or {}
         self.peers = [identity(number + 1).peer_id for number in range(nodes)]
         self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s, strategy)
         self.witnesses = [Witness(f"node {n}", folder / f"scratch{n}") for n in range(nodes)]
@@ -124,13 +129,20 @@ class Box:
 
     def _look_around(self) -> None:
         living = self.living()
-        wanted = {frozenset((id(a), id(b))) for a, b in itertools.combinations(living, 2)}
+        pairs = itertools.combinations(living, 2)
+        wanted = {frozenset((id(a), id(b))) for a, b in pairs if self._links_with(a.number, b.number)}
         new, self._links = wanted - self._links, wanted
         for life in living:
             life.engine.alive(frozenset(other.peer for other in self.lives_linked_to(life)))
         for a, b in itertools.permutations(living, 2):
             if frozenset((id(a), id(b))) in new:
                 a.engine.linked(b.peer, (b.chain.head.term, b.chain.head.round))
+
+    def _links_with(self, one: int, other: int) -> bool:
+        """True if one of two dials the other."""
+        if one in self.followers or other in self.followers:
+            return other in self.followers.get(one, ()) or one in self.followers.get(other, ())
+        return True
 
     # -- a course of events ----------------------------------------------------------------------------------
 

@@ -6,6 +6,54 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "an entry is taken whose predecessor is not here",
+        "tests/protocol/test_catching_up.py"
+        "::test_parent_that_lies_costs_a_follower_a_wait_elsewhere_and_nothing_of_it_stays",
+        "        and value.base == previous.hash",
+        "",
+        "        and value.round == previous.next_round\n",
+        "",
+    ),
+    bug(
+        "a follower has no second wait beside that at its parent",
+        "tests/protocol/test_followers.py::test_follower_waits_at_two_of_those_linked_from_itself_around_the_ring",
+        "AWAITED_LIMIT: Final = 2",
+        "AWAITED_LIMIT: Final = 1",
+    ),
+    bug(
+        "a parent that failed is waited at again before others",
+        "tests/protocol/test_followers.py::test_parent_that_fails_is_replaced_at_once_and_left_alone_for_a_while",
+        "            and now - self._began_at.get(peer, -math.inf) >= AGAIN_S\n"
+        "            and not self._scores.resting(peer, now)\n",
+        "            and now - self._began_at.get(peer, -math.inf) >= AGAIN_S\n",
+    ),
+    bug(
+        "any number of followers wait at one node",
+        "tests/protocol/test_followers.py"
+        "::test_no_more_than_so_many_wait_at_one_node_and_who_comes_again_takes_its_own_place",
+        "if not has_room(self._asked, peer):",
+        "if False:",
+    ),
+    bug(
+        "who waits is told of a round whose state is not here",
+        "tests/protocol/test_followers.py::test_who_waits_is_answered_once_there_is_more_and_its_state_is_here",
+        "if now >= asked.until or (current and chain.after(asked.after, 1, asked.rebases))",
+        "if now >= asked.until or chain.after(asked.after, 1, asked.rebases)",
+    ),
+    bug(
+        "a follower takes part in the round after its head",
+        "tests/protocol/test_member.py"
+        "::test_follower_takes_part_in_no_round_says_nothing_and_has_its_agent_stand_on_each_state",
+        "if self._here.is_follower:\n    self._stands_on = self._head.hash\n",
+        "if False:\n    self._stands_on = self._head.hash\n",
+    ),
+    bug(
+        "a follower that was overtaken tells leads to wait for it",
+        "tests/protocol/test_catching_up.py::test_follower_that_was_overtaken_tells_nobody_that_it_comes",
+        "if self._here.is_follower:  # it comes to no round",
+        "if False:",
+    ),
+    bug(
         "a node that only samples takes part as one that trains",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
         "if lost or self._trains_nothing or self.finished or self.leaving:",

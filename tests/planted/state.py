@@ -6,6 +6,14 @@ from tests.planted.bugs import Bug, bug
 
 STATE: tuple[Bug, ...] = (
     bug(
+        "finals are taken that do not lead to the certified digest",
+        "tests/node/test_followers_in_a_box.py::test_finals_that_do_not_lead_to_the_certified_digest_are_none",
+        "            if header.digest != value.digest:\n"
+        '                logger.warning("replaying round %d led to another digest than the certified one", round)\n',
+        "            if False:\n"
+        '                logger.warning("replaying round %d led to another digest than the certified one", round)\n',
+    ),
+    bug(
         "an excluded contribution's buffers come again",
         "tests/node/state/test_contributions.py::test_nothing_of_buffers_comes_again",
         """

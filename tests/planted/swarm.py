@@ -6,6 +6,20 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a member gives to any number of followers",
+        "tests/swarm/test_follower_links.py"
+        "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
+        "if is_follower(self.book.get(peer)) and not has_room(self.followers(), peer):",
+        "if False:",
+    ),
+    bug(
+        "members dial followers",
+        "tests/swarm/test_follower_links.py"
+        "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
+        "        return not is_follower(self._book.get(peer))",
+        "        return True",
+    ),
+    bug(
         "bytes that were read are not given back",
         "tests/swarm/test_limits.py::test_memory_holds_little_for_strangers_and_frees_what_was_read",
         """

@@ -20,10 +20,11 @@ from shoal.protocol.catching_up import (
     CatchingUp,
 )
 from shoal.protocol.chain import Chain
-from shoal.protocol.donors import DonorScores
+from shoal.protocol.donors import HEDGE_S, DonorScores
 from shoal.protocol.errands import (
     AskEntries,
     AskHolders,
+    AwaitEntries,
     CountLacking,
     Errand,
     FetchState,
@@ -39,6 +40,7 @@ from shoal.protocol.errands import (
     TakeEntries,
 )
 from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.followers import AGAIN_S, AWAITED_LIMIT
 from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
@@ -48,7 +50,7 @@ from shoal.protocol.newcomers import coming
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.terms import make_rebase
-from tests.node.ledger import AUTHORITY, Ledger, identity
+from tests.node.ledger import AUTHORITY, Ledger, forged, identity
 from tests.protocol.test_chain_choice import invented
 
 GRACE_S = 4.0
@@ -80,6 +82,7 @@ class Here:
     me: PeerId = field(default_factory=lambda: identity(50).peer_id)
     peers: Collection[PeerId] = (ONE, TWO, THREE)
     donors: Collection[PeerId] = ()
+    is_follower: bool = False
     replayed_rounds: int = LIMIT
     has: dict[PeerId, set[int]] = field(default_factory=dict)
     begun: list[tuple[int, bytes]] = field(default_factory=list)
@@ -138,7 +141,7 @@ class Here:
             return At(reached) if reached > request.state.round else request.state
         if isinstance(request, KeepEarlier):
             return self.chain.digest(request.state.round)
-        if isinstance(request, AskEntries):
+        if isinstance(request, AskEntries | AwaitEntries):
             served = self.serves.get(request.peer, self.chain)
             if served is None:
                 return NetworkError("does not answer")
@@ -465,3 +468,100 @@ def test_an_earlier_state_is_of_its_round_or_none() -> None:
     assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, here.chain.digest(3))
     here.has, here.replays_to = {TWO: {2}}, 2
     assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, None)
+
+
+# -- a follower ------------------------------------------------------------------------------------------------
+
+
+def follower(rounds: int, *, ahead: int) -> tuple[Here, Chain]:
+    """One that has the state of so many rounds, and the chain of those who are so many ahead."""
+    here = Here(rounds + ahead, held=At(rounds), is_follower=True)
+    theirs, here.ledger.chain = here.chain, here.ledger.chain_to(rounds)
+    here.serves = dict.fromkeys(here.peers, here.chain)
+    return here, theirs
+
+
+def begins(here: Here) -> list[PeerId]:
+    """Whom it begins to wait at now; the waits are left under way."""
+    found = []
+    for _ in range(AWAITED_LIMIT):
+        errand = here.catching_up.due(here.now, in_round=False)
+        request = None if errand is None else errand.go_on(None, here.now)
+        if isinstance(request, AwaitEntries):
+            found.append(request.peer)
+    return found
+
+
+def next_wait(here: Here) -> PeerId:
+    """Whom it waits at next; that wait is over, with what the peer serves."""
+    here.carry_out(here.catching_up.due(here.now, in_round=False))
+    (request,) = here.every(AwaitEntries)
+    assert isinstance(request.peer, str)
+    return request.peer
+
+
+def test_follower_takes_all_that_it_waited_for_however_many_answers_that_takes() -> None:
+    here, theirs = follower(3, ahead=5)
+    here.serves = dict.fromkeys(here.peers, theirs)
+    parent = next_wait(here)
+    assert here.kinds() == [AwaitEntries, TakeEntries, AskEntries, TakeEntries, AskEntries, TakeEntries]
+    assert here.chain.entries == theirs.entries
+    here.held = At(8)
+    assert begins(here)[0] == parent
+    assert here.catching_up.due(here.now, in_round=False) is None, "two are under way"
+
+
+def test_follower_seeks_the_state_at_its_head_of_its_parent_first_and_waits_on_meanwhile() -> None:
+    here, theirs = follower(3, ahead=1)
+    here.serves[TWO] = theirs
+    while here.chain.height == 3:
+        next_wait(here)
+        here.now += AGAIN_S
+    assert begins(here)[0] == TWO
+    here.lacking = LIMIT
+    here.catching_up.head_moved(here.now)
+    here.come()
+    (replayed,) = here.every(Replay)
+    assert replayed.peers[0] == TWO
+    assert here.current
+
+
+@pytest.mark.parametrize("lie", ["skips one", "forged", "refuses"])
+def test_parent_that_lies_costs_a_follower_a_wait_elsewhere_and_nothing_of_it_stays(lie: str) -> None:
+    here, theirs = follower(3, ahead=2)
+    liar = SimpleNamespace(height=5, after=lambda after, limit, rebases: theirs.after(after + 1, limit, rebases))
+    if lie == "forged":
+        liar.after = lambda after, limit, rebases: tuple(map(forged, theirs.after(after, limit, rebases)))  # type: ignore[arg-type]
+    told: dict[PeerId, Any] = dict.fromkeys(here.peers, theirs)
+    first = begins(follower(3, ahead=2)[0])[0]
+    told[first] = None if lie == "refuses" else liar
+    here.serves = told
+    assert next_wait(here) == first
+    assert here.chain.height == 3
+    assert here.scores.resting(first, here.now)
+    assert next_wait(here) != first
+    assert here.chain.entries == theirs.entries
+
+
+def test_follower_looks_into_claims_and_waits_nowhere_before_it_has_chosen_its_chain() -> None:
+    here = Here(0, held=At(0), is_follower=True, serves=dict.fromkeys((ONE, TWO, THREE)))
+    assert begins(here) == []
+    here.ledger.certify(1)
+    here.held = At(1)
+    here.catching_up.claimed(TWO, (TERM, 9))
+    assert len(begins(here)) == AWAITED_LIMIT
+    errand = here.catching_up.due(here.now + HEDGE_S, in_round=False)
+    assert errand is not None
+    assert errand.go_on(None, here.now) == AskEntries(TWO, 1, 0)
+
+
+def test_follower_that_was_overtaken_tells_nobody_that_it_comes() -> None:
+    for follows in (False, True):
+        here = Here(3, held=At(2), is_follower=follows)
+        here.catching_up._took_s = GRACE_S / 2
+        here.catching_up.head_moved(0.0)
+        while (errand := here.catching_up.due(0.0, in_round=False)) is not None:
+            here.carry_out(errand)
+            if here.every(Replay):
+                break
+        assert (here.every(Broadcast) == []) is follows

@@ -33,12 +33,15 @@ from shoal.protocol.effects import (
     DropOrder,
     Examine,
     FindEarlierRounds,
+    FindWork,
     FinishWork,
     Goodbye,
     KeepFork,
     KeepOrder,
     MemberEffect,
     PauseTrainer,
+    Rejoin,
+    ResumeWork,
     Seek,
     Send,
     SettleWork,
@@ -53,7 +56,7 @@ from shoal.protocol.effects import (
     WorkOut,
     Write,
 )
-from shoal.protocol.errands import AskEntries, FindEarlier
+from shoal.protocol.errands import AskEntries, AwaitEntries, FindEarlier, Request
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.forks import Fork
@@ -130,6 +133,7 @@ class Paper(Surroundings):
     made: bool = False
     paused: bool = False
     follows: bool = False
+    is_follower: bool = False
     elsewhere: bool = False
     """Its key may be in use elsewhere."""
     forks: Sequence[Fork] = ()
@@ -384,6 +388,65 @@ def test_member_that_only_follows_observes_every_round_and_never_has_its_trainer
         here.feed(Tick())
     assert set(said(here.asked)) == {OBSERVER}
     assert Train not in kinds(here.asked)
+
+
+def follower(rounds: int = 3, **options: Any) -> Paper:
+    """A follower of three founders, to all of whom it is linked."""
+    here = paper(rounds, me=identity(200), follows=True, is_follower=True, **options)
+    here.peers = frozenset(here.chain.head.members)
+    return here
+
+
+def sought(asked: list[MemberEffect], here: Paper) -> list[Request | None]:
+    """The first request of each errand that is begun."""
+    return [effect.errand.go_on(None, here.now) for effect in asked if isinstance(effect, Seek)]
+
+
+def test_follower_takes_part_in_no_round_says_nothing_and_has_its_agent_stand_on_each_state() -> None:
+    here = follower()
+    assert kinds(here.feed(Loaded())) == [FindWork, ResumeWork, StandOnHead]
+    assert (here.member.standing, here.member.phase, here.member.rests) == (Standing.OUTSIDE, "following", True)
+    for event in (TrainerRestarted(), SetPaused(True), SetPaused(False), Linked(here.ledger.peers[0], (Term(), 2))):
+        here.feed(event)
+    waits = [request for _ in range(3) for request in sought(here.feed(Tick()), here)]
+    assert kinds(waits) == [AwaitEntries, AwaitEntries]  # type: ignore[arg-type]
+    here.ledger.certify(1)
+    here.current = False
+    asked = here.feed(HeadMoved())
+    assert kinds(asked) == [StopReduction, Seek]
+    assert here.member.phase == "joining"
+    assert not here.member.rests
+    here.held, state = Somewhere(Term(), 3), Somewhere(Term(), 4)
+    here.results[Adopt] = lambda effect: setattr(here, "current", True)
+    assert kinds(here.feed(StateSought(state))) == [Adopt, SettleWork, Rejoin, StandOnHead]
+    assert here.feed(StateSought(None)) == [], "it stands on it already"
+    assert {Broadcast, TakePart, BeginRound, Train, Write}.isdisjoint(kinds(here.asked))
+
+
+def test_certificate_that_a_follower_hears_is_a_claim_and_its_signatures_are_not_taken_from_who_said_it() -> None:
+    here = follower()
+    here.feed(Loaded())
+    for _ in range(2):
+        here.feed(Tick())
+    before = here.chain.height
+    ahead = paper(4).chain
+    here.hear(here.ledger.peers[1], ahead.after(3, 1)[0])
+    assert (here.chain.height, here.member.early) == (before, 0)
+    assert sought(here.feed(Tick()), here) == [AskEntries(here.ledger.peers[1], 3, 0)]
+
+
+def test_follower_whose_rounds_are_done_or_that_is_to_leave_goes_without_a_promise() -> None:
+    here = follower(rounds=3)
+    here.feed(Loaded())
+    here.member.ask_to_leave(here.now)
+    assert Goodbye in kinds(here.feed(Tick()))
+    here = follower(3)
+    here.member._departure._rounds = 3
+    here.feed(Loaded())
+    here.now = LINGER_S
+    asked = [*here.feed(Tick()), *here.feed(Tick())]
+    assert here.member.finished
+    assert Goodbye in kinds(asked)
 
 
 def test_who_came_while_the_others_trained_contributes_what_it_has_when_most_are_ready() -> None:

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
+from shoal.protocol.followers import FOLLOWS
 from shoal.protocol.gossip_messages import AskStanding
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.lateness import WAITED_TIMES
@@ -68,6 +69,7 @@ class Node:
     manifest: Manifest = MANIFEST
     phase: Phase = "training"
     tokens_per_s: float = 0.0
+    follows: bool = False
     heard: list[tuple[PeerId, Message]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     host: Host = field(init=False)
@@ -85,6 +87,7 @@ class Node:
             swarm_id=self.manifest.swarm_id,
             manifest=self.manifest,
             record=self.record,
+            follows=self.follows,
         )
         self.members.register(
             dict.fromkeys(get_args(SwarmMessage), lambda peer, message: self.heard.append((peer, message)))
@@ -103,6 +106,7 @@ class Node:
             software="test",
             phase=self.phase,
             tokens_per_s=self.tokens_per_s,
+            capabilities=(FOLLOWS,) if self.follows else (),
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
