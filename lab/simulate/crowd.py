@@ -501,7 +501,7 @@ class Follower(Surroundings):
         came: RemoteError | None = None
         try:
             for entry in request.entries:
-                new += entry.value not in self.chain and self.chain.extend(entry, trusted=request.trusted)
+                new += entry.value not in self.chain and self.chain.extend(entry)
         except RemoteError as error:
             came = error
         if self.chain.head != before:
