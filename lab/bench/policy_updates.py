@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 import torch
 
-from shoal.cli.render import quantity
-from shoal.cli.text import count
+from shoal.cli.text import count, quantity
 from shoal.collectives.codecs import F32, final_chunk_codec
 from shoal.collectives.grid import Grid
 from shoal.collectives.image import BF16, encode_changes, image_of
