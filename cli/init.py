@@ -34,7 +34,7 @@ class InitOptions:
 
     data_dir: DataDir = DEFAULT_DATA_DIR
     swarm_name: Annotated[str | None, Option("--swarm-name", help="A name for people. [default: shoal]")] = None
-    name: Annotated[str | None, Option("--name", help="What --swarm-name was called in 0.1.0.", hidden=True)] = None
+    name: Annotated[str | None, Option("--name", help="The same as --swarm-name, as it was called in 0.1.0.")] = None
     workload: Annotated[
         str, Option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD

@@ -192,7 +192,7 @@ class Swarm:
         self._daemon = self._found()
         buffers = self._flat.layout.buffers  # which begin where a chunk does
         chunk_values = self._daemon.manifest.round.chunk_values if buffers else 1
-        self._flat = self._ranks.flat(self._model, chunk_values)
+        self._flat = _flat(self._model, self._ranks, chunk_values)
         self._client = client = self._daemon.attach(
             layout=self._flat.layout, metric=self._metric, device=str(self._device)
         )
@@ -581,6 +581,15 @@ def _data_folder(given: Path | str | None) -> Path:
     """Return the folder in which `shoal run` would keep this node's things."""
     named = given or os.environ.get("SHOAL_DATA_DIR")
     return Path(named) if named else DEFAULT_DATA_DIR
+
+
+def _flat(model: torch.nn.Module, ranks: Alone, chunk_values: int) -> Flat:
+    """The model's parameters as one vector, on a grid of such chunks, whichever rank has them. Raises ConfigError."""
+    if not isinstance(ranks, Leader):
+        return FlatParameters(model, frozen=False, chunk_values=chunk_values)
+    from shoal.node.loops.rank_spans import GroupFlat  # takes seconds, seldom needed
+
+    return GroupFlat(model, ranks, chunk_values=chunk_values)
 
 
 def join(

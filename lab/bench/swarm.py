@@ -182,7 +182,7 @@ def check_memory(spec: BenchSpec, available: int) -> None:
         fits = max(0, room) // NODE_BYTES_PER_VALUE
         raise ConfigError(
             f"{spec.peers} nodes of {spec.numel:,} values need {needed / 1e9:.1f} GB of memory, and "
-            f"{available / 1e9:.1f} GB are available; up to {fits:,} values fit here, or more with fewer nodes"
+            f"{available / 1e9:.1f} GB are available; take at most {fits:,} values, or fewer nodes"
         )
 
 

@@ -30,8 +30,6 @@ from msgspec import Meta
 from torch import distributed
 
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Framing, Message, decode_frame, frame_of, one_line
-from shoal.node.training.accounts import Flat
-from shoal.node.training.flat_parameters import FlatParameters
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 TIMEOUT_S: Final = 600.0
@@ -146,8 +144,8 @@ def world_size() -> int:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError(
-            f"torchrun started {launched} processes of this loop, and they have not met: call "
-            "torch.distributed.init_process_group() and wrap the model (DDP, fully_shard) before join"
+            f"torchrun started {launched} processes of this loop, and they have not met; before join, call "
+            "`torch.distributed.init_process_group()`, and wrap the model by DDP or fully_shard"
         )
     return 1
 
@@ -259,10 +257,6 @@ class Alone:
         """The same."""
         return total, count
 
-    def flat(self, model: torch.nn.Module, chunk_values: int) -> Flat:
-        """The model's parameters as one vector, on a grid of such chunks. Raises ConfigError."""
-        return FlatParameters(model, frozen=False, chunk_values=chunk_values)
-
     def close(self) -> None:
         """There is nobody to leave."""
 
@@ -319,14 +313,6 @@ class Leader(Alone):
             total, count = total + losses.total, count + losses.count
         return total, count
 
-    def flat(self, model: torch.nn.Module, chunk_values: int) -> Flat:
-        """Find out what of the model each rank has. Raises ConfigError."""
-        from shoal.node.loops.rank_spans import (
-            GroupFlat,
-        )  # takes seconds, seldom needed
-
-        return GroupFlat(model, self, chunk_values=chunk_values)
-
     def close(self) -> None:
         """Leave the group."""
         self.group.close()
@@ -336,11 +322,11 @@ def _checked(entered: Answer, rank: int, name: Call, made: int) -> Entered:
     """What a rank said first in a call. Raises ConfigError if it is in another, or its optimizer made other steps."""
     if not isinstance(entered, Entered) or entered.call != name:
         where = entered.call if isinstance(entered, Entered) else type(entered).__name__
-        raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; every rank makes the same calls")
+        raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; make the same calls in all ranks")
     if entered.made != made:
         raise ConfigError(
-            f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; they are to step "
-            "together (skip a step in all ranks or in none)"
+            f"the optimizer of rank {rank} made {entered.made} steps and that of rank 0 {made}; make "
+            "the same steps in all ranks"
         )
     return entered
 

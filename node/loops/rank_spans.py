@@ -43,7 +43,7 @@ class OwnParts(FlatParameters):
         """
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             raise ConfigError(
-                "FullyShardedDataParallel hides the model's parameters; wrap the model with "
+                "FullyShardedDataParallel hides the model's parameters; use "
                 "torch.distributed.fsdp.fully_shard (with accelerate: fsdp_version 2)"
             )
         self._cut = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -182,7 +182,9 @@ def dealt(held: Sequence[Sequence[Span]], wanted: Sequence[Span]) -> list[tuple[
         handed.append(overlap(left, spans))
         left = without(left, handed[-1])
     if left:
-        raise ConfigError(f"no rank of this node has the values {left[0][0]} to {left[0][1]} of its model")
+        raise ConfigError(
+            f"no rank of this node has the values {left[0][0]} to {left[0][1]} of its model; start all of its ranks"
+        )
     return handed
 
 

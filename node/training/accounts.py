@@ -189,7 +189,7 @@ class _Standing:
     def _rebase(self, anchor: Vector) -> torch.Tensor:
         """Have all of `anchor` as the base, and return it."""
         if self._flat.on_host:
-            self._base, self._copied = torch.from_numpy(anchor), False
+            self._base, self._copied = _tensor(anchor), False
         else:
             if self._base is None or not self._copied:
                 self._base, self._copied = self._flat.new_base(), True
@@ -351,7 +351,7 @@ class Accounts(_Standing):
     def _advance(self, anchor: Vector, base: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """Return a vector that has the anchor's values there: itself on the host, else the base, which has them now."""
         if self._flat.on_host:
-            return torch.from_numpy(anchor)
+            return _tensor(anchor)
         for span in spans:
             np.copyto(base.numpy()[span], anchor[span])
         return base
@@ -441,6 +441,11 @@ class Accounts(_Standing):
             # The number is the last that was given out: with it, or with one of an earlier daemon, it is taken.
             fragment = self._fragments.of_round(saved.round)
             self._mark = _Mark(number=self._issued, fragment=fragment, tokens=saved.marked, local=None)
+
+
+def _tensor(anchor: Vector) -> torch.Tensor:
+    """The anchor as a tensor; torch has none whose memory cannot be written."""
+    return torch.from_numpy(anchor if anchor.flags.writeable else anchor.copy())
 
 
 def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:

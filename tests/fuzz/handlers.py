@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
@@ -21,6 +22,7 @@ from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
+from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
@@ -195,9 +197,9 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     layouts = Layouts(host=host, linked=lambda: frozenset({PEER}), on_progress=lambda progress: None)
     layouts.know(Layout(names=("a", "b"), shapes=((2, 3), (4,)), numel=10))
     (folder / "finals").mkdir()
-    state_server = StateServer(
-        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
-    )
+    chain = Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST)
+    store: Any = SimpleNamespace(chain=chain, current=True)
+    state_server = StateServer(chain=chain, cache=StateCache(folder, CHUNK_VALUES))
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
@@ -207,6 +209,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
         "fetch": (state_server.serve, peering.FetchRequest),
+        "wait for entries": (ChainWaits(host, store, lambda: {PEER}, wait_s=0.001)._serve, peering.GetChain),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
         "rollout news handler": (exchange._answer_news, rollouts.NewsRequest),

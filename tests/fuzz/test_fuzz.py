@@ -58,6 +58,7 @@ COVERS = {
         "node.discovery.chain_places:ChainLooks._serve",
         "node.discovery.chain_places:ChainLooks._answer",
     ),
+    "wait for entries": ("node.state.chain_waits:ChainWaits._serve",),
     "dial back": ("swarm.reaching.dial_back:DialBackServer._serve",),
     "sighting": ("swarm.reaching.observed_addresses:ObservedAddressServer._serve",),
     "let go": ("node.rounds.relay_room:RelayRoom._serve",),
@@ -96,8 +97,11 @@ OF_ITS_OWN = {
     "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
     "node.audits.work_process:unpack_reply",
+    "node.loops.rank_group:RankGroup.answer_of",
+    "node.loops.rank_group:RankGroup.order",
+    "node.sapo.unfinished:UnfinishedFile.restore",
 }
-"""What reads only what this node wrote itself, on its disk or into the pipe of its child."""
+"""What reads only what this node wrote itself, on its disk, into the pipe of its child or between its ranks."""
 NO_BYTES = {
     "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.completion_server:_Drawing.done",

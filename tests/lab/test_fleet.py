@@ -79,11 +79,11 @@ async def test_who_was_killed_by_nobody_here_is_told_as_memory_that_ran_out(tmp_
 
 def test_a_swarm_that_cannot_fit_is_refused_with_what_would() -> None:
     spec = BenchSpec(peers=2, numel=1_000_000_000, codec="int8", rounds=1)
-    said = "2 nodes of 1,000,000,000 values need 32.6 GB of memory, and 16.6 GB are available; up to 500,000,000"
+    said = "2 nodes of 1,000,000,000 values need 32.6 GB of memory, and 16.6 GB are available; take at most 500,000,000"
     with pytest.raises(ConfigError, match=said):
         check_memory(spec, 16_600_000_000)
     check_memory(spec, 32_600_000_000)
-    with pytest.raises(ConfigError, match="up to 0 values fit here"):
+    with pytest.raises(ConfigError, match="take at most 0 values"):
         check_memory(spec, 1)
 
 

@@ -15,11 +15,10 @@ from shoal.node.node import stored_chain
 from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import read_state
-from shoal.node.state.store import Store, frame_record
+from shoal.node.state.store import Store
 from shoal.protocol.errors import StorageError
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Entry, Target
-from shoal.protocol.wire import canonical
 from tests.node.checkpoint_lab import manifest_of, new_ledger
 from tests.node.donors import World
 from tests.node.lab import assert_one_line, shoal
@@ -57,7 +56,7 @@ def of_another_swarm(entries: list[Entry]) -> list[Entry]:
     ],
 )
 def test_chain_that_does_not_hold_is_named(tmp_path: Path, spoil: Spoil, why: str) -> None:
-    chain = chain_log(new_ledger(), spoil)
+    chain = chain_log(tmp_path, new_ledger(), spoil)
     with Store(tmp_path / "data") as store:
         pass
     (store.folder / "chain.log").write_bytes(chain)
@@ -72,7 +71,7 @@ def test_node_does_not_start_on_a_forged_chain_and_leaves_all_as_it_is(tmp_path:
     manifest, folder = tmp_path / "swarm.toml", tmp_path / "data"
     manifest.write_text(render_manifest(manifest_of()))
     ledger = new_ledger()
-    files = {folder / "chain.log": chain_log(ledger, with_a_forged_one)}
+    files = {folder / "chain.log": chain_log(tmp_path, ledger, with_a_forged_one)}
     files |= {path: path.read_bytes() for path in (ledger.saved(folder, 2), ledger.saved(folder, 3))}
     (folder / "chain.log").write_bytes(files[folder / "chain.log"])
     done = shoal("run", str(manifest), "--data-dir", str(folder), "--no-mdns")
@@ -81,8 +80,12 @@ def test_node_does_not_start_on_a_forged_chain_and_leaves_all_as_it_is(tmp_path:
     assert {path: path.read_bytes() for path in files} == files
 
 
-def chain_log(ledger: Ledger, spoil: Spoil) -> bytes:
-    return b"".join(frame_record(canonical(entry)) for entry in spoil(list(ledger.chain.after(0, 9))))
+def chain_log(folder: Path, ledger: Ledger, spoil: Spoil) -> bytes:
+    """The log of a node that appended these entries, in a folder of its own."""
+    with Store(folder / "spoilt") as store:
+        for entry in spoil(list(ledger.chain.after(0, 9))):
+            store.append_certificate(entry)
+    return (folder / "spoilt" / "chain.log").read_bytes()
 
 
 # -- a rollback on a disk that is full -----------------------------------------------------------------------

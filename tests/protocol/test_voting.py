@@ -386,7 +386,7 @@ def test_other_certificate_of_an_earlier_round_is_a_fork_by_the_voters_of_that_r
 
 
 def test_manifest_says_who_votes_and_by_which_fault_model() -> None:
-    plain = parse_manifest(render_manifest(manifest_of(FOUNDERS)).split("# Who decides")[0])
+    plain = parse_manifest(render_manifest(manifest_of(FOUNDERS)).split("\n# Voting on rounds")[0])
     assert (plain.membership, plain.agreement, plain.voting) == (None, None, Voting())
     named, lying = manifest_of(FOUNDERS), manifest_of(FOUNDERS, faults="lying")
     assert named.voting == Voting(FaultModel.CRASH, ids(FOUNDERS))

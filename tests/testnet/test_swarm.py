@@ -354,7 +354,6 @@ def test_deadlines_grow_with_the_scenario() -> None:
     assert deadline(Scenario(faults=(stop,))) == deadline(Scenario()) + 100
 
 
-
 def test_silence_of_agents_that_warm_up_ends_no_run() -> None:
     silence = swarm.silence_limit_s
     assert silence(Scenario(strategy="rollouts")) >= 300.0 > silence(Scenario(strategy="diloco"))

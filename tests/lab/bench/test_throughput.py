@@ -237,8 +237,8 @@ def test_command_fails_only_where_the_swarm_did(
     measured(msgspec.structs.replace(RESULT, together=(together(50, 49, sound=sound), *RESULT.together[1:])))
     assert execute(["bench", "throughput"]) == (0 if sound else 1)
     out = capsys.readouterr().out
-    assert "overhead   10.0 (0.0 to 12.0) %; target <= 3 %: missed" in out
-    assert "blocked    5.00 (5.00 to 5.00) %" in out
+    assert "the swarm costs, streaming: 0.1 of the loops' alone, wanted at most 0.03" in out
+    assert "blocked_fraction" in out
     assert ("FAILED" in out) is not sound
 
 

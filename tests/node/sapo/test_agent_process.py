@@ -239,7 +239,7 @@ def test_agent_whose_begun_groups_cannot_be_written_says_so_and_goes_on(source: 
         while not any(isinstance(one, Finished) for one in reports):
             reports.append(await child.receive())
         failures = [one.failure for one in reports if isinstance(one, Saved) and one.failure]
-        assert len(failures) == 2
+        assert len(failures) >= 2  # one a round at least
         assert all(one.startswith("groups that are begun would not go on after a restart: ") for one in failures)
         assert sum(isinstance(one, Made) for one in reports) == 4
 
