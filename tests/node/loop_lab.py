@@ -84,14 +84,12 @@ class LoopNode(Node):
         return eventually(found, f"rank {number} of {self.folder.name}")
 
     def end(self) -> None:
-        """As any node's, and its daemon's even if the loop died without it."""
+        """As any node's, and that of its daemon and its ranks even if the process that started them died without."""
         super().end()
-        for event in self.all_events():
-            if event["event"] == "started":
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    daemon = psutil.Process(event["pid"])
-                    if str(self.folder) in daemon.cmdline():
-                        daemon.kill()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if str(self.folder) in process.cmdline():
+                    process.kill()
 
 
 class LoopSwarm(Swarm):

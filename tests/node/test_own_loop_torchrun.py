@@ -18,12 +18,14 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from shoal.node.own_loop import join
+from shoal.testnet.parent_death import tie_to
 
 folder, kind, peers = sys.argv[1], sys.argv[2], sys.argv[3:]
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
 rank, size = 0, 1
 if "WORLD_SIZE" in os.environ:
+    tie_to(os.getppid())
     distributed.init_process_group("gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     if kind == "ddp":
