@@ -97,6 +97,7 @@ class Crowd(Simulation):
         self.died = 0
         self._rng = random.Random(f"crowd {scenario.seed}")
         self._followed_until = float("inf")
+        self._look_at, self._is_done = 0.0, False
         self._entry_bytes: dict[bytes, int] = {}
         self._formats: dict[bytes, FinalFormat] = {}
         self._next_number = members
@@ -257,7 +258,7 @@ class Crowd(Simulation):
         if before == 0:
             for _ in range(self.everyone - len(self.peers)):
                 self.join(blank=False)
-        elif self.churn:
+        elif self.churn and self._best < self.scenario.rounds:
             going = [n for n in self.followers if self._rng.random() < self.churn]
             for number in going:
                 self.timeline.after(self._rng.uniform(0.0, 4.0), self.die, number)
@@ -268,9 +269,13 @@ class Crowd(Simulation):
         self.lags_s.append(self.timeline.now - self.decided_at[value.round])
 
     def _done(self) -> bool:
-        if not super()._done():
-            return False
         now = self.timeline.now
+        if self._best >= self.scenario.rounds and now >= self._look_at:  # it is asked after every event
+            self._look_at = now + TICK_S
+            self._is_done = super()._done() and self._have_followed(now)
+        return self._is_done
+
+    def _have_followed(self, now: float) -> bool:
         self._followed_until = min(self._followed_until, now + FOLLOWED_S)
         behind = [n for n, one in self.followers.items() if one.started and one.round < self.scenario.rounds]
         if behind and now > self._followed_until:
@@ -589,7 +594,7 @@ class Follower(Surroundings):
             self.swarm.timeline.after(delay_s, answer, finals, ANSWER_BYTES)
 
         def came(finals: Any) -> None:
-            if not isinstance(finals, Finals):
+            if not isinstance(finals, Finals) or finals.plan.hash != value.plan:
                 next_one()
                 return
             opened = self.swarm.final_format(finals)

@@ -15,8 +15,7 @@
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
-                         fell silent is given up by everyone who watched it, undisturbed, within the detector's bound,
-                         and is on its row's list no more soon after
+                         fell silent is given up by everyone who watched it, undisturbed, within the detector's bound
     no false eviction    who lives is given up by nobody later than `simulation.settled_s` after the last fault, where
                          nobody lies and of control messages no more than `LOSS_BORNE_SHARE` are lost
     bounded queues       see `peer.QUEUES`

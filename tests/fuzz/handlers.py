@@ -61,7 +61,7 @@ from shoal.swarm.streams import MessageStream, RawStream
 from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
 from tests.collectives.reduce_lab import peer as reduce_peer
-from tests.fuzz.machines import CHUNK_VALUES, PEERS, Renewed, round_targets, row_targets
+from tests.fuzz.machines import CHUNK_VALUES, PEERS, Renewed, round_targets
 from tests.fuzz.network import listening, network_targets
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import MANIFEST, ME, PEER, START, SWARM, Target, examples, sealer
@@ -450,7 +450,6 @@ async def handler_targets(seed: int = 1) -> AsyncIterator[list[Target]]:
                     *evidence_targets(Path(folder), rng),
                     *control_targets(Path(folder)),
                     *round_targets(rng),
-                    *row_targets(rng),
                     *frame_targets(rng),
                     *network_targets(running, _connection),
                 ]

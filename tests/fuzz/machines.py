@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from shoal.collectives.partition import deal
-from shoal.lab.rows.row_effects import Tell
-from shoal.lab.rows.row_messages import RowMessage, RowSaid
-from shoal.lab.rows.row_round import RowRound
 from shoal.protocol import gossip_messages, peering, wire
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import StartReduce
@@ -23,7 +20,6 @@ from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import ME, PEER, START, SWARM, Target, examples
-from tests.lab.rows.row_lab import CHAIN, RowLab
 
 PEERS = tuple(identity(n).peer_id for n in range(4))
 NUMEL, CHUNK_VALUES = 10_000, 4096
@@ -126,7 +122,7 @@ def round_targets(rng: Any) -> Iterator[Target]:
     for peer in PEERS:
         first.certify(peer)
     head = {"term": START.next_term, "round": 1, "base": START.hash}
-    kinds = [cls for cls in _round_messages() if cls not in (RoundMessage, RowMessage)]
+    kinds = [cls for cls in _round_messages() if cls is not RoundMessage]
     made: list[Message] = [message for _, message in first.said]
     for cls in kinds:
         made += [msgspec.structs.replace(one, **head) for one in examples(cls, rng, 4)]
@@ -173,44 +169,6 @@ def round_targets(rng: Any) -> Iterator[Target]:
     said = [*examples(gossip_messages.GossipMessage, rng, 20), *examples(Offer, rng, 4)]
     words = [wire.canonical(one) for one in said]
     yield Target("pairing", tuple(words), offered)
-
-
-def row_targets(rng: Any) -> Iterator[Target]:
-    """A row's machine, of a head and of a member, in the middle of a round: every message of a row from everybody."""
-    lab = RowLab(count=4)
-    lab.begin(1)
-    lab.run(6.0)
-    head = {"term": START.next_term, "round": 1, "base": CHAIN[0].hash, "turn": 0}
-    made: list[Any] = [message for _, _, message in lab.said]
-    for cls in get_args(RowSaid):
-        made += [
-            msgspec.structs.replace(one, **head) for one in examples(cls, rng, 4) if not getattr(one, "entry", None)
-        ]
-    samples = tuple(dict.fromkeys(wire.canonical(one) for one in made))
-    for place, name in enumerate(("head", "member")):
-
-        def begun(place: int = place) -> RowRound:
-            row = RowLab(count=4)
-            row.begin(1)
-            row.run(1.8)
-            return row.machines[row.row[place]]
-
-        current = Renewed(begun)
-
-        def receive(data: bytes, current: Renewed = current) -> None:
-            message: Any = wire.decode(data, RowSaid, peer=PEER)  # type: ignore[arg-type]
-            machine, faults = current.get(), []
-            for sender in lab.row:
-                try:
-                    for effect in [*machine.receive(sender, message, 2.0), *machine.tick(2.0)]:
-                        if isinstance(effect, Tell):
-                            wire.canonical(effect.message)
-                except RemoteError as fault:
-                    faults.append(fault)
-            if faults:
-                raise faults[0]
-
-        yield Target(f"row {name}", samples, receive)
 
 
 def _round_messages() -> list[type[RoundMessage]]:

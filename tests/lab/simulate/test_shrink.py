@@ -12,7 +12,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab.simulate import simulation as simulate_module
-from shoal.lab.simulate.cells import Population
+from shoal.lab.simulate.crowd import run_crowd
 from shoal.lab.simulate.judge import Judge, Violation
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Churn, Fault, Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, candidates, shrink
@@ -54,7 +54,7 @@ def with_join_named(seed: int) -> Scenario:
 
 
 def large(seed: int) -> Scenario:
-    """A swarm of cells."""
+    """A swarm with followers."""
     rng = random.Random(seed)
     peers = rng.choice((65, 66, 100, 1000, 20_000))
     return Scenario(peers=peers, rounds=rng.randint(1, 5), loss=0.01, churn=Churn(share_per_round=rng.choice((0, 0.1))))
@@ -123,7 +123,7 @@ def test_shrink_of_a_file_with_a_join_that_a_fault_names(
     assert "Scenario(peers=1, rounds=1, seed=1, loss=0.0, fault=faults)" in capsys.readouterr().err
 
 
-def test_churn_keeps_a_swarm_in_cells_and_without_it_the_swarm_gets_small() -> None:
+def test_churn_keeps_a_swarm_large_and_without_it_the_swarm_gets_small() -> None:
     scenario = Scenario(peers=20_000, rounds=1, loss=0.01, churn=Churn(share_per_round=0.05))
     asked: list[Scenario] = []
 
@@ -148,16 +148,14 @@ def test_large_swarm_that_fails_only_with_so_many_is_shrunk_to_them_in_few_trial
     assert len(asked) < 80
 
 
-def test_scenario_of_cells_is_shrunk_through_the_limit_and_printed_as_the_test_that_it_is() -> None:
-    """Cells of 70 lose a row's mean; a flat swarm of 64 has no rows to lose it in."""
-
+def test_scenario_with_followers_is_shrunk_to_one_of_them_and_printed_as_the_test_that_it_is() -> None:
     def fails(scenario: Scenario) -> str:
         return "the reference" if scenario.peers > FLAT_LIMIT_PEERS else ""
 
     smallest = shrink(Scenario(peers=70, rounds=2, churn=Churn(share_per_round=0.05)), fails)
     assert smallest == Scenario(peers=65, rounds=1)
     source = as_test(smallest, "the reference")
-    assert "Population(scenario).run().violation" in source
+    assert "run_crowd(scenario).violation" in source
     namespace: dict[str, object] = {}
     exec(compile(source, "shrunk", "exec"), namespace)
-    assert namespace["Population"] is Population
+    assert namespace["run_crowd"] is run_crowd

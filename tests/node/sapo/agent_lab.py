@@ -70,12 +70,13 @@ def sharing_swarm(
     monkeypatch: pytest.MonkeyPatch,
     *,
     nodes: int,
+    founders: int | None = None,
     sync: dict[str, object] | None = None,
     **rollouts: object,
 ) -> Swarm:
     """Nodes of such a swarm, not yet started."""
     install_family(workplace / "families", monkeypatch)
-    swarm = Swarm(workplace, nodes=nodes)
+    swarm = Swarm(workplace, nodes=nodes, founders=founders)
     swarm.manifest = sharing_manifest(swarm.manifest, sync=sync, **rollouts)
     swarm.manifest_path.write_text(render_manifest(swarm.manifest))
     return swarm

@@ -83,7 +83,7 @@ def test_sampler_follows_the_averaged_policy_and_trainers_learn_from_what_it_mak
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync: dict[str, object] = {"strategy": "diloco", "inner_steps": STEPS, "balance": False}
-    with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync) as swarm:
+    with sharing_swarm(tmp_path, monkeypatch, nodes=2, founders=1, sync=sync) as swarm:
         trainer, sampler = swarm.nodes
         trainer.start()
         trainer.certified(1)
