@@ -552,7 +552,7 @@ def stored_chain(store: Store, manifest: Manifest) -> Chain:
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     try:
         for entry in store.certificates():
-            chain.extend(entry)
+            chain.extend(entry, trusted=True)
     except RemoteError as error:
         raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
     return chain

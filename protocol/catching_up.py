@@ -322,7 +322,7 @@ class CatchingUp:
         Raises ConfigError, and RemoteError where the chain here went on otherwise meanwhile.
         """
         entries: Sequence[Entry] = yield from self._choice.choose()
-        return bool(entries) and (yield TakeEntries(tuple(entries))) > 0
+        return bool(entries) and (yield TakeEntries(tuple(entries), trusted=True)) > 0
 
     def _extend_from(self, peer: PeerId, ask: type[AskEntries | AwaitEntries] = AskEntries) -> Steps:
         """Take newer entries from one peer, those of one answer after the other; whether there were any.
@@ -353,7 +353,7 @@ class CatchingUp:
         if not later.certificates:
             return  # there is no rebase of which this node does not know
         found: Difference = yield from difference(chain.entries, peer)
-        theirs: Chain = yield from fetched_after(chain.up_to(found.height), peer)
+        theirs: Chain = yield from fetched_after(chain.up_to(found.height), peer, Chain.extend)
         if theirs.head.term.rebases > chain.head.term.rebases:
             logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
             yield ReplaceChain(theirs, found.height)

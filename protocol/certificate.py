@@ -16,6 +16,7 @@ import msgspec
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId, verify
 from shoal.protocol.messages import (
+    FIRST_VOTE_DOMAIN,
     LEAVE_DOMAIN,
     NO_HASH,
     REPORT_DOMAIN,
@@ -140,8 +141,16 @@ def _goes_back(value: Value, previous: Value, voting: Voting) -> bool:
     )
 
 
-def check_certificate(certificate: Certificate, previous: Value, *, voting: Voting = CONTRIBUTORS) -> None:
-    """Check one certificate against the value before it. Raises RemoteError naming what is wrong."""
+def check_certificate(
+    certificate: Certificate, previous: Value, *, trusted: bool = False, voting: Voting = CONTRIBUTORS
+) -> None:
+    """Check one certificate against the value before it.
+
+    trusted: it is from this node's own disk, or beneath the checkpoint of a link, and may be one of 0.1.0, whose votes
+    had one step, and whose leaves and new members were not proven.
+
+    Raises RemoteError naming what is wrong.
+    """
     value = certificate.value
     if not follows(value, previous, voting=voting):
         raise RemoteError(f"the certificate of round {value.round} does not follow round {previous.round}")
@@ -152,13 +161,23 @@ def check_certificate(certificate: Certificate, previous: Value, *, voting: Voti
     # Whatever anybody can make costs little: signatures of others than voters, or without a quorum, are not looked at.
     if not is_quorum(previous, certificate.signers, value.leaves, voting=voting):
         raise RemoteError(f"the certificate of round {value.round} has no quorum")
-    if not set(certificate.signers) <= set(voting.electorate(previous)):
+    if not trusted and not set(certificate.signers) <= set(voting.electorate(previous)):
         raise RemoteError(f"the certificate of round {value.round} is signed by who has no vote")
+    first_edition = trusted and _is_of_first_edition(certificate)
+    domain = FIRST_VOTE_DOMAIN if first_edition else VOTE_DOMAIN
     for signer, signature in zip(certificate.signers, certificate.signatures, strict=True):
-        if not verify_step(VOTE_DOMAIN, signer, certificate.view, value.hash, signature):
+        if not verify_step(domain, signer, certificate.view, value.hash, signature):
             raise RemoteError(f"the certificate of round {value.round} has a forged signature", peer=signer)
-    if not has_proofs(value, previous, voting=voting):
+    if not first_edition and not has_proofs(value, previous, voting=voting):
         raise RemoteError(f"the certificate of round {value.round} names leaves or members without their proofs")
+
+
+def _is_of_first_edition(certificate: Certificate) -> bool:
+    """True if its first signature is a vote of 0.1.0."""
+    votes = zip(certificate.signers, certificate.signatures, strict=True)
+    return any(
+        verify_step(FIRST_VOTE_DOMAIN, signer, certificate.view, certificate.value.hash, one) for signer, one in votes
+    )
 
 
 def verify_step(domain: bytes, peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:

@@ -93,14 +93,16 @@ class Chain:
 
     # -- growing ---------------------------------------------------------------------------------------------
 
-    def extend(self, entry: Entry) -> bool:
+    def extend(self, entry: Entry, *, trusted: bool = False) -> bool:
         """Append an entry; a rebase first drops what it abandons. Returns False for a rebase that is known.
+
+        trusted: it is from this node's own disk, or beneath the checkpoint of a link: it may be one of 0.1.0.
 
         Raises RemoteError if it does not follow or does not hold, and then the chain is as it was.
         """
         if isinstance(entry, Rebase):
             return self._rebase(entry)
-        check_certificate(entry, self.head, voting=self.voting)
+        check_certificate(entry, self.head, trusted=trusted, voting=self.voting)
         rollback = entry.value.rollback
         if rollback and not self.leads_back(entry.value):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")

@@ -127,7 +127,7 @@ class ChainChoice:
         """Add what a peer serves to `found`, unless it is the beginning of `longest`, or may not be taken."""
         try:
             if longest is None or (yield from self._goes_on_from(longest, peer)):
-                chain: Chain = yield from fetched_after(self._copy(), peer, first=parts[peer])
+                chain: Chain = yield from fetched_after(self._copy(), peer, self._extend, first=parts[peer])
                 if chain.head.hash != self._here.chain.head.hash and (yield from self._allowed(peer, chain)):
                     found[peer] = chain
             if self._checkpoint is None and not self._here.chain.height:
@@ -140,6 +140,12 @@ class ChainChoice:
         """True if a peer's chain is no beginning of the longest."""
         found: Difference = yield from difference(longest.entries, peer)
         return found.theirs is not None
+
+    def _extend(self, chain: Chain, entry: Entry) -> bool:
+        """Append an entry; beneath the checkpoint, to which all must lead in the end, it may be one of 0.1.0."""
+        checkpoint = self._checkpoint
+        beneath = checkpoint is not None and (entry.value.term, entry.value.round) <= checkpoint.position
+        return chain.extend(entry, trusted=beneath)
 
     @staticmethod
     def _add_places(peer: PeerId, places: Mapping[str, Chain], found: dict[str, Chain]) -> None:

@@ -6,7 +6,7 @@ they part, however long they are. What is found is checked before it counts, lik
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.protocol.chain import Chain
@@ -79,8 +79,10 @@ def _common(entries: Sequence[Entry], begins: int, peer: PeerId) -> Steps:
     return same, len(certificates)
 
 
-def fetched_after(base: Chain, peer: PeerId, *, first: ChainPart | None = None) -> Steps:
-    """Go on with `base` by all that a peer has after it, checked; comes to `base`.
+def fetched_after(
+    base: Chain, peer: PeerId, extend: Callable[[Chain, Entry], bool], *, first: ChainPart | None = None
+) -> Steps:
+    """Go on with `base` by all that a peer has after it, checked by `extend`; comes to `base`.
 
     first: what the peer has said already. Raises RemoteError for what does not follow or does not hold, NetworkError.
     """
@@ -92,7 +94,7 @@ def fetched_after(base: Chain, peer: PeerId, *, first: ChainPart | None = None) 
         if not part.certificates or base.knows(part.certificates[0].value.hash):
             return base  # it repeats itself
         for entry in part.certificates:
-            base.extend(entry)
+            extend(base, entry)
         if base.height >= part.head:
             return base
         part = None

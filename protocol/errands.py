@@ -74,10 +74,12 @@ class AwaitEntries:
 class TakeEntries:
     """Extend the chain by these, and have them on disk. Comes to how many were new.
 
-    Fails with a RemoteError at the first that does not follow or does not hold; those before it stay.
+    trusted: they lead to the checkpoint of this node's link, which was checked. Fails with a RemoteError at the first
+    that does not follow or does not hold; those before it stay.
     """
 
     entries: tuple[Entry, ...]
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

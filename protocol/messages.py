@@ -53,6 +53,8 @@ SettingText = Annotated[str, msgspec.Meta(max_length=SETTING_LIMIT_CHARS)]
 PROPOSE_DOMAIN = b"shoal/propose"
 PREPARE_DOMAIN = b"shoal/prepare"
 VOTE_DOMAIN = b"shoal/vote/2"
+FIRST_VOTE_DOMAIN = b"shoal/vote"
+"""Of 0.1.0, whose certificates had one step."""
 VIEW_CHANGE_DOMAIN = b"shoal/view-change"
 LEAVE_DOMAIN = b"shoal/leave"
 REPORT_DOMAIN = b"shoal/report"

@@ -506,7 +506,7 @@ class Follower(Surroundings):
         came: RemoteError | None = None
         try:
             for entry in request.entries:
-                new += entry.value not in self.chain and self.chain.extend(entry)
+                new += entry.value not in self.chain and self.chain.extend(entry, trusted=request.trusted)
         except RemoteError as error:
             came = error
         if self.chain.head != before:

@@ -130,7 +130,7 @@ class Disk:
         self.store = Store(self.folder)
         self.ledger = Chain(self.genesis, self.authority, manifest=self.manifest)
         for entry in self.store.certificates():
-            self.ledger.extend(entry)
+            self.ledger.extend(entry, trusted=True)
 
     def close(self) -> None:
         """The process is gone."""

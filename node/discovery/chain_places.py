@@ -141,7 +141,7 @@ async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -
 
     async def look(host: Host) -> Chain:
         await host.dial(address, deadline_s=PLACE_DEADLINE_S)
-        errand = Errand(fetched_after(base, peer), Clock())
+        errand = Errand(fetched_after(base, peer, Chain.extend), Clock())
         found: Chain = await carry_out(errand, {AskEntries: partial(ask, host)})
         return found
 

@@ -213,12 +213,13 @@ class StateStore:
         self.on_current()
         await self._saver.save_soon(state)
 
-    async def append(self, entry: Entry) -> bool:
+    async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
         """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
 
-        Returns False for a rebase that is known. Raises RemoteError if it does not follow, StorageError.
+        trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
+        follow, StorageError.
         """
-        if not self.chain.extend(entry):
+        if not self.chain.extend(entry, trusted=trusted):
             return False
         self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
@@ -288,7 +289,7 @@ class StateStore:
         new = 0
         with trio.CancelScope(shield=True):
             for entry in request.entries:
-                new += entry.value not in self.chain and await self.append(entry)
+                new += entry.value not in self.chain and await self.append(entry, trusted=request.trusted)
         return new
 
     async def replace(self, request: ReplaceChain) -> None:

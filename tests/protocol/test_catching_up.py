@@ -324,7 +324,7 @@ def test_newcomer_takes_no_entry_before_it_has_chosen_among_the_chains() -> None
     here.serves = dict.fromkeys((ONE, TWO, THREE), served)
     here.come()
     (taken,) = here.every(TakeEntries)
-    assert taken == TakeEntries(served.entries)
+    assert taken == TakeEntries(served.entries, trusted=True)
     asked = [request.peer for request in here.asked[: here.asked.index(taken)] if isinstance(request, AskEntries)]
     assert {ONE, TWO, THREE} <= set(asked)
 

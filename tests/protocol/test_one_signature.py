@@ -25,7 +25,9 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import (
+    FIRST_VOTE_DOMAIN,
     NO_HASH,
+    Certificate,
     Evict,
     Message,
     Moved,
@@ -40,6 +42,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
     domain_hash,
+    step_preimage,
 )
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
@@ -120,6 +123,23 @@ def test_members_after_a_round_are_a_quorum_of_those_before_it() -> None:
     value = value_of(lab.start, plan_hash("x"), few[0], few)
     with pytest.raises(RemoteError, match="without their proofs"):
         check_certificate(certified(value, *identities), lab.start)
+
+
+def test_entries_of_the_first_edition_are_believed_from_ones_own_disk_alone() -> None:
+    lab = Lab(3)
+    identities = [member.identity for member in lab.members]
+    gone, staying = identities[2].peer_id, [one.peer_id for one in identities[:2]]
+    value = value_of(lab.start, plan_hash("x"), staying[0], staying, [gone])
+    signatures = tuple(one.sign(FIRST_VOTE_DOMAIN, step_preimage(0, value.hash)) for one in identities[:2])
+    old = Certificate(value=value, view=0, signers=tuple(staying), signatures=signatures)
+    Chain(lab.start).extend(old, trusted=True)
+    with pytest.raises(RemoteError):
+        Chain(lab.start).extend(old)
+    plain = value_of(lab.start, plan_hash("x"), staying[0])
+    one = identities[1].sign(FIRST_VOTE_DOMAIN, step_preimage(0, plain.hash))
+    few = Certificate(value=plain, view=0, signers=(staying[1],), signatures=(one,))
+    with pytest.raises(RemoteError, match="no quorum"):
+        Chain(lab.start).extend(few, trusted=True)
 
 
 # -- what a lead may propose ---------------------------------------------------------------------------------
