@@ -21,6 +21,8 @@ class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     round), "ready" (a contribution was announced: after a restart the same one is announced again, or none in this
     round), "abstain" (what was signed up to this round may be lost: nothing is signed in it), or "passed" (all before
     is over).
+
+    What 0.1.0 wrote as "vote" has no certificate; it was of another wire, and binds to nothing in this one.
     """
 
     kind: str

@@ -31,8 +31,8 @@ The two logs are append-only, in batches with one checksum each:
     head    MAGIC ‖ u64 number of the batch, from 0 ‖ u32 length of the body ‖ check of these (CHECK_BYTES)
     body    of each record: u32 length ‖ record
 
-All is little-endian, and a check is the beginning of a BLAKE3 hash. Other files have of each record: u32 length ‖ first
-8 bytes of BLAKE3 of the record ‖ record. So had the logs of release 0.1.0, which are not read.
+All is little-endian, and a check is the beginning of a BLAKE3 hash. Release 0.1.0 wrote, and files of one record still
+have: u32 length ‖ first 8 bytes of BLAKE3 of the record ‖ record. A log that begins so goes on in batches.
 
 A write that a crash cut short is the last, and lacks bytes at its end, or has zeros where a block of the disk was never
 written: nobody acted upon it, and it is cut off at the next start. Everything else that does not hold is damage: a bit
@@ -74,11 +74,11 @@ PAGE_BYTES = 4096
 RECORD_LIMIT_BYTES = 1 << 20  # of a record of a log
 BATCH_LIMIT_BYTES = 16 << 20  # of a batch of a log
 MAGIC = b"SHB2"
-"""Of a batch. As a length it would be far beyond RECORD_LIMIT_BYTES, so no record begins so."""
+"""Of a batch. As a length it would be far beyond RECORD_LIMIT_BYTES, so no older record begins so."""
 CHECK_BYTES = 16
 HEAD_BYTES = len(MAGIC) + 8 + 4 + CHECK_BYTES
-RECORD_CHECK_BYTES = 8
-RECORD_HEAD_BYTES = 4 + RECORD_CHECK_BYTES
+OLD_CHECK_BYTES = 8
+OLD_HEAD_BYTES = 4 + OLD_CHECK_BYTES
 BLOCK_BYTES = 512
 """Bytes that a disk writes whole or not at all."""
 HOLE_MIN_BYTES = 16
@@ -244,20 +244,26 @@ def frame_batch(number: int, records: Sequence[bytes]) -> bytes:
 
 
 def frame_record(record: bytes) -> bytes:
-    """A record as it stands in a file that is no log."""
-    return len(record).to_bytes(4, "little") + blake3(record).digest(RECORD_CHECK_BYTES) + record
+    """A record as it stands in a file of one, and in logs of release 0.1.0."""
+    return len(record).to_bytes(4, "little") + blake3(record).digest(OLD_CHECK_BYTES) + record
 
 
 def read_frames(data: bytes) -> Reading:
     """Read a log of which these are the bytes. Never raises."""
-    reading = Reading()
+    reading, batched = Reading(), False
     while reading.good < len(data):
-        batch = _batch(data, reading.good)
-        if batch is None or batch.number != reading.number:
-            _judge_rest(data, reading)
+        at = reading.good
+        batch = _batch(data, at)
+        if batch is not None and batch.number == reading.number:
+            reading.records += batch.records
+            reading.good, reading.number, batched = batch.end, reading.number + 1, True
+            continue
+        record = None if batched else _old_record(data, at)
+        if record is None:
+            _judge_rest(data, reading, batched)
             break
-        reading.records += batch.records
-        reading.good, reading.number = batch.end, reading.number + 1
+        reading.records.append(record)
+        reading.good = at + OLD_HEAD_BYTES + len(record)
     return reading
 
 
@@ -298,19 +304,19 @@ def _batch(data: bytes, at: int) -> _Batch | None:
     return _Batch(number, records, begin + length)
 
 
-def _record(data: bytes, at: int) -> bytes | None:
-    begin = at + RECORD_HEAD_BYTES
+def _old_record(data: bytes, at: int) -> bytes | None:
     length = int.from_bytes(data[at : at + 4], "little")
-    record = data[begin : begin + length]
-    whole = begin + length <= len(data) and length <= RECORD_LIMIT_BYTES
-    return record if whole and blake3(record).digest(RECORD_CHECK_BYTES) == data[at + 4 : begin] else None
+    record = data[at + OLD_HEAD_BYTES : at + OLD_HEAD_BYTES + length]
+    whole = at + OLD_HEAD_BYTES + length <= len(data) and length <= RECORD_LIMIT_BYTES
+    return record if whole and blake3(record).digest(OLD_CHECK_BYTES) == data[at + 4 : at + OLD_HEAD_BYTES] else None
 
 
-def _judge_rest(data: bytes, reading: Reading) -> None:
+def _judge_rest(data: bytes, reading: Reading, batched: bool) -> None:
     """Find out whether the bytes that do not hold are torn or damaged, and which records hold behind them."""
     at = reading.good
-    reading.later = _batches_after(data, at)
-    torn = _is_torn_batch(data, at) or not data[at:].strip(b"\0") or _is_torn_magic(data[at:])
+    reading.later = _batches_after(data, at) or ([] if batched else _old_after(data, at))
+    torn = _is_torn_batch(data, at) if batched or data[at : at + 4] == MAGIC else _is_torn_record(data, at)
+    torn |= not data[at:].strip(b"\0") or _is_torn_magic(data[at:])
     reading.fault = Fault.TORN if torn and not reading.later else Fault.DAMAGED
 
 
@@ -325,6 +331,15 @@ def _is_torn_batch(data: bytes, at: int) -> bool:
         return True
     cut = head is not None and head[1] <= BATCH_LIMIT_BYTES and size < HEAD_BYTES + CHECK_BYTES + head[1]
     return cut or _has_hole(data, at)
+
+
+def _is_torn_record(data: bytes, at: int) -> bool:
+    """The same of a record of release 0.1.0, whose length has no check: one that fits to the end was whole."""
+    length, rest = int.from_bytes(data[at : at + 4], "little"), data[at + OLD_HEAD_BYTES :]
+    if len(data) - at < OLD_HEAD_BYTES:
+        return True
+    whole = blake3(rest).digest(OLD_CHECK_BYTES) == data[at + 4 : at + OLD_HEAD_BYTES]
+    return (length <= RECORD_LIMIT_BYTES and len(rest) < length and not whole) or _has_hole(data, at)
 
 
 def _has_hole(data: bytes, at: int) -> bool:
@@ -346,6 +361,16 @@ def _batches_after(data: bytes, at: int) -> list[bytes]:
     return found
 
 
+def _old_after(data: bytes, at: int) -> list[bytes]:
+    """The records of release 0.1.0 from the first on that holds after the one at `at`."""
+    for begin in range(at + 1, min(len(data) - OLD_HEAD_BYTES, at + OLD_HEAD_BYTES + RECORD_LIMIT_BYTES) + 1):
+        record = _old_record(data, begin)
+        if record:
+            rest = read_frames(data[begin:])
+            return rest.records + rest.later
+    return []
+
+
 class RecordLog:
     """An append-only file of checked records. `recovered` are those that hold from its beginning on.
 
@@ -356,12 +381,7 @@ class RecordLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors(path.parent):
-            data = path.read_bytes() if path.exists() else b""
-            if _record(data, 0) is not None:
-                raise StorageError(
-                    f"{path} is of Shoal 0.1.0, which this release does not read; choose another --data-dir"
-                )
-            reading = read_frames(data)
+            reading = read_frames(path.read_bytes() if path.exists() else b"")
             self.recovered, self.later, self._number = reading.records, reading.later, reading.number
             self.damaged = reading.fault is Fault.DAMAGED
             with contextlib.ExitStack() as opened:
@@ -423,12 +443,8 @@ class RecordLog:
 
 
 def read_records(path: Path) -> tuple[list[bytes], int]:
-    """The whole records at the start of a log, which may be growing, or another file; and how many bytes they take."""
-    data, records, good = path.read_bytes() if path.exists() else b"", list[bytes](), 0
-    while (record := _record(data, good)) is not None:
-        records.append(record)
-        good += RECORD_HEAD_BYTES + len(record)
-    reading = read_frames(data) if not good else Reading(records, good)
+    """The whole records at the start of a log, which may be growing meanwhile, and how many bytes they take."""
+    reading = read_frames(path.read_bytes() if path.exists() else b"")
     return reading.records, reading.good
 
 

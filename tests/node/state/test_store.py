@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
 from shoal.node.state import store as store_module
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import Fault, RecordLog, Store, frame_batch, frame_record, read_frames, write_atomically
+from shoal.node.state.store import Fault, RecordLog, Store, frame_batch, read_frames, write_atomically
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, StorageError
 from shoal.protocol.messages import Certificate, Term
@@ -27,6 +28,10 @@ NOBODY = 65534
 
 def record(round: int, kind: str = "vote") -> DurableRecord:
     return DurableRecord(kind=kind, term=Term(), round=round, view=round % 3)
+
+
+def framed(payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + blake3(payload).digest(8) + payload
 
 
 def assert_one_line(error: BaseException, *words: str) -> None:
@@ -162,9 +167,10 @@ def test_crash_while_a_damaged_log_is_mended_forgets_nothing(tmp_path: Path, mon
         assert record(1) in store.durable_records()
 
 
-def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [True, False])
+def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path, old: bool) -> None:
     payloads = [bytes([n]) * n for n in range(1, 6)]
-    frames = [batched(number, one) for number, one in enumerate(payloads)]
+    frames = [framed(one) if old else batched(number, one) for number, one in enumerate(payloads)]
     data = b"".join(frames)
     ends = [sum(map(len, frames[:count])) for count in range(6)]
     path = tmp_path / "log"
@@ -186,6 +192,8 @@ def bits(data: bytes) -> Iterator[bytes]:
 
 LOGS = {
     "batches": batched(0, b"one", b"two") + batched(1, b"three" * 20) + batched(2, b"four"),
+    "0.1.0": framed(b"one" * 9) + framed(b"two") + framed(b"three" * 20),
+    "both": framed(b"one" * 9) + framed(b"two") + batched(0, b"three" * 20) + batched(1, b"four"),
     "one batch": batched(0, b"one"),
 }
 
@@ -307,14 +315,16 @@ def test_records_of_one_batch_are_synced_once_and_are_all_there_or_none(
         assert store.durable_records() == [record(1)]
 
 
-@pytest.mark.parametrize("name", ["agreement.log", "chain.log"])
-def test_logs_of_release_0_1_0_are_refused_in_words_and_stay_as_they_are(tmp_path: Path, name: str) -> None:
-    old = frame_record(canonical(record(1))) + frame_record(canonical(record(2)))
-    (tmp_path / name).write_bytes(old)
-    with pytest.raises(StorageError) as caught:
-        Store(tmp_path)
-    assert_one_line(caught.value, str(tmp_path / name), "0.1.0", "choose another --data-dir")
-    assert (tmp_path / name).read_bytes() == old
+def test_logs_of_the_release_before_are_read_and_go_on(tmp_path: Path) -> None:
+    ledger = Ledger()
+    first = ledger.certify()
+    (tmp_path / "agreement.log").write_bytes(framed(canonical(record(1))) + framed(canonical(record(2))))
+    (tmp_path / "chain.log").write_bytes(framed(canonical(first)))
+    for extra in (0, 1, 2):
+        with Store(tmp_path) as store:
+            assert store.durable_records() == [record(1), record(2), *[record(2, "promise")] * extra]
+            assert store.certificates() == [first]
+            store.persist(record(2, "promise"))
 
 
 def test_records_that_are_read_back_are_synced_before_they_bind_anybody(
@@ -350,12 +360,12 @@ def test_record_too_long_to_be_read_back_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", canonical({"kind": "vote"}), canonical([1, 2])])
 def test_whole_record_that_says_nothing_is_a_storage_error(tmp_path: Path, payload: bytes) -> None:
-    (tmp_path / "agreement.log").write_bytes(batched(0, payload))
+    (tmp_path / "agreement.log").write_bytes(framed(payload))
     with pytest.raises(StorageError) as caught:
         Store(tmp_path)
     assert_one_line(caught.value, str(tmp_path / "agreement.log"), "damaged")
     (tmp_path / "agreement.log").unlink()
-    (tmp_path / "chain.log").write_bytes(batched(0, payload))
+    (tmp_path / "chain.log").write_bytes(framed(payload))
     with Store(tmp_path) as store:
         with pytest.raises(StorageError) as caught:
             store.certificates()
@@ -572,7 +582,7 @@ def test_partial_file_of_a_crash_is_not_taken_for_the_file(tmp_path: Path) -> No
     with Store(tmp_path) as store:
         assert store.next_boot() == 1
         store.persist(record(1))
-    for name, data in (("boot.partial", b"77\n"), ("agreement.log.partial", batched(0, canonical(record(5))))):
+    for name, data in (("boot.partial", b"77\n"), ("agreement.log.partial", framed(canonical(record(5))))):
         (tmp_path / name).write_bytes(data)
     with Store(tmp_path) as store:
         assert store.durable_records() == [record(1)]
