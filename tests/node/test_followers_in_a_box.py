@@ -73,7 +73,7 @@ def serves_other_finals(life: Life) -> None:
 
     def lies(ref: ChunkRef) -> Any:
         data = lookup(ref)
-        return None if data is None else bytes([data[0] ^ 1]) + bytes(data[1:])
+        return None if data is None else memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
 
     life.exchange._lookup = lies
 

@@ -60,7 +60,8 @@ def test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_n
             def settled() -> bool:
                 most.append(max(len(member.members.followers()) for member in members))
                 known = all(ids <= {record.peer for record in node.members.book.records()} for node in members)
-                return known and all(len(node.linked()) >= 2 for node in followers)
+                some = members[0].linked() & ids
+                return known and all(len(node.linked()) >= 2 for node in followers) and bool(some) and some != ids
 
             await until(settled)
             assert members[1].peer in members[0].linked()
