@@ -1,7 +1,7 @@
 """The built-in policy `char-policy`: the small GPT over characters, quick enough to learn on one core; it is taught its
 tasks for a while before the first round.
 
-Generation keeps keys and values; rows with the same context share its computation, and a finished row leaves the batch.
+Generation keeps keys and values; rows with the same context share its computation, and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ SPECIAL: Final = 4
 
 PACKED_SAMPLES: Final = 16
 """Completions that share a prompt's row in training: the attention mask grows with the square of the row."""
+
+LIVE_SHARE: Final = 0.75
+"""Of the rows of a batch: with fewer that go on, those that are done are taken out."""
 
 ALPHABET: Final = string.digits + string.ascii_letters + string.punctuation + " \n"
 
@@ -156,23 +159,37 @@ class CharPolicy:
 
 
 class _Batch:
-    """See `Batch`."""
+    """See `Batch`. Rows that are done stay in the cache until they are many: to take one out copies all others."""
 
     def __init__(self, model: Gpt, log_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._model = model
         self._log_softmax = log_softmax
         self._cache: Cache
+        self._rows: torch.Tensor  # those of the cache that go on
 
     def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
         logits, self._cache = self._model.prefill(contexts, room=room)
         wanted = torch.tensor(rows)
         self._cache.keep(wanted)
+        self._rows = torch.arange(len(rows))
         return self._log_softmax(logits[wanted])
 
     def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
         if kept is not None:
-            self._cache.keep(torch.tensor(kept))
-        return self._log_softmax(self._model.step(tokens, self._cache))
+            self._keep(self._rows[torch.tensor(kept)])
+        every = torch.full((len(self._cache.lengths), 1), PAD)
+        every[self._rows] = tokens
+        return self._log_softmax(self._model.step(every, self._cache)[self._rows])
+
+    def _keep(self, rows: torch.Tensor) -> None:
+        cache, self._rows = self._cache, rows
+        if len(rows) <= LIVE_SHARE * len(cache.lengths):
+            cache.keep(rows)
+            self._rows = torch.arange(len(rows))
+        else:  # the others' places stay within the model's context
+            lengths = torch.zeros_like(cache.lengths)
+            lengths[rows] = cache.lengths[rows]
+            cache.lengths = lengths
 
 
 @dataclass(slots=True, kw_only=True)

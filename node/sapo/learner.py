@@ -216,6 +216,9 @@ class Learner:
         )
 
     def _generate(self, current: _Round, count: int) -> None:
+        if count == 0:
+            return
+
         def draw() -> Task:
             task = self._draw(current.number, current.drawn)
             current.drawn += 1

@@ -77,9 +77,15 @@ class Cache:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows, in this order; a row may be there several times."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
+        self.keys = [self._of_rows(keys, rows) for keys in self.keys]
+        self.values = [self._of_rows(values, rows) for values in self.values]
         self.lengths, self.visible = self.lengths[rows], self.visible[rows]
+
+    def _of_rows(self, columns: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """These rows, of which only the columns that are used are copied."""
+        kept = columns.new_empty((len(rows), *columns.shape[1:]))
+        kept[:, :, : self.used] = columns[:, :, : self.used][rows]
+        return kept
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put keys and values (B, H, T, D) behind those used; return all up to their end."""
