@@ -1,21 +1,33 @@
-"""`shoal evaluate`: the held-out loss of a state that the swarm certified."""
+"""`shoal evaluate`: how good a state is that the swarm certified, by its workload or by lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line, number
 from shoal.cli.verify import ExpectedManifest, check_state, expected_manifest
+from shoal.node.option import Option, check_exists
 from shoal.node.options import DEFAULT_DATA_DIR, Data, DataDir, Device
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import load_manifest
+from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
+
+if TYPE_CHECKING:
+    from shoal.node.workload import Workload
+    from shoal.node.workloads.harness import Scores
+
+
+def parse_task(text: str, option: str) -> Path:
+    """Path of a task file. Raises ConfigError where there is none."""
+    check_exists(text, option)
+    return Path(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +44,30 @@ class EvaluateOptions:
     manifest: ExpectedManifest = None
     data: Data = None
     device: Device = "auto"
+    tasks: Annotated[
+        tuple[Path, ...],
+        Option(
+            "--task",
+            help="A task file of lm-evaluation-harness, measured in place of the held-out loss. Repeatable.",
+            metavar="FILE",
+            parse=parse_task,
+        ),
+    ] = ()
     allow_workload: AllowWorkload = field(default_factory=list)
     as_json: AsJson = False
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Check a state against its certificates, and measure its loss on the workload's held-out data."""
+    """Check a state against its certificates, and measure its loss on the workload's held-out data.
+
+    With --task a language model is measured by lm-evaluation-harness, with a task file of one's own.
+    """
     from shoal.node.state.checkpoint_export import evaluate_by_workload
     from shoal.node.workload import installed_workloads, load_workload
+    from shoal.node.workloads.harness import check_harness
+
+    if options.tasks:
+        check_harness()
 
     folder = options.data_dir if options.checkpoint is None else options.checkpoint
     toml = folder / "swarm.toml"
@@ -51,8 +79,40 @@ def evaluate(options: EvaluateOptions) -> None:
     own, round, digest = check_state(folder, expected_manifest(options.manifest), nothing="nothing is evaluated")
     check_workload_allowed(own.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
     workload = load_workload(own.workload.name, own.workload.options, options.data)
+    if options.tasks:
+        _show_scores(_scores(workload, own, folder, digest, options), round, digest, as_json=options.as_json)
+        return
     loss = evaluate_by_workload(workload, own, folder, device=options.device)
     if options.as_json:
         typer.echo(json.dumps({"round": round, "digest": digest, "metric": workload.metric, "loss": loss}))
     else:
         typer.echo(f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…")
+
+
+def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, options: EvaluateOptions) -> Scores:
+    """What the harness measures of a state that was checked, in the format that its workload writes."""
+    from shoal.node.state.checkpoint_export import export_by_workload, export_model
+    from shoal.node.training.devices import pick_device
+    from shoal.node.workloads.causal_lm import EXPORT_FOLDER
+    from shoal.node.workloads.harness import evaluate_by_harness
+
+    with TemporaryDirectory(prefix="shoal-evaluate-") as out:
+        model = export_model(folder, Path(out), digest=digest)
+        export_by_workload(workload, own, model)
+        saved = Path(out) / EXPORT_FOLDER
+        if not (saved / "config.json").exists():
+            raise ConfigError(
+                f"--task: workload {in_one_line(own.workload.name)!r} writes no model of transformers, as 'causal-lm' "
+                "does; leave --task out for its held-out loss"
+            )
+        return evaluate_by_harness(saved, options.tasks, device=str(pick_device(options.device)))
+
+
+def _show_scores(scores: Scores, round: int, digest: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"round": round, "digest": digest, "tasks": scores}))
+        return
+    for task, metrics in scores.items():
+        told = ", ".join(f"{in_one_line(metric)} {number(value)}" for metric, value in metrics.items())
+        typer.echo(f"{in_one_line(task)}: {told}")
+    typer.echo(f"round {round}, digest {digest[:16]}…")

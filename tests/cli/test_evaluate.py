@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from shoal.cli.main import execute
+from shoal.node.workloads import harness
 from shoal.protocol.manifest import render_manifest
 from tests.cli.test_verify import damage
 from tests.node.checkpoint_lab import manifest_of, new_ledger
@@ -48,3 +51,24 @@ def test_a_model_of_other_parameters_is_not_filled_with_these(
 def test_without_a_folder_it_is_the_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["evaluate", "--data-dir", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(f"shoal: there is no folder {tmp_path / 'none'}; ")
+
+
+def test_task_is_measured_where_the_harness_is_and_the_state_is_a_language_models(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tmp_path / "fish.yaml"
+    evaluate = ["evaluate", str(checkpoint), "--task", str(task)]
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == f"shoal: --task: there is no {task}; check the path\n"
+    task.write_text("task: fish\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == ("shoal: --task needs lm-evaluation-harness: pip install lm-eval 'shoal[hf]'\n")
+    monkeypatch.undo()
+    monkeypatch.setattr(harness, "check_harness", lambda: None)
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == (
+        "shoal: --task: workload 'regression' writes no model of transformers, as 'causal-lm' does; leave --task out "
+        "for its held-out loss\n"
+    )
+    assert [path.name for path in Path(tempfile.gettempdir()).glob("shoal-evaluate-*")] == []

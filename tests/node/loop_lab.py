@@ -13,15 +13,17 @@ from typing import Self
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
+import torch
 
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.swarm_link import SwarmLink, format_link, join_line
 from shoal.testnet.parent_death import ended_with_parent
 from tests.node.forks import start_copy
-from tests.node.lab import Node, Swarm, environment, eventually
+from tests.node.lab import DEADLINE_S, Node, Swarm, assert_exact, environment, eventually
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
+DOCUMENTS = tuple(Path(__file__).resolve().parents[2] / "docs" / name for name in ("own-loop.md", "recipes.md"))
+WORDS = ("one fish", "two fish", "red fish", "blue fish")
 LOOPBACK = {
     "SHOAL_LISTEN": "/ip4/127.0.0.1/tcp/0",
     "SHOAL_LANE_LISTEN": "127.0.0.1:0",
@@ -36,15 +38,41 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def example(name: str) -> str:
-    """The script of the document that is introduced by its file's name, as a reader would copy it."""
-    text = DOCUMENT.read_text()
+    """The script of the documents that is introduced by its file's name, as a reader would copy it."""
+    text = "\n".join(page.read_text() for page in DOCUMENTS)
     found = re.search(rf"^`{re.escape(name)}`.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found is not None, name
     return found[1]
 
 
+def save_model(folder: Path) -> None:
+    """Write a tiny Llama, whose values are the same each time, and its tokenizer, which knows `WORDS`."""
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    torch.manual_seed(0)
+    words = sorted({word for line in WORDS for word in line.split()})
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    marks = {"unk_token": "?", "eos_token": "?", "pad_token": "?"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
+    settings = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
+
+
 class LoopNode(Node):
-    """A node whose process is a training loop, of which the daemon is a child."""
+    """A node whose process is a training loop, of which the daemon is a child. python: what it is run by."""
+
+    python = sys.executable
 
     def begin(self, script: Path, *arguments: str, ranks: int = 0, **settings: str) -> None:
         """Run `script` with the data folder and `arguments`; `settings` are added to the environment.
@@ -57,8 +85,9 @@ class LoopNode(Node):
             self._log_began = log.tell()
             settings = settings | FRESH_STORE if ranks else settings
             several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *RESTARTS]
-            command = [sys.executable, *(several if ranks else ()), str(script), str(self.folder), *arguments]
-            self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)
+            command = [self.python, *(several if ranks else ()), str(script), str(self.folder), *arguments]
+            if self.python == sys.executable:
+                self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)
             self.process = self.process or subprocess.Popen(
                 ended_with_parent([*command[:1], "-W", "ignore", *command[1:]]),
                 stdin=subprocess.DEVNULL,
@@ -93,16 +122,31 @@ class LoopNode(Node):
 
 
 class LoopSwarm(Swarm):
-    """Some loops of one swarm, with few inner steps to a round."""
+    """Some loops of one swarm, with few inner steps to a round.
+
+    python: what they are run by. deadline_s: for one that imports much before it joins.
+    """
 
     nodes: Sequence[LoopNode]  # type: ignore[assignment]
 
-    def __init__(self, workplace: Path, *, nodes: int, founders: int | None = None, inner_steps: int = 10) -> None:
+    def __init__(
+        self,
+        workplace: Path,
+        *,
+        nodes: int,
+        founders: int | None = None,
+        inner_steps: int = 10,
+        python: str = sys.executable,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
         super().__init__(workplace, nodes=nodes, founders=founders, workload=OWN_LOOP, options={})
         sync = msgspec.structs.replace(self.manifest.sync, inner_steps=inner_steps)
         self.manifest = msgspec.structs.replace(self.manifest, sync=sync)
         self.manifest_path.write_text(render_manifest(self.manifest))
         self.nodes = [LoopNode(node.folder, self.manifest_path, workplace) for node in self.nodes]
+        for node in self.nodes:
+            node.python = python
+        self._deadline_s = deadline_s
 
     def __enter__(self) -> Self:
         return self
@@ -132,10 +176,23 @@ class LoopSwarm(Swarm):
         path.write_text(script)
         first = self.nodes[0]
         for node in self.nodes:
+            if node is not first:
+                first.wait("listening", self._deadline_s)
             arguments = told(None if node is first else first)
             node.begin(path, *arguments, ranks=ranks, **{"SHOAL_HOLD": "1:train", **settings})
         for node in self.nodes:
-            node.hold("1:train")
-            node.wait("linked")
+            node.hold("1:train", self._deadline_s)
+            node.wait("linked", self._deadline_s)
         for node in self.nodes:
             node.release()
+
+    def finish(self, rounds: int) -> None:
+        """Wait until all loops ended by themselves on the state of round `rounds`, certified by all; values exact."""
+        for node in self.nodes:
+            assert node.wait_exit(self._deadline_s) == 0, node.log
+        last = [node.events("certified", round=rounds)[0] for node in self.nodes]
+        assert len({event["digest"] for event in last}) == 1
+        assert len(last[0]["members"]) == len(self.nodes)
+        report = self.report(rounds)
+        assert_exact(report)
+        assert [round.contributors for round in report.rounds[1:]] == [len(self.nodes)] * (rounds - 1)
