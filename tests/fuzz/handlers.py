@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
@@ -21,6 +22,7 @@ from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
+from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
@@ -31,6 +33,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, pack
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
@@ -201,12 +204,17 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
+    certified = tuple(examples(Certificate, rng, 1))  # of whatever is asked there is more, so nobody waits
+    chain: Any = SimpleNamespace(after=lambda after, limit, rebases: certified, height=1)
+    states: Any = SimpleNamespace(chain=chain, current=True)
+    waits = ChainWaits(host, states, lambda: frozenset({PEER}))
     server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
         "fetch": (state_server.serve, peering.FetchRequest),
+        "wait for the chain": (waits._serve, peering.GetChain),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
         "rollout news handler": (exchange._answer_news, rollouts.NewsRequest),
