@@ -27,20 +27,12 @@ QUESTION_LIMIT_BYTES = 1024
 
 
 class ChainWaits:
-    """Waits of one node's, and at it. linked: who may wait here. wait_s: for how long, at most."""
+    """Waits of one node's, and at it. linked: who may wait here."""
 
-    def __init__(
-        self,
-        host: Host,
-        state_store: StateStore,
-        linked: Callable[[], Collection[PeerId]],
-        *,
-        wait_s: float = AWAIT_S,
-    ) -> None:
+    def __init__(self, host: Host, state_store: StateStore, linked: Callable[[], Collection[PeerId]]) -> None:
         self._host = host
         self._state_store = state_store
         self._linked = linked
-        self._wait_s = wait_s
         self._waiting = Waiting()
         self._to_answer: dict[PeerId, trio.Event] = {}
         state_store.on_current = self._look
@@ -69,7 +61,7 @@ class ChainWaits:
     # -- here ------------------------------------------------------------------------------------------------
 
     async def _serve(self, stream: MessageStream) -> None:
-        """Answer one who waits, after that time at the latest. Raises RemoteError when its question is malformed."""
+        """Answer one who waits, after AWAIT_S at the latest. Raises RemoteError when its question is malformed."""
         if stream.peer not in self._linked():
             raise RemoteError("waits without having been admitted", peer=stream.peer)
         asked: GetChain = await hear(stream, GetChain, limit_bytes=QUESTION_LIMIT_BYTES)
@@ -83,7 +75,7 @@ class ChainWaits:
         to_answer = self._to_answer[peer] = trio.Event()
         try:
             self._look()
-            with trio.move_on_after(self._wait_s):
+            with trio.move_on_after(AWAIT_S):
                 await to_answer.wait()
         finally:
             if self._to_answer.get(peer) is to_answer:

@@ -33,6 +33,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, pack
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
@@ -197,19 +198,23 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     layouts = Layouts(host=host, linked=lambda: frozenset({PEER}), on_progress=lambda progress: None)
     layouts.know(Layout(names=("a", "b"), shapes=((2, 3), (4,)), numel=10))
     (folder / "finals").mkdir()
-    chain = Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST)
-    store: Any = SimpleNamespace(chain=chain, current=True)
-    state_server = StateServer(chain=chain, cache=StateCache(folder, CHUNK_VALUES))
+    state_server = StateServer(
+        chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
+    )
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
+    certified = tuple(examples(Certificate, rng, 1))  # of whatever is asked there is more, so nobody waits
+    chain: Any = SimpleNamespace(after=lambda after, limit, rebases: certified, height=1)
+    states: Any = SimpleNamespace(chain=chain, current=True)
+    waits = ChainWaits(host, states, lambda: frozenset({PEER}))
     server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
         "fetch": (state_server.serve, peering.FetchRequest),
-        "wait for entries": (ChainWaits(host, store, lambda: {PEER}, wait_s=0.001)._serve, peering.GetChain),
+        "wait for the chain": (waits._serve, peering.GetChain),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
         "rollout news handler": (exchange._answer_news, rollouts.NewsRequest),
