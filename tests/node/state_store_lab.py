@@ -81,7 +81,6 @@ class Home:
                 on_progress=self.progress.append,
             )
         )
-        self.is_follower = False
         self.peers: Collection[PeerId] | None = None
         """Who is linked, if not all of the world."""
         self.fork_watch = ForkWatch(self)
