@@ -1,4 +1,4 @@
-"""Comparison of ours and others in one run: repetitions alternate, so that other load on the machine meets all.
+"""`shoal bench compare`: ours and others in one run; repetitions alternate, so that other load meets all of them.
 
 One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
 of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
+from operator import attrgetter
 from typing import Annotated, Final
 
 import msgspec
@@ -34,7 +34,8 @@ from shoal.lab.bench.allreduce import (
 )
 from shoal.lab.bench.machine import Machine, this_machine
 from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, run_rival
-from shoal.lab.case import Numbers, Spec, parse_numbers, tell_nothing
+from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers, tell_nothing
+from shoal.lab.page import targets
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -62,7 +63,7 @@ LANE_LEAST: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare(Spec):
-    """Options of `shoal bench compare`, and where the page goes."""
+    """Options of `shoal bench compare`."""
 
     repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.", check=Within(1, 100))] = 3
     peers: Annotated[
@@ -87,10 +88,6 @@ class Compare(Spec):
             metavar="NAME=REGEX",
         ),
     ] = field(default_factory=list)
-    campaign: Annotated[
-        Path | None, Option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
-    ] = None
-    out: Annotated[Path | None, Option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -345,3 +342,17 @@ def _by_repetition(
 def _beside_rival(name: str, measured: Spread | None) -> Row:
     least, aim = RIVAL_TARGETS.get(name, (None, None))
     return Target(name=f"{name}, fp32, 4 peers, beside ours", unit="× our time", least=least, aim=aim).row(measured)
+
+
+def run(wanted: Compare, tell: ShowNow) -> Comparison:
+    """Run ours beside gloo and other systems, in turn: ratios of times within each repetition."""
+    return trio.run(compare, wanted, tell)
+
+
+CASE: Final = Case(
+    spec=Compare,
+    run=run,
+    lines=lambda found: [targets(found.rows), *found.notes],
+    sound=attrgetter("ok"),
+    options=LongCaseOptions,
+)

@@ -15,7 +15,7 @@ from shoal.lab.case import Case
 
 COMMANDS: Final[Mapping[str, str]] = {
     "allreduce": "allreduce:CASE",
-    "compare": "compare_page:CASE",
+    "compare": "compare:CASE",
     "find": "find:CASE",
     "flood": "flood:CASE",
     "hostile": "hostile:CASE",

@@ -1,4 +1,4 @@
-"""Ours beside others: how a rival's time is read, which ratios are taken, and a page that shows a miss as a miss."""
+"""Ours beside others: how a rival's time is read, which ratios are taken, and a miss is shown as a miss."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import re
 import sys
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import trio
@@ -19,8 +17,7 @@ from shoal.collectives.codecs import codec as codec_named
 from shoal.lab.bench.allreduce import Allreduce, FaultResult
 from shoal.lab.bench.bare import CHUNK_VALUES, Exchange, _Coded, _Peer
 from shoal.lab.bench.bare import measure as measure_bare
-from shoal.lab.bench.compare import CODECS, FLOORS, Compare, Comparison, LaneSpeeds, Sample, rows_of
-from shoal.lab.bench.compare_page import CASE, load_campaign, render
+from shoal.lab.bench.compare import CASE, CODECS, FLOORS, Compare, Comparison, LaneSpeeds, Sample, rows_of
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
 from shoal.lab.case import LongCaseOptions, Numbers
@@ -206,82 +203,35 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert [(row.measured, row.met) for row in found] == [(None, None)] * 22
 
 
-# --- the page ---
+# --- the command ---
 
 
-def comparison(**changes: object) -> Comparison:
-    found = Comparison(
-        machine=this_machine(), repeat=3, peers=(2, 4), numel=NUMEL, iters=5, fault_iters=3,
-        rivals={"hivemind": r"span ([0-9.]+)s", "other": ""}, samples=SAMPLES, details=(DETAIL,),
-        faults=FAULTS, lane=LANE, rows=tuple(rows().values()), ok=True, notes=(),
-    )  # fmt: skip
-    return msgspec.structs.replace(found, **changes)
-
-
-def verdicts(page: str) -> dict[str, str]:
-    """The last cell of each row of the targets, by its first."""
-    table = page.partition("## Targets\n")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines() if "|" in line]
-    return {row[0]: row[-1] for row in cells[2:]}
-
-
-def test_page_shows_misses_as_misses() -> None:
-    said = verdicts(render(comparison()))
-    assert said["fp32, 4 peers, beside gloo"] == "met"
-    assert said["int8, 4 peers, beside gloo in fp32"] == "met, and the aim"
-    assert said["SIGSTOP of one of 4 in mid-reduce: added delay"] == "**missed**"
-    assert said["other, fp32, 4 peers, beside ours"] == "–"
-    assert set(verdicts(render(comparison(rows=rows_of((), (), (), None, ())))).values()) == {"not measured"}
-
-
-def test_page_names_the_command_with_the_rivals_that_somebody_gave() -> None:
-    floors = (sample("bare, fp32", 4, 0, 0.2), sample("bare, int8, sockets", 4, 0, 0.3))
-    said = render(comparison(samples=(*SAMPLES, *floors)))
-    given = "--rival 'hivemind=…' --rival 'other=…' --rival-regex 'hivemind=span ([0-9.]+)s'"
-    assert f"--fault-iters 3 {given}` on" in said
-    assert "| bare, int8, sockets | 0.3 |" in said
-
-
-def test_page_has_the_machine_the_times_and_what_was_wrong() -> None:
-    wrong = msgspec.structs.replace(DETAIL, exact=False)
-    page = render(
-        comparison(details=(wrong,), notes=("WRONG VALUES: fp32 | really",)), {"kills": 50, "by": {"stop": 9}}
-    )
-    machine = this_machine()
-    for part in (machine.cpu, machine.kernel, machine.date, "hivemind", "150", "WRONG VALUES: fp32 \\| really"):
-        assert part in page
-    assert "| fp32, 4 peers | 0.30 + 0.20 | 150.0 | 80 | 3.0e-08 | **no** |" in page
-    assert "| Shoal, fp32 | 0.3 (0.18–0.4) |" in page
-    assert "| by.stop | 9 |" in page
-    assert "| kills | 50 |" in page
-
-
-def test_campaign_must_be_a_json_object(tmp_path: Path) -> None:
-    path = tmp_path / "campaign.json"
-    path.write_text('{"rounds": 100}')
-    assert load_campaign(path) == {"rounds": 100}
-    for text in ("[1]", "{"):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match="--campaign"):
-            load_campaign(path)
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_campaign(tmp_path / "none")
-
-
-def test_compare_writes_the_page_and_prints_the_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_compare_shows_misses_as_misses_and_fails_for_a_wrong_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fake(wanted: Compare, tell: object) -> Comparison:
         assert (wanted.peers, wanted.repeat, [r.name for r in wanted.rivals]) == ((4,), 2, ["hivemind"])
-        return comparison(ok=False)
+        return Comparison(
+            machine=this_machine(), repeat=2, peers=(4,), numel=NUMEL, iters=5, fault_iters=3,
+            rivals={"hivemind": "", "other": ""}, samples=SAMPLES, details=(DETAIL,), faults=FAULTS, lane=LANE,
+            rows=tuple(rows().values()), ok=False, notes=("WRONG VALUES: fp32",),
+        )  # fmt: skip
 
-    monkeypatch.setattr("shoal.lab.bench.compare_page.compare", fake)
-    wanted = Compare(peers=Numbers((4,)), repeat=2, rival=["hivemind=h"], out=tmp_path / "page.md")
+    monkeypatch.setattr("shoal.lab.bench.compare.compare", fake)
+    wanted = Compare(peers=Numbers((4,)), repeat=2, rival=["hivemind=h"])
     with pytest.raises(typer.Exit) as ended:
         CASE(wanted, LongCaseOptions(as_json=True, log_level="error"))
     assert ended.value.exit_code == 1
-    assert json.loads(capsys.readouterr().out)["peers"] == [2, 4]
-    assert (tmp_path / "page.md").read_text().startswith("# Benchmarks\n")
+    assert json.loads(capsys.readouterr().out)["peers"] == [4]
+    with pytest.raises(typer.Exit):
+        CASE(wanted, LongCaseOptions(log_level="error"))
+    shown = capsys.readouterr().out
+    verdicts = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in shown.splitlines()}
+    assert verdicts["fp32, 4 peers, beside gloo"] == "met"
+    assert verdicts["int8, 4 peers, beside gloo in fp32"] == "met, and the aim"
+    assert verdicts["SIGSTOP of one of 4 in mid-reduce: added delay"] == "**missed**"
+    assert verdicts["other, fp32, 4 peers, beside ours"] == "–"
+    assert "WRONG VALUES: fp32" in shown
 
 
 @pytest.mark.parametrize("wrong", [["--peers", "two"], ["--peers", ""], ["--peers", "1,4"], ["--repeat", "0"]])
