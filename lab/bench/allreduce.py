@@ -1,10 +1,9 @@
 """`shoal bench allreduce`: the all-reduce as it is in use, real nodes on loopback, agreement, encryption and all.
 
-One run has three parts, each skipped if it was not asked for:
+One run has up to three parts:
 
     timed      a swarm of N nodes goes through WARM_UP + K rounds
     faults     in the same swarm, after those: K times a node is struck in the midst of a reduce, and comes back
-    recompute  the digest of every undisturbed round from the seed alone, see `exact`
     inspect    another swarm, in test mode: its values and its memory, see `inspect`
 
 What is measured of a round is said in `times`. A reduce ends when the last node has its finals decoded; how long that
@@ -91,7 +90,6 @@ class Bench(Spec):
     sockets: Annotated[
         bool, Option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
     ] = False
-    recompute: bool = True
     inspect: bool = True
 
     def __post_init__(self) -> None:
@@ -133,9 +131,9 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
 
     median_s and times_s: from the first accepted plan until the last node has all finals, and decode_s more. breakdown:
     of a round, in which decoding is a part of working out.
-    identical: all nodes certified the same digest in every undisturbed round. exact: what was recomputed is the same to
-    the bit. max_abs_error: the largest of a mean update, against the mean in float64 of what nodes had before encoding.
-    None where it was not asked for, or the system does not tell.
+    identical: all nodes certified the same digest in every undisturbed round. exact: in the round that was looked at
+    every value that a node applied is the reference's, by bits. max_abs_error: the largest of its mean update, against
+    the mean in float64 of what nodes had before encoding. None where it was not asked for, or the system does not tell.
     """
 
     peers: int
@@ -189,18 +187,13 @@ async def measure(bench: Bench, tell: ShowNow = tell_nothing, *, folder: Path | 
         for name in ("timed", "inspected"):
             (folder / name).mkdir(parents=True)
         rounds, fault = await _timed(bench, folder / "timed", tell)
-        evidence: list[tuple[bool, float]] = []
-        if bench.recompute and not codec(bench.codec).stochastic:
-            tell("recomputing every digest")
-            evidence.append(await trio.to_thread.run_sync(_recompute, bench, rounds))
         inspection: Inspection | None = None
         if bench.inspect:
             tell("looking at values and memory")
             inspection = await inspect(_spec(bench), folder / "inspected")
-            evidence.append((inspection.exact, inspection.max_abs_error))
         tell("decoding alone")
         decoding_s = await trio.to_thread.run_sync(_decoding_s, bench)
-    return _result(bench, rounds, fault, inspection, evidence, decoding_s)
+    return _result(bench, rounds, fault, inspection, decoding_s)
 
 
 def _decoding_s(bench: Bench) -> float:
@@ -225,7 +218,6 @@ def _result(
     rounds: list[list[NodeRound]],
     fault: FaultResult,
     inspection: Inspection | None,
-    evidence: list[tuple[bool, float]],
     decoding_s: float,
 ) -> Allreduce:
     times = [times_of(peers) for peers in rounds[WARM_UP:]]
@@ -251,23 +243,12 @@ def _result(
         wire_bytes_per_peer=round(statistics.fmean(sent)),
         peak_extra_bytes=None if inspection is None else inspection.extra_bytes,
         peak_growth_bytes=None if inspection is None else inspection.growth_bytes,
-        max_abs_error=max(error for _, error in evidence) if evidence else None,
+        max_abs_error=None if inspection is None else inspection.max_abs_error,
         identical=all(len({peer.digest for peer in peers}) == 1 for peers in rounds),
-        exact=all(exact for exact, _ in evidence) if evidence else None,
+        exact=None if inspection is None else inspection.exact,
         encrypted=True,  # Noise and AES-256-GCM: there is no way to run a node without
         fault=fault,
     )
-
-
-def _recompute(bench: Bench, rounds: list[list[NodeRound]]) -> tuple[bool, float]:
-    """(whether every digest is the one that the seed leads to, largest error of a mean). Blocks."""
-    from shoal.lab.bench.exact import Recomputation
-
-    error, exact = 0.0, True
-    for expected, peers in zip(Recomputation(_spec(bench)).rounds(len(rounds)), rounds, strict=True):
-        error = max(error, expected.max_abs_error)
-        exact = exact and all(peer.digest == expected.digest for peer in peers)
-    return exact, error
 
 
 async def _timed(bench: Bench, folder: Path, tell: ShowNow) -> tuple[list[list[NodeRound]], FaultResult]:

@@ -196,7 +196,6 @@ class _Run:
                     numel=wanted.numel,
                     codec=codec,
                     iters=wanted.iters,
-                    recompute=False,
                     inspect=False,
                     sockets=sockets,
                 )
@@ -223,7 +222,6 @@ class _Run:
                 numel=wanted.numel,
                 iters=wanted.fault_iters,
                 fault=kind,
-                recompute=False,
                 inspect=False,
             )
             self.faults.append((await self._ours(bench, kind)).fault)

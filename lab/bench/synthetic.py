@@ -1,8 +1,8 @@
 """A workload that costs next to nothing: its pseudo-gradients are drawn from a seed. For measuring all the rest.
 
 The contribution of a member is a function of its assignment, so whoever knows the seed can recompute a whole run to
-the bit (`shoal.lab.bench.exact` does). Training is one subtraction: values are in a parameter without gradient,
-and the optimizer has a single number to work on, which stays zero.
+the bit. Training is one subtraction: values are in a parameter without gradient, and the optimizer has a single number
+to work on, which stays zero.
 
 With `data`, a folder, a round waits at its gate before it draws: while somebody holds the file named like the round
 locked, no member contributes to it. So a benchmark lets rounds begin one by one, without the nodes knowing.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.collectives.codecs import F32
-from shoal.node.training.trainer_messages import Assignment, Layout
+from shoal.node.training.trainer_messages import Assignment
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +35,6 @@ def drawn_values(stream_seed: int, numel: int) -> F32:
     np.subtract(values, np.float32(0.5), out=values)
     values[0] = 0.0
     return values
-
-
-def layout_of(numel: int) -> Layout:
-    """Layout of the model's parameters in the flat vector of `numel` values."""
-    return Layout(names=("idle", "vector"), shapes=((1,), (numel - 1,)), numel=numel)
 
 
 class SyntheticWorkload:

@@ -15,8 +15,6 @@ import pytest
 import trio
 
 from shoal.lab.bench.allreduce import Allreduce, Bench, measure
-from shoal.lab.bench.exact import Recomputation
-from shoal.lab.bench.swarm import BenchSpec
 from shoal.lab.bench.times import read_node, round_at, times_of
 from shoal.protocol.errors import ConfigError, NetworkError
 
@@ -164,14 +162,3 @@ def test_finals_of_a_repaired_reduction_are_not_later_than_what_was_made_of_them
 def test_a_round_that_a_node_did_not_go_through_is_no_round(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="node 1"):
         round_at([read_node(log(tmp_path / "a")), {}], 3)
-
-
-# --- values ---
-
-
-def test_recomputed_rounds_of_fp32_have_the_error_of_fp32_and_differ_from_each_other() -> None:
-    spec = BenchSpec(peers=3, numel=10_000, codec="fp32", rounds=3)
-    rounds = list(Recomputation(spec).rounds(3))
-    assert [expected.round for expected in rounds] == [1, 2, 3]
-    assert len({expected.digest for expected in rounds}) == 3
-    assert all(0 < expected.max_abs_error < 1e-6 for expected in rounds)
