@@ -27,7 +27,6 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
-from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME
@@ -37,6 +36,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
+MODEL: Final = {"inputs": 256, "outputs": 128}
+CHUNK_VALUES: Final = 4096
 WARM_UP_ROUNDS: Final = 2
 SAMPLE_PERIOD_S: Final = 0.25
 STEPS_OF_A_ROUND: Final = 40
@@ -166,7 +167,7 @@ def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> floa
 def _manifest(founders: list[PeerId]) -> Manifest:
     tables = {
         "swarm": {"name": "hostile", "founders": founders, "admission": "open"},
-        "workload": {"name": WORKLOAD_NAME, "options": dict(MODEL)},
+        "workload": {"name": WORKLOAD_NAME, "options": MODEL},
         "sync": {"inner_steps": STEPS_OF_A_ROUND, "balance": False},
         "round": {"chunk_values": CHUNK_VALUES},
     }

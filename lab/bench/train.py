@@ -78,6 +78,8 @@ CODEC_AIMS: Final[Mapping[str, Aims]] = {"2bit": Aims(efficiency=0.88, hoped_for
 DISTURBED: Final = Target(
     name="token efficiency of a disturbed row", unit="× the undisturbed row's", least=0.85, aim=0.93
 )
+SPEED: Final = Target(name="speed with a slow node", unit="× the sum of its nodes'", least=0.9)
+"""Where shares are by speed."""
 
 
 class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,13 +206,20 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
         return None if target is None else target.row(self.byte_ratio)
 
     @property
+    def _speed_row(self) -> Row | None:
+        """The swarm's speed with one node slower; None where none is, or shares are equal."""
+        uneven = self.settings.slow > 1 and self.settings.sync.get("balance")
+        return SPEED.row(self.rate_ratio) if uneven else None
+
+    @property
     def _aims(self) -> Aims | None:
         return CODEC_AIMS.get(self.settings.codec, AIMS.get(self.strategy))
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
-        found = (UNSOUND.row(sum(not run.sound for run in self.seeds)), self.efficiency_row, self.byte_row)
+        unsound = UNSOUND.row(sum(not run.sound for run in self.seeds))
+        found = (unsound, self.efficiency_row, self.byte_row, self._speed_row)
         return tuple(row for row in found if row is not None)
 
 

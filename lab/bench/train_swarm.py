@@ -20,7 +20,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
@@ -37,8 +36,6 @@ from shoal.testnet.swarm import run_testnet
 
 SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
-SETTLED_ROUND: Final = 3
-"""In the first round all shares are equal, and what the second says of waiting is the wait for the first."""
 TRAINER: Final = "shoal.node.training.trainer_start"
 
 
@@ -62,33 +59,6 @@ class SwarmRun:
     def rate_ratio(self) -> float | None:
         """The swarm's speed ÷ the sum of its nodes' speeds; None if it was too short to have one."""
         return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else None
-
-
-class Speeds(msgspec.Struct, frozen=True, kw_only=True):
-    """A swarm's tokens per second, and the sum of what its nodes' steps make by themselves.
-
-    blocked_fraction: the share of the trainers' time in which they waited for a round, once shares were by speed; None
-    if nothing was timed.
-    """
-
-    tokens_per_s: float
-    ideal_tokens_per_s: float
-    blocked_fraction: float | None
-
-    @property
-    def ratio(self) -> float:
-        """1 if nobody ever waited."""
-        return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else 0.0
-
-
-def speeds_of(folder: Path, nodes: int) -> Speeds:
-    """Measure speeds by the logs in a testnet's folder, of a run in which no node came or went."""
-    lives = _lives_in(folder, range(nodes))
-    return Speeds(
-        tokens_per_s=certified_per_s([line for life in lives for line in life.certified]),
-        ideal_tokens_per_s=_ideal(lives),
-        blocked_fraction=_blocked(lives, since=SETTLED_ROUND),
-    )
 
 
 async def train_in_swarm(
@@ -117,7 +87,7 @@ def reading(texts: Sequence[Path]) -> Callable[[Launch], list[str]]:
 
 def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
     """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
-    lives = _lives_in(folder, [node.index for node in report.nodes])
+    lives = [life for node in report.nodes for life in _lives(folder / "nodes" / str(node.index) / LOG_NAME)]
     points = _points(report, [life.certified for life in lives], bench.tokens)
     speed = certified_per_s([line for life in lives for line in life.certified])
     return SwarmRun(
@@ -149,10 +119,6 @@ class _Life:
     node: Path
     certified: tuple[Certified, ...]
     contributed: tuple[Contributed, ...]
-
-
-def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
-    return [life for index in nodes for life in _lives(folder / "nodes" / str(index) / LOG_NAME)]
 
 
 def _lives(log: Path) -> Iterator[_Life]:
@@ -217,12 +183,9 @@ def _ideal(lives: Iterable[_Life]) -> float:
     return sum(statistics.median(found) for found in speeds.values() if found)
 
 
-def _blocked(lives: Iterable[_Life], *, since: int = 1) -> float | None:
-    """The share of the time between contributions in which trainers waited for a round; None if it was not measured.
-
-    since: contributions to earlier rounds do not count.
-    """
-    lines = [line for life in lives for line in life.contributed if line.round >= since]
+def _blocked(lives: Iterable[_Life]) -> float | None:
+    """The share of the time between contributions in which trainers waited for a round; None if it was not measured."""
+    lines = [line for life in lives for line in life.contributed]
     wall_s = sum(line.wall_s for line in lines)
     return sum(line.blocked_s for line in lines) / wall_s if wall_s else None
 

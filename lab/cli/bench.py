@@ -23,7 +23,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "dashboard": "dashboard:CASE",
     "lane": "lane:CASE",
     "partition": "partition:CASE",
-    "uneven": "uneven:CASE",
     "throughput": "throughput:CASE",
     "large": "large:CASE",
     "wan": "wan:CASE",

@@ -33,8 +33,6 @@ from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
 from shoal.lab.bench.train_spec import Point
-from shoal.lab.bench.train_swarm import Speeds
-from shoal.lab.bench.uneven import UnevenBench, UnevenResult
 from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.cli.bench import COMMANDS, load
@@ -102,10 +100,10 @@ def goodput(mtbf_s: int, percent: float, **found: Any) -> Any:
     return [made(GoodputResult, bench=GoodputBench(), mtbf_s=mtbf_s, account=parts, **found)]
 
 
-def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True) -> Any:
+def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True, slow: float = 1.0) -> Any:
     return made(
         TrainResult, strategy=strategy, nodes=4, efficiency=spread(efficiency), byte_ratio=spread(fewer),
-        settings=made(Settings, inner_steps=100, codec="int4", slow=1.0),
+        settings=made(Settings, inner_steps=100, codec="int4", slow=slow, sync={"balance": True}), rate_ratio=fewer,
         seeds=(made(SeedRun, seed=1, in_process=False, sound=sound),),
     )  # fmt: skip
 
@@ -126,11 +124,6 @@ def partition(**changes: Any) -> Any:
         "one_chain_s": 10.0, "full_speed_s": 10.0,
     }  # fmt: skip
     return made(PartitionResult, **(good | changes))
-
-
-def uneven(speed: float, *, sound: bool = True) -> Any:
-    fair = made(Speeds, tokens_per_s=speed, ideal_tokens_per_s=1.0)
-    return UnevenResult(bench=UnevenBench(), fair=fair, equal=fair, sound=sound)
 
 
 def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
@@ -204,8 +197,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("partition", partition(), partition(wrong_values=1), "wrong values"),
     ("partition", partition(), partition(digests_equal=False), "problems"),
     ("partition", partition(), partition(problems=("a",)), "problems"),
-    ("uneven", uneven(0.9), uneven(0.89), "speed with a slow node"),
-    ("uneven", uneven(0.9), uneven(0.9, sound=False), "runs with wrong values"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
     ("large", large(90), large(89), "tokens that synchronous training needs"),
@@ -227,6 +218,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("train", train("streaming", 0.9, 600), train("streaming", 0.899, 600), "token efficiency"),
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
     ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
+    ("train", train("diloco", 0.9, 0.9, slow=4.0), train("diloco", 0.9, 0.89, slow=4.0), "speed with a slow node"),
     ("goodput", goodput(300, 95), goodput(300, 94.9), "goodput, a failure per node each 300 s"),
     ("goodput", goodput(120, 90), goodput(120, 89.9), "goodput, a failure per node each 120 s"),
     ("goodput", goodput(60, 80), goodput(60, 79.9), "goodput, a failure per node each 60 s"),

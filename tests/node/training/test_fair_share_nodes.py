@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.lab.bench.uneven import WORKLOAD_NAME
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.manifest import render_manifest
 from tests.node.lab import BATCH, Swarm, assert_exact
 
