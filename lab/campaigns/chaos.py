@@ -3,7 +3,7 @@
     run_chaos ── per scenario ── run_testnet ─► report ─► judged: values, forks, votes, deadlines ─► ScenarioRecord
 
 A scenario that failed leaves its folder; of the others only the report stays.
-The whole is in `chaos.json` and `chaos.html`, written anew after every scenario.
+The whole is in `chaos.json`, written anew after every scenario.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from shoal.lab.campaigns.chaos_report import (
     ScenarioRecord,
     late_rounds,
     problems_of,
-    render_page,
     report_of,
     to_json,
 )
@@ -39,7 +38,6 @@ from shoal.testnet.swarm import run_testnet
 
 MINUTES_LIMIT: Final = 24 * 60.0
 REPORT_NAME: Final = "chaos.json"
-PAGE_NAME: Final = "chaos.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +112,11 @@ def _check_only(number: int, scenario: Scenario, without_links: str | None) -> N
 
 
 def _prepare_folder(out: Path) -> Path:
-    return replace_earlier_run(out, "chaos", folders=("scenarios",), files=(REPORT_NAME, PAGE_NAME))
+    return replace_earlier_run(out, "chaos", folders=("scenarios",), files=(REPORT_NAME,))
 
 
 def _write(report: ChaosReport, out: Path) -> None:
-    write_reports(out, {REPORT_NAME: to_json(report) + "\n", PAGE_NAME: render_page(report)})
+    write_reports(out, {REPORT_NAME: to_json(report) + "\n"})
 
 
 def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:

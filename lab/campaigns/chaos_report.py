@@ -1,17 +1,14 @@
-"""Outcome of a chaos campaign: a record per scenario, and the report over all, for programs and for people."""
+"""Outcome of a chaos campaign: a record per scenario, and the report over all."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 
 import msgspec
 
 from shoal.lab.campaigns.campaign_report import Spread, spread
-from shoal.testnet.reports.page_parts import document, table
 from shoal.testnet.reports.report import FaultReport, Report, absences
-from shoal.testnet.scenario import whom
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,83 +173,3 @@ def to_json(report: ChaosReport) -> str:
     again = [f"shoal chaos --seed {report.seed} --only {number}" for number in report.failed]
     content = msgspec.to_builtins(report) | {"ok": ok(report), "again": again}
     return msgspec.json.format(msgspec.json.encode(content)).decode()
-
-
-# -- the page ------------------------------------------------------------------------------------------------
-
-
-def render_page(report: ChaosReport) -> str:
-    """`chaos.html`: the verdict, the delays by kind and by phase, every scenario and every fault."""
-    good = '<span class="good">Exact.</span>' if ok(report) else '<span class="bad">Not as it should be.</span>'
-    facts = (
-        f"{report.scenarios} scenarios in {report.wall_s / 60:.1f} minutes, {report.rounds_certified} rounds certified "
-        f"and computed again, {report.faults_done} faults ({report.faults_missed} more could not be done), "
-        f"{report.wrong_values} wrong values, {report.forks} forks, {report.broken_votes} broken votes, "
-        f"{report.late_rounds} late rounds."
-    )
-    problems = [f"scenario {record.number}: {text}" for record in report.records for text in record.problems]
-    sections = [
-        f'<p class="verdict">{good} {escape(facts)}</p>',
-        "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in problems) + "</ul>" if problems else "",
-        _passed_over(report),
-        "<h2>Delays by kind of fault</h2>",
-        _kinds_table("fault", report.by_kind),
-        "<h2>Delays by phase</h2>",
-        _kinds_table("phase", report.by_phase),
-        "<h2>Scenarios</h2>",
-        _scenarios_table(report.records),
-        "<h2>Faults</h2>",
-        _faults_table(report.records),
-    ]
-    return document(f"Chaos campaign, seed {report.seed}", sections)
-
-
-def _passed_over(report: ChaosReport) -> str:
-    if report.without_links is None:
-        return ""
-    numbers = ", ".join(str(number) for number in report.passed_over) or "none"
-    return f"<p>Scenarios that strike links and were passed over: {numbers}. {escape(report.without_links)}</p>"
-
-
-def _kinds_table(head: str, kinds: dict[str, FaultsOfAKind]) -> str:
-    rows = []
-    for name, found in kinds.items():
-        delay = found.delay_s
-        seconds = ["–"] * 3 if delay is None else [f"{s:+.2f}" for s in (delay.median, delay.p90, delay.max)]
-        rows.append([name, str(found.done), str(found.missed), *seconds])
-    return table([head, "done", "not done", "median s", "p90 s", "max s"], rows)
-
-
-def _scenarios_table(records: Sequence[ScenarioRecord]) -> str:
-    rows = [
-        [
-            str(record.number),
-            str(record.nodes),
-            record.codec or "",
-            f"{record.rounds_certified} of {record.rounds}",
-            f"{record.longest_round_s:.1f} of {record.bound_s:.1f}",
-            f"{record.load:.1f}",
-            f"{record.wall_s:.0f}",
-            "FAILED" if record.failed else "exact",
-        ]
-        for record in records
-    ]
-    return table(["scenario", "nodes", "codec", "rounds", "longest s", "load a core", "wall s", ""], rows)
-
-
-def _faults_table(records: Sequence[ScenarioRecord]) -> str:
-    rows = [
-        [
-            str(record.number),
-            fault.kind,
-            whom(fault.node, fault.groups),
-            str(fault.round),
-            fault.phase or "start",
-            "–" if fault.at_s is None else f"{fault.at_s:.1f}",
-            "–" if fault.delay_s is None else f"{fault.delay_s:+.2f}",
-            fault.error or "",
-        ]
-        for record in records
-        for fault in record.faults
-    ]
-    return table(["scenario", "fault", "node", "round", "phase", "at s", "delay s", ""], rows)

@@ -35,7 +35,7 @@ def chaos(options: ChaosOptions) -> None:
     Each scenario is a swarm of its own with a few faults, drawn from the seed: processes killed, stopped, restarted,
     leaving and joining, links apart, slow or cut, files damaged. The command ends with exit code 1 if any value is
     wrong, two nodes differ, or a round comes later than the protocol's deadlines allow. The folder --out has
-    chaos.html and chaos.json with every fault's delay, and the folders of the scenarios that failed.
+    chaos.json with every fault's delay, and the folders of the scenarios that failed.
     """
     from shoal.lab.campaigns.chaos import Chaos
     from shoal.lab.campaigns.chaos_report import ok, to_json
@@ -97,4 +97,4 @@ def summary(report: ChaosReport, out: Path) -> list[str]:
         return [*lines, f"FAILED     scenarios {numbers}; see {out / 'scenarios'}, and try again: {again}"]
     if not ok(report):
         return [*lines, "FAILED     nothing was done"]
-    return [*lines, f"report     {out / 'chaos.json'}, {out / 'chaos.html'}", "all is as it should be"]
+    return [*lines, f"report     {out / 'chaos.json'}", "all is as it should be"]

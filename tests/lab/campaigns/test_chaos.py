@@ -17,7 +17,7 @@ from shoal.lab.campaigns import chaos
 from shoal.lab.campaigns.campaign_check import MACHINE_S
 from shoal.lab.campaigns.chaos import Chaos, bound_of, judge, run_chaos
 from shoal.lab.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_scenario, hand
-from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, render_page, report_of, to_json
+from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, report_of, to_json
 from shoal.lab.cli.chaos import scenario_line, summary
 from shoal.node.options import Hold
 from shoal.node.reporting.events import Holding, Listening, RoundStarted
@@ -203,7 +203,6 @@ def test_a_faultless_scenario_passes_and_what_was_not_done_is_counted(tmp_path: 
     assert (report.by_phase["repair"].done, report.by_phase["repair"].missed) == (0, 1)
     assert "4: 3 of 3 rounds exact; kill at reduce" in scenario_line(record).replace(", 3 nodes, int8", "")
     assert summary(report, tmp_path)[-1] == "all is as it should be"
-    assert "Exact." in render_page(report)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +235,6 @@ def test_whatever_is_not_as_it_should_be_fails_the_scenario(
     told = json.loads(to_json(report))
     assert (told["ok"], told["again"]) == (False, ["shoal chaos --seed 1 --only 4"])
     assert "try again: shoal chaos --seed 1 --only 4" in summary(report, tmp_path)[-1]
-    page = render_page(report)
-    assert "Not as it should be." in page
-    assert "<no>" not in page
 
 
 def test_a_round_that_comes_past_its_bound_fails_the_scenario(tmp_path: Path) -> None:
@@ -279,7 +275,6 @@ def test_nothing_done_is_no_success(tmp_path: Path) -> None:
     assert not ok(report)
     assert summary(report, tmp_path)[-1] == "FAILED     nothing was done"
     assert "links      left alone, 2 scenarios that strike some passed over: no root" in summary(report, tmp_path)
-    assert "were passed over: 1, 2. no root" in render_page(report)
 
 
 # -- the campaign --------------------------------------------------------------------------------------------
@@ -316,7 +311,6 @@ def test_a_failed_scenario_leaves_its_folder_and_the_report_names_it(
     assert done == [draw_scenario(5, number) for number in (1, 2)]
     assert (tmp_path / "scenarios" / "1" / "nodes" / "0" / "log.txt").exists()
     assert json.loads((tmp_path / "chaos.json").read_text())["failed"] == [1, 2]
-    assert (tmp_path / "chaos.html").read_text().startswith("<!doctype html>")
 
 
 def test_where_links_cannot_be_struck_scenarios_that_do_are_passed_over_by_name_and_the_others_are_the_same(
