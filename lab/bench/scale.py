@@ -1,7 +1,8 @@
 """`shoal bench scale`: crowded swarms of real nodes, left alone or struck, on one machine.
 
     start ─► all wait for round 1 ─► let go ─► rounds, of which each has a time of rest ─► what the nodes kept, checked
-    with --held or --stopped:   … rounds before ─► some have a share of a core, or are stopped ─► 10 s ─► rounds after
+    with --held, --stopped or --apart:   … rounds before ─► some have a share of a core, are stopped, or do not reach
+                                         the others ─► 10 s ─► rounds after
 
 The founders have the manifest that `shoal init` writes, but for what `not_default` tells. With `--trainers wait` steps
 wait in place of computing, and each can be found again (`step_tally`): so the processor is the daemons', and no step
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,18 +30,19 @@ import trio
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
 from shoal.lab.bench import scale_rows as rows
-from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Steps, Struck
-from shoal.lab.bench.step_tally import noting_command, read_node, tally
+from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Sides, Steps, Struck
+from shoal.lab.bench.step_tally import NodeTally, noting_command, read_node, tally
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case
 from shoal.lab.fleet import Swarm, cpu_s, pss_mb
 from shoal.lab.shipped import init_tables, not_default
 from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
 from shoal.node.reporting.events import RoundStarted as Begun
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.faults import FaultRecord, strike, undo
+from shoal.testnet.links.namespaces import Network, network, why_not
 from shoal.testnet.nodes import Runtime, node_command
 from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.reports.report import count_forks
@@ -76,7 +78,7 @@ class ScaleSwarm(Swarm):
 
     seed = 1
 
-    def __init__(self, bench: ScaleBench, folder: Path) -> None:
+    def __init__(self, bench: ScaleBench, folder: Path, network: Network | None = None) -> None:
         self.bench = bench
         self.rests: list[rows.Rest] = []
         self.current: dict[int, int] = {}
@@ -85,7 +87,7 @@ class ScaleSwarm(Swarm):
         self.together: set[int] = set()
         self._read_entries = 0
         runtime = Runtime(command=noting_command if bench.trainers == "wait" else node_command, poll_s=POLL_S)
-        super().__init__(folder, bench.nodes, partial(scale_manifest, bench), runtime=runtime)
+        super().__init__(folder, bench.nodes, partial(scale_manifest, bench), runtime=runtime, network=network)
 
     async def join(self, index: int) -> None:
         """Start a node again (see `revive`)."""
@@ -165,18 +167,24 @@ class ScaleSwarm(Swarm):
         return number in self.contributed or max(self.current.values()) > number
 
     async def strike_all(self) -> tuple[float, float]:
-        """Hold or stop those that the bench says, for its time; returns from when to when (wall clock)."""
+        """Strike those that the bench says, for its time; returns from when to when (wall clock)."""
         began = time.time()
         async with trio.open_nursery() as nursery:
-            for index in self.bench.struck:
-                nursery.start_soon(self._strike, self._fault(index))
+            for fault in self._faults():
+                nursery.start_soon(self._strike, fault)
         return began, time.time()
 
-    def _fault(self, index: int) -> Fault:
+    def _faults(self) -> Iterator[Fault]:
         bench, number = self.bench, max(1, self.last_round())
-        if bench.held:
-            return Fault(kind="throttle", node=index, round=number, cpu_share=bench.share, duration_s=bench.seconds)
-        return Fault(kind="stop", node=index, round=number, duration_s=bench.seconds)
+        if bench.apart:
+            groups = tuple(tuple(side) for side in bench.sides)
+            yield Fault(kind="partition", groups=groups, round=number, duration_s=bench.seconds)
+            return
+        for index in bench.struck:
+            if bench.held:
+                yield Fault(kind="throttle", node=index, round=number, cpu_share=bench.share, duration_s=bench.seconds)
+            else:
+                yield Fault(kind="stop", node=index, round=number, duration_s=bench.seconds)
 
     async def _strike(self, fault: Fault) -> None:
         self.faults.append(FaultRecord(fault=fault, at=time.time()))
@@ -209,6 +217,18 @@ def _endless_loops(number: int) -> Iterator[None]:
             loop.wait()
 
 
+@contextmanager
+def _links(bench: ScaleBench) -> Iterator[Network | None]:
+    """Network of the nodes, where some are to be apart; None for loopback. Raises ConfigError where none can be."""
+    if not bench.apart:
+        yield None
+        return
+    if (reason := why_not()) is not None:
+        raise ConfigError(f"--apart takes network namespaces, and {reason}")
+    with network(bench.nodes) as links:
+        yield links
+
+
 @asynccontextmanager
 async def _watched(swarm: ScaleSwarm) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
@@ -219,8 +239,8 @@ async def _watched(swarm: ScaleSwarm) -> AsyncIterator[None]:
 
 async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResult:
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    swarm = ScaleSwarm(bench, folder)
-    with _endless_loops(bench.beside_loops):
+    with _endless_loops(bench.beside_loops), _links(bench) as links:
+        swarm = ScaleSwarm(bench, folder, links)
         async with swarm.owned():
             start_s = await swarm.begin()
             tell(f"{bench.nodes} nodes have started")
@@ -280,7 +300,9 @@ def result_of(
     bench = swarm.bench
     check = swarm.check(record)
     names = frozenset(swarm.node(index).peer_id for index in bench.struck)
-    away = rows.Away(peers=names, begin=struck[0], end=struck[1]) if bench.stopped else rows.Away()
+    absent = frozenset(node.peer_id for node in swarm.nodes) if bench.apart else names if bench.stopped else frozenset()
+    away = rows.Away(peers=absent, begin=struck[0], end=struck[1])
+    tallies, steps = _tallied(swarm, record, struck) if bench.trainers == "wait" else ((), None)
     return ScaleResult(
         bench=bench,
         not_default=not_default(swarm.manifest),
@@ -302,16 +324,17 @@ def result_of(
         rest_percent=rows.rest_percent(swarm.rests),
         rest_s=sum(rest.seconds for rest in swarm.rests),
         pss_mb=statistics.median(memory_mb) if memory_mb else None,
-        steps=_steps_of(swarm, record, struck) if bench.trainers == "wait" else None,
-        struck=_struck(bench, record, names, struck) if bench.struck else None,
+        steps=steps,
+        struck=_struck(bench, record, names, struck, tallies) if bench.struck else None,
     )
 
 
-def _steps_of(swarm: ScaleSwarm, record: RunRecord, struck: tuple[float, float]) -> Steps:
+def _tallied(swarm: ScaleSwarm, record: RunRecord, struck: tuple[float, float]) -> tuple[Sequence[NodeTally], Steps]:
+    """The steps of each node, and of all."""
     told = [read_node(node.index, node.peer_id, node.folder) for node in swarm.nodes]
     problems: list[str] = []
     tallies = [tally(node, told, record.scenario.rounds, struck, problems) for node in told]
-    return Steps(
+    return tallies, Steps(
         made=sum(one.made for one in tallies),
         lost=sum(one.lost for one in tallies),
         twice=sum(one.twice for one in tallies),
@@ -319,18 +342,39 @@ def _steps_of(swarm: ScaleSwarm, record: RunRecord, struck: tuple[float, float])
     )
 
 
-def _struck(bench: ScaleBench, record: RunRecord, names: frozenset[str], when: tuple[float, float]) -> Struck:
+def _struck(
+    bench: ScaleBench,
+    record: RunRecord,
+    names: frozenset[str],
+    when: tuple[float, float],
+    tallies: Sequence[NodeTally],
+) -> Struck:
     began, ended = when
     first, *_ = rows.ends_between(record, 0.0, began)[WARM_UP_ROUNDS:]
     during = rows.ends_between(record, began, ended)
     return Struck(
-        means=means() if bench.held else "SIGSTOP",
+        means=means() if bench.held else "SIGSTOP" if bench.stopped else "packet filters",
         certified=len(during),
         deaths=rows.times_dead(record, names, began, ended + BACK_S) if bench.held else (),
         before_s=rows.pace_s(rows.ends_between(record, first, began)),
         during_s=rows.pace_s(during),
         after_s=rows.pace_s(rows.ends_between(record, ended + BACK_S, record.ended_at)),
         contributors=rows.fewest_contributors(record, ended + BACK_S),
+        sides=_sides(bench, record, when, tallies) if bench.apart else None,
+    )
+
+
+def _sides(bench: ScaleBench, record: RunRecord, when: tuple[float, float], tallies: Sequence[NodeTally]) -> Sides:
+    """What the sides did while they were apart, but for the round that was certified when they were parted."""
+    began, ended = when
+    known = len(rows.ends_between(record, 0.0, began))
+    certified = [(rows.rounds_of(record, side, known, began, ended), side) for side in bench.sides]
+    certified.sort(key=lambda one: len(one[0]), reverse=True)
+    (more, _), (fewer, others) = certified
+    return Sides(
+        rounds=(len(more), len(fewer)),
+        alone=sum(one.alone for one in tallies if one.index in others),
+        one_chain_s=rows.all_past_s(record, max(more, default=known), ended),
     )
 
 
@@ -338,7 +382,8 @@ def run(bench: ScaleBench, tell: ShowNow) -> ScaleResult:
     """Run many real nodes on this machine, and say what holds and what it costs; or strike some of them meanwhile.
 
     Every value is computed again from what the nodes kept. With --held some are held to a share of a core for a while,
-    with --stopped they are stopped: rounds are to go on, nothing is to be lost, and the pace is to be back 10 s after.
+    with --stopped they are stopped, with --apart they do not reach the others: rounds are to go on, nothing is to be
+    lost, and the pace is to be back 10 s after.
     """
     with TemporaryDirectory(prefix="shoal-bench-scale-") as name:
         return trio.run(_measure, bench, Path(name), tell)
@@ -375,6 +420,8 @@ def _struck_lines(result: ScaleResult) -> list[str]:
     if struck is None:
         return []
     what = f"{bench.held} held to {bench.share:.0%} of a core" if bench.held else f"{bench.stopped} stopped"
+    if bench.apart:
+        what = f"{bench.apart} apart from the others"
     lines = [
         f"struck     {what} for {bench.seconds:g} s, by {struck.means}: {count(struck.certified, 'round')} meanwhile",
         f"a round    {_number(struck.before_s, 's')} before, {_number(struck.during_s, 's')} meanwhile, "
@@ -383,6 +430,13 @@ def _struck_lines(result: ScaleResult) -> list[str]:
     if bench.held:
         lines.append(
             f"dead       {len(struck.deaths)} times one who was held, for {result.longest_death_s:.1f} s at the longest"
+        )
+    if (sides := struck.sides) is not None:
+        more, fewer = sides.rounds
+        chain = "never" if sides.one_chain_s is None else f"{sides.one_chain_s:.1f} s after the heal"
+        lines.append(
+            f"sides      one certified {count(more, 'round')}, the other {fewer} and made "
+            f"{count(sides.alone, 'step')}; one chain {chain}"
         )
     return lines
 

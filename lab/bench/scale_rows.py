@@ -10,7 +10,7 @@ from math import inf
 
 from shoal.lab.fleet import control_rate_kb_s
 from shoal.lab.targets import Spread
-from shoal.node.reporting.events import Died, Event, Linked, Revived
+from shoal.node.reporting.events import CaughtUp, Certified, Died, Event, Linked, Revived
 from shoal.testnet.delays import round_durations
 from shoal.testnet.run_record import RunRecord
 
@@ -59,6 +59,21 @@ def _first_ends(record: RunRecord) -> dict[int, float]:
 def ends_between(record: RunRecord, begin: float, end: float) -> list[float]:
     """When the rounds were certified that were in this time, each by whoever was first."""
     return sorted(at for at in _first_ends(record).values() if begin <= at <= end)
+
+
+def rounds_of(record: RunRecord, nodes: Collection[int], after: int, begin: float, end: float) -> set[int]:
+    """Rounds after `after` that one of these nodes certified in this time."""
+    certified = ((index, event) for index, event in record.certified() if event.round > after)
+    return {event.round for index, event in certified if index in nodes and begin <= event.at <= end}
+
+
+def all_past_s(record: RunRecord, number: int, since: float) -> float | None:
+    """Seconds from `since` until every node is past a round, by its own certificate or another's; None if never."""
+    past: dict[int, float] = {}
+    for entry in record.entries:
+        if isinstance(entry.event, Certified | CaughtUp) and entry.event.round >= number:
+            past[entry.node] = min(entry.event.at, past.get(entry.node, inf))
+    return max(0.0, max(past.values()) - since) if len(past) == len(record.nodes) else None
 
 
 def pace_s(ends: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -26,7 +27,10 @@ VOTER_KB_S: Final = {16: 8.0, 64: 30.0}
 """The most that a voter may say, by how many there are: for these numbers it was said."""
 LOST: Final = Target(name="steps lost", most=0)
 TWICE: Final = Target(name="steps counted twice", most=0)
-WENT_ON: Final = Target(name="rounds certified while some are held", least=1)
+WENT_ON: Final = Target(name="rounds certified while some are held, or apart", least=1)
+STOOD: Final = Target(name="rounds certified by the other side, too", most=0)
+TRAINED_ON: Final = Target(name="steps that the other side made meanwhile", least=1)
+ONE_CHAIN: Final = Target(name="one chain after the heal", unit="s", most=10.0)
 DEAD: Final = Target(name="times that one who is held was declared dead", most=0)
 FULL_PACE: Final = 0.9
 """Share of the pace before that counts as all of it: rounds of one swarm left alone differ by as much."""
@@ -36,7 +40,7 @@ STRUCK_LIMIT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleBench(Spec):
-    """Options of `shoal bench scale`. rounds: all; with --held or --stopped those before, and those after."""
+    """Options of `shoal bench scale`. rounds: all; of those that strike some, those before, and those after."""
 
     nodes: Annotated[
         int, Option("--nodes", help="How many founders, each a process of its own.", check=Within(2, FOUNDER_LIMIT))
@@ -49,7 +53,7 @@ class ScaleBench(Spec):
         int,
         Option(
             "--rounds",
-            help="How many rounds; with --held or --stopped, how many before and how many after.",
+            help="How many rounds; with --held, --stopped or --apart, how many before and how many after.",
             check=Within(2, 1000),
         ),
     ] = 6
@@ -62,28 +66,48 @@ class ScaleBench(Spec):
     held: Annotated[int, Option("--held", help="How many nodes are held to a share of a core.")] = 0
     share: Annotated[float, Option("--share", help="That share.", check=Within(0.01, 1))] = 0.05
     stopped: Annotated[int, Option("--stopped", help="How many nodes are stopped by SIGSTOP.")] = 0
+    apart: Annotated[
+        int, Option("--apart", help="How many nodes do not reach the others; needs network namespaces.")
+    ] = 0
     seconds: Annotated[
-        float, Option("--seconds", help="For how long they are held, or stopped.", check=Within(1, STRUCK_LIMIT_S))
+        float, Option("--seconds", help="For how long they are so.", check=Within(1, STRUCK_LIMIT_S))
     ] = 60.0
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.held and self.stopped:
-            raise ConfigError("--held and --stopped are two measurements; give one of them")
-        for option, count in (("--held", self.held), ("--stopped", self.stopped)):
+        strikes = {"--held": self.held, "--stopped": self.stopped, "--apart": self.apart}
+        if sum(map(bool, strikes.values())) > 1:
+            raise ConfigError(f"{', '.join(strikes)} are a measurement each; give one of them")
+        for option, count in strikes.items():
             if not 0 <= count < self.nodes:
                 raise ConfigError(f"{option}: {count} is not in 0..{self.nodes - 1}: one node at least is left alone")
         if self.struck and self.trainers != "wait":
-            raise ConfigError("--held and --stopped count steps, which only trainers that wait note; leave --trainers")
+            raise ConfigError(f"{', '.join(strikes)} count steps, which only trainers that wait note; leave --trainers")
 
     @property
     def struck(self) -> range:
-        """Indices of the nodes that are held or stopped: the last ones."""
-        return range(self.nodes - (self.held or self.stopped), self.nodes)
+        """Indices of the nodes that are held, stopped or apart: the last ones."""
+        return range(self.nodes - (self.held or self.stopped or self.apart), self.nodes)
+
+    @property
+    def sides(self) -> tuple[range, range]:
+        """Indices of the nodes that are left alone, and of the others."""
+        return range(self.struck.start), self.struck
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """What two sides did that did not reach each other. rounds: that each certified, the one that certified more first.
+
+    alone: steps that the other one made. one_chain_s: from the heal until all were past those rounds; None if never.
+    """
+
+    rounds: tuple[int, int]
+    alone: int
+    one_chain_s: float | None
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a swarm of which some nodes were held, or stopped.
+    """What became of a swarm of which some nodes were held, stopped, or apart from the others.
 
     means: how. certified: rounds in that time. deaths: how long each time lasted that a node left alone held one that
     is held for dead, in seconds. before_s, during_s, after_s: medians from one round to the next; None without any.
@@ -97,6 +121,7 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
     during_s: float | None
     after_s: float | None
     contributors: int
+    sides: Sides | None = None
 
     @property
     def pace(self) -> float:
@@ -182,7 +207,17 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.struck is None:
             return ()
         everyone = Target(name="contributors of every round from 10 s after", least=self.bench.nodes)
-        held = (WENT_ON.row(self.struck.certified), DEAD.row(len(self.struck.deaths))) if self.bench.held else ()
+        held: tuple[Row, ...] = ()
+        if self.bench.held:
+            held = WENT_ON.row(self.struck.certified), DEAD.row(len(self.struck.deaths))
+        if (sides := self.struck.sides) is not None:
+            one_chain_s = inf if sides.one_chain_s is None else sides.one_chain_s
+            held = (
+                WENT_ON.row(sides.rounds[0]),
+                STOOD.row(sides.rounds[1]),
+                TRAINED_ON.row(sides.alone),
+                ONE_CHAIN.row(one_chain_s),
+            )
         return *held, PACE.row(self.struck.pace), everyone.row(self.struck.contributors)
 
     @property

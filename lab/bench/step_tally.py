@@ -18,7 +18,7 @@ from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.lab.bench.tally_workload import QUANTUM, steps_made
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
-from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event
+from shoal.node.reporting.events import Contributed, Event
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals
@@ -67,15 +67,6 @@ class NodeLog:
     events: Sequence[Event]
     made_at: Mapping[int, float]
     steps: Sequence[float]
-
-    def reached(self, round: int, since: float) -> float | None:
-        """Time at which it was past a round, by its own certificate or another's; not before `since`."""
-        events = (e for e in self.events if isinstance(e, Certified | CaughtUp) and e.round >= round)
-        return min((max(since, event.at) for event in events), default=None)
-
-    def certified(self) -> list[Certified]:
-        """Its own certificates."""
-        return [event for event in self.events if isinstance(event, Certified)]
 
     def between(self, begin: float, end: float) -> int:
         """Number of steps made in that time."""

@@ -1,7 +1,7 @@
 """A workload whose every step can be found again: it takes one quantum off each value, and is noted in a file.
 
 So a contribution's values, divided by the quantum, say how many steps are in it, chunk by chunk; and the file says how
-many were really made, and when. `shoal.lab.bench.partition` compares the two.
+many were really made, and when. `shoal.lab.bench.step_tally` compares the two.
 """
 
 from __future__ import annotations

@@ -21,13 +21,11 @@ from shoal.lab.bench.checkpoint import CheckpointSpeed
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.find import FindSpeed
-from shoal.lab.bench.flood import FloodResult
 from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
-from shoal.lab.bench.partition import PartitionResult
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
@@ -118,14 +116,6 @@ def throughput(overhead: float, *, sound: bool = True, strategy: str = "streamin
     return Throughput(bench=ThroughputBench(strategy=strategy), alone=(alone, alone), together=(together,))
 
 
-def partition(**changes: Any) -> Any:
-    good = {
-        "majority": (0, 1), "previous_lead": 0, "rounds_of_majority": 1, "steps_of_others": 1,
-        "one_chain_s": 10.0, "full_speed_s": 10.0,
-    }  # fmt: skip
-    return made(PartitionResult, **(good | changes))
-
-
 def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
     cell = Cell(attack="nan", defence=RECOMMENDED, val_loss=ratio, ratio=ratio, proven=tuple(proven))
     return made(AttackResult, recommended=RECOMMENDED, cells=(cell,))
@@ -169,7 +159,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(0.5), allreduce(0.5, wrong=True), "what was checked and is wrong"),
     ("find", made(FindSpeed, linked_s=5.5), made(FindSpeed, linked_s=5.6), "a newcomer is linked after"),
     ("find", made(FindSpeed, linked_all_s=7.6), made(FindSpeed, linked_all_s=7.7), "a newcomer is linked with all"),
-    ("flood", made(FloodResult, ratio=0.9), made(FloodResult, ratio=0.89), "training under attack"),
     ("join", made(JoinSpeed, lane_ratio=0.5), made(JoinSpeed, lane_ratio=0.49), "a verified state"),
     (
         "join",
@@ -186,17 +175,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("dashboard", page(look_ms=10.0), page(look_ms=10.1), "a look at all peers"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
-    ("partition", partition(), partition(one_chain_s=10.1), "one chain after the heal"),
-    ("partition", partition(), partition(full_speed_s=None), "a round of all four"),
-    ("partition", partition(), partition(previous_lead=3), "rounds certified by the half with the previous lead"),
-    ("partition", partition(), partition(rounds_of_others=1), "rounds certified by the others"),
-    ("partition", partition(), partition(steps_of_others=0), "steps that the others made alone"),
-    ("partition", partition(), partition(steps_lost=1), "steps lost"),
-    ("partition", partition(), partition(steps_counted_twice=1), "steps counted twice"),
-    ("partition", partition(), partition(forks=1), "forks"),
-    ("partition", partition(), partition(wrong_values=1), "wrong values"),
-    ("partition", partition(), partition(digests_equal=False), "problems"),
-    ("partition", partition(), partition(problems=("a",)), "problems"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
     ("large", large(90), large(89), "tokens that synchronous training needs"),

@@ -14,6 +14,7 @@ from shoal.lab.bench.scale_rows import (
     Away,
     Look,
     Rest,
+    all_past_s,
     control_kb_s,
     count_of,
     deaths_announced,
@@ -23,18 +24,20 @@ from shoal.lab.bench.scale_rows import (
     pace_s,
     rest_of,
     rest_percent,
+    rounds_of,
     seconds_of_rounds,
     times_dead,
 )
-from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Steps, Struck
+from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Sides, Steps, Struck
 from shoal.lab.shipped import not_default
 from shoal.lab.targets import Spread, missed
-from shoal.node.reporting.events import Certified, Died, Event, Linked, Lost, Planned, Revived, RoundStarted
+from shoal.node.reporting.events import CaughtUp, Certified, Died, Event, Linked, Lost, Planned, Revived, RoundStarted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import NodeFacts, RunRecord
 from shoal.testnet.scenario import Scenario
+from tests.testnet.links_lab import needs_namespaces
 
 BEGAN = 1000.0
 ENDS = {1: 5.0, 2: 7.0, 3: 9.0, 4: 12.0, 5: 30.0, 6: 32.0}
@@ -193,7 +196,14 @@ STOPPED = msgspec.structs.replace(
 )
 
 
-@pytest.mark.parametrize("result", [GOOD, HELD, STOPPED], ids=["alone", "held", "stopped"])
+APART = msgspec.structs.replace(
+    GOOD,
+    bench=ScaleBench(nodes=16, apart=8),
+    struck=msgspec.structs.replace(STRUCK, sides=Sides(rounds=(3, 0), alone=240, one_chain_s=2.0)),
+)
+
+
+@pytest.mark.parametrize("result", [GOOD, HELD, STOPPED, APART], ids=["alone", "held", "stopped", "apart"])
 def test_a_run_in_which_all_is_well_misses_nothing(result: ScaleResult) -> None:
     assert missed(result.rows) == []
 
@@ -222,7 +232,7 @@ def test_whatever_is_not_as_it_should_be_is_missed(wrong: dict[str, object], say
 @pytest.mark.parametrize(
     ("result", "wrong", "says"),
     [
-        (HELD, {"certified": 0}, "rounds certified while some are held: 0, wanted at least 1"),
+        (HELD, {"certified": 0}, "rounds certified while some are held, or apart: 0, wanted at least 1"),
         (HELD, {"deaths": (2.0, 3.0)}, "times that one who is held was declared dead: 2, wanted at most 0"),
         (HELD, {"after_s": 11.5}, "pace from 10 s after: 0.8696 of that before, wanted at least 0.9"),
         (STOPPED, {"after_s": None}, "pace from 10 s after: 0 of that before, wanted at least 0.9"),
@@ -232,6 +242,31 @@ def test_whatever_is_not_as_it_should_be_is_missed(wrong: dict[str, object], say
 def test_what_a_strike_leaves_is_missed(result: ScaleResult, wrong: dict[str, object], says: str) -> None:
     struck = msgspec.structs.replace(result.struck, **wrong)
     assert [str(row) for row in missed(msgspec.structs.replace(result, struck=struck).rows)] == [says]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rounds": (0, 0)}, "rounds certified while some are held, or apart: 0, wanted at least 1"),
+        ({"rounds": (3, 1)}, "rounds certified by the other side, too: 1, wanted at most 0"),
+        ({"alone": 0}, "steps that the other side made meanwhile: 0, wanted at least 1"),
+        ({"one_chain_s": 10.5}, "one chain after the heal: 10.5 s, wanted at most 10"),
+        ({"one_chain_s": None}, "one chain after the heal: inf s, wanted at most 10"),
+    ],
+)
+def test_what_sides_do_that_do_not_reach_each_other_is_missed(wrong: dict[str, object], says: str) -> None:
+    assert APART.struck is not None
+    struck = msgspec.structs.replace(APART.struck, sides=msgspec.structs.replace(APART.struck.sides, **wrong))
+    assert [str(row) for row in missed(msgspec.structs.replace(APART, struck=struck).rows)] == [says]
+
+
+def test_rounds_of_a_side_and_the_one_chain_are_read_off_the_logs() -> None:
+    found = record(told(2, 33.0, CaughtUp(round=7)), certified(0, 7, 33.5), certified(1, 7, 34.0))
+    assert rounds_of(found, {0}, 2, BEGAN + 8.0, BEGAN + 30.0) == {3, 4, 5}
+    assert rounds_of(found, {2}, 3, BEGAN + 8.0, BEGAN + 30.0) == {4}
+    assert all_past_s(found, 7, BEGAN + 30.0) == 4.0
+    assert all_past_s(found, 6, BEGAN + 40.0) == 0.0
+    assert all_past_s(found, 8, BEGAN) is None
 
 
 def test_a_voter_has_a_target_of_control_where_one_was_set_and_only_where_the_processor_is_the_daemons() -> None:
@@ -263,7 +298,8 @@ def test_result_is_told_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"held": 1, "stopped": 1}, "--held and --stopped are two measurements"),
+        ({"held": 1, "stopped": 1}, "--held, --stopped, --apart are a measurement each"),
+        ({"nodes": 4, "apart": 4}, "--apart: 4 is not in 0..3"),
         ({"nodes": 4, "held": 4}, "--held: 4 is not in 0..3"),
         ({"nodes": 4, "stopped": -1}, "--stopped: -1 is not in 0..3"),
         ({"held": 1, "trainers": "regression"}, "leave --trainers"),
@@ -275,7 +311,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], says: st
 
 
 def test_the_last_nodes_are_struck() -> None:
-    assert list(ScaleBench(nodes=5, held=2).struck) == list(ScaleBench(nodes=5, stopped=2).struck) == [3, 4]
+    assert list(ScaleBench(nodes=5, held=2).struck) == list(ScaleBench(nodes=5, apart=2).struck) == [3, 4]
     assert not ScaleBench(nodes=5).struck
 
 
@@ -333,3 +369,18 @@ def test_real_nodes_go_on_after_a_strike_and_lose_nothing(how: str, capsys: pyte
     assert result.rest_percent is not None
     assert result.struck.contributors == 4
     assert result.struck.pace > 0
+
+
+@pytest.mark.long
+@needs_namespaces
+def test_real_halves_come_together_and_every_step_is_counted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    result = measured(capsys, "--nodes", "4", "--apart", "2", "--rounds", "3", "--round-s", "2", "--seconds", "15")
+    assert_exact(result)
+    assert result.steps is not None
+    assert (result.steps.lost, result.steps.twice, result.steps.problems) == (0, 0, ())
+    assert result.struck is not None
+    assert result.struck.contributors == 4
+    assert (sides := result.struck.sides) is not None
+    assert sides.rounds[1] == 0
+    assert sides.alone > 0
+    assert sides.one_chain_s is not None

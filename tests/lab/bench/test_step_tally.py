@@ -1,4 +1,4 @@
-"""The account of a partition: on files made by hand, that whatever is wrong is seen; and once with real nodes."""
+"""The account of steps, of whom a partition kept from a round: on files made by hand, whatever is wrong is seen."""
 
 from __future__ import annotations
 
@@ -13,30 +13,17 @@ import pytest
 import torch
 
 from shoal.collectives.commitment import bitmap, chunk_hash, merkle_root
-from shoal.lab.bench.partition import (
-    APART_ROUND,
-    CHUNK_VALUES,
-    NUMEL,
-    PartitionBench,
-    PartitionResult,
-    measure,
-    partition_scenario,
-    run,
-    to_document,
-    to_lines,
-)
+from shoal.lab.bench.step_tally import NodeTally, read_node, tally
 from shoal.lab.bench.tally_workload import NOTES, QUANTUM, WORKLOAD_NAME, steps_made
-from shoal.lab.case import tell_nothing
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Round, Term
 from shoal.protocol.wire import canonical
-from shoal.testnet.reports.report import BytesReport, LossReport, NodeReport, Report
-from tests.testnet.links_lab import needs_namespaces
 
 PEERS = [Identity.from_seed(bytes([i + 1]) * 32).peer_id for i in range(4)]
+NUMEL, CHUNK_VALUES, APART_ROUND = 50_000, 4096, 4
 CHUNKS = -(-NUMEL // CHUNK_VALUES)
 ROUND_S, SECONDS = 2.0, 5.0
 APART_AT = 1000.0 + (APART_ROUND - 1) * ROUND_S
@@ -83,8 +70,6 @@ class Remains:
                 {"event": "contributed", "at": at, "round": r} for (n, r), at in self.announced.items() if n == node
             ]
             told += [self._certified(node, r, at) for (n, r), at in self.certified.items() if n == node]
-            if node > 1:
-                told.append({"event": "caught_up", "at": HEAL_AT + 1.5, "round": 6})
             told.sort(key=lambda event: event["at"])
             (root / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
         for number in range(1, LAST + 1):
@@ -134,119 +119,48 @@ class Remains:
         values[0] = 0.0
         return [values[at : at + CHUNK_VALUES].tobytes() for at in range(0, NUMEL, CHUNK_VALUES)]
 
-    def measured(self) -> PartitionResult:
+    def tallied(self) -> tuple[list[NodeTally], list[str]]:
         self.write()
-        scenario = msgspec.structs.replace(partition_scenario(SECONDS, 1), rounds=LAST)
-        report = Report(
-            scenario=scenario,
-            wall_s=30.0,
-            rounds_certified=LAST,
-            forks=0,
-            wrong_values=0,
-            digests_equal=True,
-            nodes=tuple(
-                NodeReport(
-                    index=i, peer_id=peer, outcome="running", rounds=LAST, certified=LAST, contributed=LAST, digests={}
-                )
-                for i, peer in enumerate(PEERS)
-            ),
-            loss=LossReport(metric="", first=None, last=None, by_round=()),
-            faults=(),
-            rounds=(),
-            bytes=BytesReport(lanes_sent=0, control_sent=0, fp32_allreduce_every_step=0),
-        )
-        return measure(report, self.folder, APART_AT)
+        folders = [self.folder / "nodes" / str(node) for node in range(4)]
+        logs = [read_node(node, PEERS[node], folder) for node, folder in enumerate(folders)]
+        problems: list[str] = []
+        return [tally(log, logs, LAST, (APART_AT, HEAL_AT), problems) for log in logs], problems
 
 
-def test_a_partition_that_loses_nothing_holds(tmp_path: Path) -> None:
-    result = Remains(tmp_path).measured()
-    assert result.problems == ()
-    assert (result.majority, result.previous_lead, result.rounds_of_majority, result.rounds_of_others) == (
-        (0, 1),
-        1,
-        2,
-        0,
-    )
-    assert (result.steps_made, result.steps_lost, result.steps_counted_twice) == (90 + 90 + 80 + 80, 0, 0)
-    assert result.steps_of_others == 2 * 20
-    assert (result.one_chain_s, result.full_speed_s) == (1.5, 3.0)
-    assert (result.round_before_s, result.round_after_s) == (ROUND_S, ROUND_S)
-    assert [node.counted for node in result.nodes] == [(90, 90), (90, 90), (80, 80), (80, 80)]
-    assert result.holds
-    assert to_document(result)["holds"] is True
-    assert to_lines(result)[-1] == "all is as it should be"
+def test_steps_of_who_was_apart_are_counted_once_and_those_made_alone_are_told(tmp_path: Path) -> None:
+    found, problems = Remains(tmp_path).tallied()
+    assert problems == []
+    assert [(one.made, one.counted) for one in found] == [(90, (90, 90))] * 2 + [(80, (80, 80))] * 2
+    assert [(one.lost, one.twice) for one in found] == [(0, 0)] * 4
+    assert [one.alone for one in found[2:]] == [20, 20]
+    assert [one.rounds_counted for one in found] == [9, 9, 6, 6]
 
 
 def test_a_step_that_no_contribution_holds_is_lost(tmp_path: Path) -> None:
     remains = Remains(tmp_path)
     remains.steps[2, 7] = 20  # the ten of the round that was in vain do not come again
-    result = remains.measured()
-    assert (result.steps_lost, result.steps_counted_twice, result.holds) == (10, 0, False)
-    assert to_lines(result)[-1].startswith("FAILED")
+    found, _ = remains.tallied()
+    assert [(one.lost, one.twice) for one in found] == [(0, 0), (0, 0), (10, 0), (0, 0)]
 
 
 def test_a_step_that_comes_again_though_it_was_counted_is_counted_twice(tmp_path: Path) -> None:
     remains = Remains(tmp_path)
     remains.steps[3, 8] = 20
-    result = remains.measured()
-    assert (result.steps_lost, result.steps_counted_twice, result.holds) == (0, 10, False)
+    found, _ = remains.tallied()
+    assert [(one.lost, one.twice) for one in found] == [(0, 0), (0, 0), (0, 0), (0, 10)]
 
 
 def test_what_is_left_out_of_one_chunk_is_lost_there(tmp_path: Path) -> None:
     remains = Remains(tmp_path)
     remains.left_out.add((0, 5, 7))
-    result = remains.measured()
-    assert (result.nodes[0].counted, result.steps_lost, result.holds) == ((80, 90), 10, False)
+    found, _ = remains.tallied()
+    assert (found[0].counted, found[0].lost) == ((80, 90), 10)
 
 
 def test_values_that_are_no_whole_number_of_steps_are_told(tmp_path: Path) -> None:
     remains = Remains(tmp_path)
     remains.steps[1, 2] = 10.5
-    result = remains.measured()
-    assert "round 2: node 1 contributed values that are no whole number of steps" in result.problems
-    assert not result.holds
-
-
-def test_two_halves_that_certify_do_not_hold(tmp_path: Path) -> None:
-    remains = Remains(tmp_path)
-    remains.certified[2, 4] = APART_AT + 1.0
-    result = remains.measured()
-    assert (result.rounds_of_others, result.holds) == (1, False)
-
-
-def test_work_is_to_go_on_in_the_other_half(tmp_path: Path) -> None:
-    remains = Remains(tmp_path)
-    for node in (2, 3):
-        remains.made[node] = [at for at in remains.made[node] if not APART_AT <= at <= HEAL_AT]
-    result = remains.measured()
-    assert (result.steps_of_others, result.holds) == (0, False)
-
-
-def test_it_must_be_whole_within_ten_seconds(tmp_path: Path) -> None:
-    remains = Remains(tmp_path)
-    for node in range(4):
-        for number in (7, 8, 9):
-            remains.certified[node, number] += 8.0
-    result = remains.measured()
-    assert (result.full_speed_s, result.holds) == (11.0, False)
-
-
-def test_that_no_half_goes_on_does_not_hold(tmp_path: Path) -> None:
-    remains = Remains(tmp_path)
-    for node in (0, 1):
-        for number in (4, 5):
-            remains.certified[node, number] = HEAL_AT + 0.1 * number
-    result = remains.measured()
-    assert (result.majority, result.rounds_of_majority, result.holds) == ((), 0, False)
-
-
-def test_a_half_that_never_comes_back_is_told(tmp_path: Path) -> None:
-    remains = Remains(tmp_path)
-    for number in (7, 8, 9):
-        del remains.certified[3, number]
-    result = remains.measured()
-    assert (result.full_speed_s, result.holds) == (None, False)
-    assert "a round of all four never" in to_lines(result)[2]
+    assert "round 2: node 1 contributed values that are no whole number of steps" in remains.tallied()[1]
 
 
 def test_every_step_takes_a_quantum_off_and_is_noted(tmp_path: Path) -> None:
@@ -261,17 +175,3 @@ def test_every_step_takes_a_quantum_off_and_is_noted(tmp_path: Path) -> None:
     assert steps_made(tmp_path / "none") == []
     with pytest.raises(ConfigError, match="give it a folder with --data"):
         load_workload(WORKLOAD_NAME, {}, None)
-
-
-@pytest.mark.long
-@needs_namespaces
-def test_real_halves_come_together_and_every_step_is_counted_once(tmp_path: Path) -> None:
-    result = run(PartitionBench(seconds=15.0, seed=3, out=tmp_path), tell_nothing)
-    assert result.problems == ()
-    assert (result.rounds_of_others, result.steps_lost, result.steps_counted_twice) == (0, 0, 0)
-    assert (result.forks, result.wrong_values, result.digests_equal) == (0, 0, True)
-    assert result.one_chain_s is not None
-    assert result.full_speed_s is not None
-    assert min(node.rounds_counted for node in result.nodes) > APART_ROUND
-    # A slow machine may take all that time to find out that there are two halves.
-    assert result.previous_lead in result.majority or result.rounds_of_majority == 0
