@@ -28,7 +28,7 @@ from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
 from shoal.lab.case import Case
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
@@ -111,7 +111,7 @@ class HostileSwarm(Swarm):
         began = {node.index: self._certified_at(node)[-1] for node in paced}
         memory: dict[int, int] = {}
         files: dict[int, int] = {}
-        wanted = self.bench.rounds
+        wanted, since_at, used_s = self.bench.rounds, time.time(), self._used_s()
 
         def since(node: NodeProcess) -> list[float]:
             return [at for at in self._certified_at(node) if at > began[node.index]]
@@ -121,13 +121,18 @@ class HostileSwarm(Swarm):
             with trio.move_on_after(wanted * self.bench.round_s * SLACK + MACHINE_S):
                 await self.journal.until(lambda: all(len(since(node)) >= wanted for node in paced))
             nursery.cancel_scope.cancel()
-        now = time.time()
+        now, after_s = time.time(), self._used_s()
+        cpu = {i: round((after_s[i] - s) / (now - since_at), 3) for i, s in used_s.items() if after_s.get(i, 0) >= s}
         slowest = max(paced, key=lambda node: _round_s(began[node.index], since(node), wanted, now))
         rounds = since(slowest)[:wanted]
         round_s = _round_s(began[slowest.index], rounds, wanted, now)
         return Window(
-            rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files
+            rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files, cpu=cpu
         )
+
+    def _used_s(self) -> dict[int, float]:
+        """Processor time of the honest daemons so far, by index."""
+        return {index: cpu_s([process]) for index, process in self.daemons().items() if index < HONEST}
 
     def _certified_at(self, node: NodeProcess) -> list[float]:
         return [event.at for event in self.journal.of(Certified, node.index)]
@@ -258,7 +263,11 @@ def _of(window: Window) -> str:
     took = "none" if window.round_s is None else f"{window.round_s:.2f} s each"
     memory = max(window.memory_bytes.values(), default=0) / (1 << 20)
     files = max(window.files.values(), default=0)
-    return f"{window.rounds} rounds, {took}; {memory:.0f} MiB and {files} open files in the largest daemon"
+    cpu = max(window.cpu.values(), default=0.0)
+    return (
+        f"{window.rounds} rounds, {took}; {memory:.0f} MiB and {files} open files in the largest daemon, "
+        f"{cpu:.0%} of a core in the busiest"
+    )
 
 
 def to_document(result: HostileResult) -> dict[str, object]:

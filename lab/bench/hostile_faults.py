@@ -20,6 +20,7 @@ from shoal.lab.bench.hostile_member import LYING_KINDS, TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import HONEST, STRANGERS
 from shoal.lab.fleet import end
 from shoal.node.control_client import request
+from shoal.node.reporting.events import Listening
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.limits import Reason
 from shoal.testnet.nodes import NodeProcess
@@ -50,7 +51,8 @@ async def stranger(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
     """A process of its own, of which no node knows anything. Raises NetworkError if it does not begin."""
     addresses = [node.addresses[0] for node in swarm.honest]
     command = [sys.executable, "-m", "shoal.lab.bench.hostile_stranger", swarm.bench.kind, swarm.swarm_hex]
-    command += [str(swarm.bench.places), *addresses]
+    lanes = swarm.journal.of(Listening, 0)[-1].lanes[0]
+    command += [str(swarm.bench.places), lanes, *addresses]
     attacker = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert attacker.stdin is not None
     assert attacker.stdout is not None

@@ -20,13 +20,14 @@ KINDS: Final[dict[str, str]] = {
     "multistream": "gigabytes announced, and sent, in place of a protocol's name",
     "links": "silent strangers take all places, and a founder is restarted meanwhile",
     "prune": "a stranger speaks of topics of gossip that do not exist",
+    "flood": "strangers say hello 200 times a second, begin 500 handshakes, read no answers, and announce giant frames",
     "forged_leaves": "a fifth member says, alone, that all others left",
     "electorate": "a fifth member, where it leads, proposes strangers as members, or leaves one out",
     "viewjump": "a fifth member invents prepare certificates, and speaks in views far ahead",
     "accuser": "a fifth member keeps its contribution from another, and accuses that one",
     "copykey": "a copy of one node's folder runs beside it",
 }
-STRANGERS: Final = frozenset({"ahead", "push", "multistream", "links", "prune"})
+STRANGERS: Final = frozenset({"ahead", "push", "multistream", "links", "prune", "flood"})
 LIARS: Final = frozenset({"forged_leaves", "electorate", "viewjump", "accuser"})
 HONEST: Final = 4
 
@@ -74,13 +75,15 @@ class HostileBench(Spec):
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Some rounds of the honest nodes. rounds: of the slowest; round_s: the mean of its rounds, None without any.
 
-    memory_bytes: the most that each daemon held at once, by index; files: what it had open.
+    memory_bytes: the most that each daemon held at once, by index; files: what it had open; cpu: what it took, of one
+    core.
     """
 
     rounds: int
     round_s: float | None
     memory_bytes: dict[int, int]
     files: dict[int, int]
+    cpu: dict[int, float]
 
 
 class HostileResult(msgspec.Struct, frozen=True, kw_only=True):

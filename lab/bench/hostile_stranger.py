@@ -1,6 +1,6 @@
 """The stranger of `shoal bench hostile`, which is no member: a process of its own that does one thing to all nodes:
 
-    python -m shoal.lab.bench.hostile_stranger KIND SWARM PLACES ADDRESS…
+    python -m shoal.lab.bench.hostile_stranger KIND SWARM PLACES LANES ADDRESS…
 
 It says "ready" when it begins and, when its standard input ends, prints what it did as one line of JSON, and ends.
 
@@ -9,6 +9,9 @@ It says "ready" when it begins and, when its standard input ends, prints what it
     multistream  announces gigabytes in place of a protocol's name, before any key is known, and sends them
     links        PLACES silent strangers at each node, which it dials; who is parted from comes back by itself
     prune        links, and says of topics which do not exist that it subscribes to them and prunes them
+    flood        against the first node alone, whose lanes listen at LANES: 200 hellos a second of members of another
+                 swarm, over 64 connections of as many keys; 500 half-open connections; 50 readers that do not read; and
+                 100 frames a second with giant lengths, to the lanes
 
 It connects from loopback addresses that were not seen before, as from a botnet.
 """
@@ -21,35 +24,31 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 import msgspec
 import trio
 
-from shoal.lab.bench.flood_attacker import (
-    GREETING,
-    attack_until_told,
-    connect_from_source,
-    fresh_addresses,
-    raw_stream,
-    source,
-)
-from shoal.lab.bench.hostile_silent import Herald, Silent, Unheard
+from shoal.lab.bench.hostile_silent import GREETING, Herald, Silent, Unheard
 from shoal.node.state.state_server import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Ready, Term
-from shoal.protocol.peering import Ack, Full, Hello, HelloAnswer, LinkMessage, Ping, Welcome
+from shoal.protocol.peering import Ack, Full, GetManifest, Hello, HelloAnswer, LinkMessage, Ping, Welcome
 from shoal.protocol.planning import JOINER
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.protocol.wire import HASH_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical, decode, open_envelope
 from shoal.swarm.host import Host
+from shoal.swarm.lanes.seal import parse_address as parse_lane_address
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
+from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL
 from shoal.swarm.muxer import FOREIGN_ERRORS
 from shoal.swarm.net_stream import encode_varint
-from shoal.swarm.streams import MessageStream
+from shoal.swarm.streams import LENGTH_BYTES, MessageStream
 
 FAR: Final = 1_000_000
 """Rounds."""
@@ -69,6 +68,55 @@ PUSH_PROTOCOL: Final = "/ipfs/id/push/1.0.0"
 GOSSIP_PROTOCOL: Final = "/meshsub/1.1.0"
 PUSHED_BYTES: Final = 900_000
 TOPICS_OF_A_PACKET: Final = 500
+ANOTHER_SWARM: Final = SwarmId(bytes(32))
+HELLOS_PER_S: Final = 200
+HELLO_CONNECTIONS: Final = 64
+HALF_OPEN: Final = 500
+SLOW_READERS: Final = 50
+STREAMS_OF_A_READER: Final = 8
+LANE_FRAMES_PER_S: Final = 100
+UNDER_WAY_LIMIT: Final = 64
+"""Hellos of one connection that are sent and not answered."""
+ANSWER_DEADLINE_S: Final = 10.0
+LOOK_S: Final = 0.5
+READ_BYTES: Final = 4096
+HALF_OPEN_ADDRESSES: Final = tuple(f"127.0.2.{n}" for n in range(1, 9))
+"""Few, so that what half-open connections spend keeps nobody else out."""
+FRAME_ADDRESS: Final = "127.0.4.1"
+
+source: ContextVar[str | None] = ContextVar("source", default=None)
+"""The address from which this task connects."""
+
+
+def connect_from_source() -> None:
+    """Have every task of this process connect from its `source`."""
+    connect: Any = trio.open_tcp_stream
+
+    async def connect_from(host: str, port: int) -> trio.SocketStream:
+        stream: trio.SocketStream = await connect(host, port, local_address=source.get())
+        return stream
+
+    trio.open_tcp_stream = connect_from  # type: ignore[assignment]  # here alone, where the host dials by it
+
+
+def fresh_addresses() -> Callable[[], str]:
+    """Return loopback addresses, each once, from a place that two runs hardly share."""
+    numbers = count(secrets.randbelow(1 << 22))
+    return lambda: f"127.{16 + (n := next(numbers)) // (1 << 16) % 128}.{n // 256 % 256}.{1 + n % 254}"
+
+
+async def raw_stream(host: Host, peer: PeerId) -> Any:
+    """Open a stream on which nothing was said. Raises one of FOREIGN_ERRORS."""
+    for connection in host._network.get_connections():
+        if str(connection.muxed_conn.peer_id) == peer:
+            return await connection.muxed_conn.open_stream()
+    raise trio.ClosedResourceError
+
+
+async def until_parted(host: Host, peer: PeerId) -> None:
+    """Return once the other end is gone, which it says to nobody."""
+    while peer in host.connected():  # noqa: ASYNC110
+        await trio.sleep(LOOK_S)
 
 
 def field_of(number: int, payload: bytes) -> bytes:
@@ -104,7 +152,8 @@ class Stranger:
         self.host.serve(MESSAGES_PROTOCOL, self._read)
         self.host.serve(FETCH_PROTOCOL, self._never_answer)
 
-    def _hello(self) -> Hello:
+    def hello(self, swarm: SwarmId) -> Hello:
+        """Hello of a member of `swarm`, which it may not be."""
         record = NodeRecord(
             peer=self.identity.peer_id,
             boot=1,
@@ -112,12 +161,12 @@ class Stranger:
             phase="training",
             round=self._round,
         )
-        return Hello(wire=WIRE_VERSION, swarm=self.swarm, software="hostile", record=seal_record(self.sealer, record))
+        return Hello(wire=WIRE_VERSION, swarm=swarm, software="hostile", record=seal_record(self.sealer, record))
 
     async def link(self, address: str) -> tuple[PeerId, bool]:
         """Say hello at `address`: who is there, and whether it let this one in. Raises NetworkError, RemoteError."""
         peer = await self.host.dial(address, deadline_s=DEADLINE_S)
-        reply = await self.host.request(peer, HELLO_PROTOCOL, canonical(self._hello()), deadline_s=DEADLINE_S)
+        reply = await self.host.request(peer, HELLO_PROTOCOL, canonical(self.hello(self.swarm)), deadline_s=DEADLINE_S)
         answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
         welcome = isinstance(answer, Welcome) and bool(answer.record)
         self._made["welcomes" if welcome else "told full" if isinstance(answer, Full) else "refusals"] += 1
@@ -149,8 +198,8 @@ class Attack(ABC):
 
     return_s = RETURN_S
 
-    def __init__(self, swarm: SwarmId, places: int, addresses: Sequence[str]) -> None:
-        self.swarm, self.places, self.addresses = swarm, places, addresses
+    def __init__(self, swarm: SwarmId, places: int, lanes: str, addresses: Sequence[str]) -> None:
+        self.swarm, self.places, self.lanes, self.addresses = swarm, places, lanes, addresses
         self.made: Counter[str] = Counter()
         self._fresh = fresh_addresses()
 
@@ -310,19 +359,102 @@ class Prune(Attack):
                 await trio.sleep(BUSY_S)
 
 
+class Flood(Attack):
+    """Strangers that do a little of everything to one node, and much of it."""
+
+    async def run(self) -> None:
+        ways = ((self._half_open, HALF_OPEN), (self._read_nothing, SLOW_READERS), (self._say_hellos, HELLO_CONNECTIONS))
+        async with trio.open_nursery() as nursery:
+            for attack, times in ways:
+                for _ in range(times):
+                    nursery.start_soon(self.again, attack, self.addresses[0])
+            while True:
+                await trio.sleep(1 / LANE_FRAMES_PER_S)
+                nursery.start_soon(self._giant_frame)
+
+    async def _half_open(self, address: str) -> None:
+        """Begin a handshake and say no more."""
+        source.set(secrets.choice(HALF_OPEN_ADDRESSES))
+        at = parse_address(address)
+        async with await trio.open_tcp_stream(at.host, at.port) as stream:
+            self.made["half-open connections"] += 1
+            await stream.send_all(named("/noise"))
+            while await stream.receive_some():
+                pass
+
+    async def _giant_frame(self) -> None:
+        """An id that nobody agreed on, and a header that announces gigabytes."""
+        source.set(FRAME_ADDRESS)
+        with contextlib.suppress(*FOREIGN_ERRORS):
+            async with await trio.open_tcp_stream(*parse_lane_address(self.lanes)) as stream:
+                self.made["giant frames"] += 1
+                await stream.send_all(secrets.token_bytes(16) + b"\x01\x00\x01\x00" + b"\xff" * 200)
+                await stream.receive_some()
+
+    async def _read_nothing(self, address: str) -> None:
+        """Ask for the manifest on many streams, and read none of the answers."""
+        async with self.stranger() as one:
+            peer = await one.host.dial(address, deadline_s=DEADLINE_S)
+            request = canonical(GetManifest(swarm=self.swarm))
+            for _ in range(STREAMS_OF_A_READER):
+                stream = await one.host.open(peer, MANIFEST_PROTOCOL, deadline_s=DEADLINE_S)
+                await stream.send(request, deadline_s=DEADLINE_S)
+                self.made["answers not read"] += 1
+            await until_parted(one.host, peer)
+
+    async def _say_hellos(self, address: str) -> None:
+        """Say hello when it is due, whatever became of the one before, until the node parts."""
+        async with self.stranger() as one, trio.open_nursery() as nursery:
+            peer = await one.host.dial(address, deadline_s=DEADLINE_S)
+            hello = canonical(one.hello(ANOTHER_SWARM))
+            opening = named(HELLO_PROTOCOL) + len(hello).to_bytes(LENGTH_BYTES, "big") + hello
+            places = trio.Semaphore(UNDER_WAY_LIMIT)
+            while peer in one.host.connected():
+                await places.acquire()
+                nursery.start_soon(self._one_hello, one.host, peer, opening, places)
+                await trio.sleep(HELLO_CONNECTIONS / HELLOS_PER_S)
+            nursery.cancel_scope.cancel()
+
+    async def _one_hello(self, host: Host, peer: PeerId, opening: bytes, places: trio.Semaphore) -> None:
+        """All that a client says to open a stream and to say hello there, at once."""
+        echoed, received = len(named(HELLO_PROTOCOL)), 0
+        try:
+            with contextlib.suppress(*FOREIGN_ERRORS), trio.move_on_after(ANSWER_DEADLINE_S):
+                stream = await raw_stream(host, peer)
+                await stream.write(opening)
+                self.made["hellos"] += 1
+                while received <= echoed and (more := await stream.read(READ_BYTES)):
+                    received += len(more)
+                await stream.reset()
+        finally:
+            self.made["hellos answered"] += received > echoed
+            places.release()
+
+
 ATTACKS: Final[dict[str, type[Attack]]] = {
     "ahead": Ahead,
     "push": Push,
     "multistream": Multistream,
     "links": Links,
     "prune": Prune,
+    "flood": Flood,
 }
 
 
+async def attack_until_told(attack: Callable[[], Awaitable[None]]) -> None:
+    """Attack until the standard input ends."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attack)
+        sys.stdout.buffer.write(b"ready\n")
+        sys.stdout.buffer.flush()
+        await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+        nursery.cancel_scope.cancel()
+
+
 def main() -> None:
-    kind, swarm, places, *addresses = sys.argv[1:]
+    kind, swarm, places, lanes, *addresses = sys.argv[1:]
     connect_from_source()
-    attack = ATTACKS[kind](SwarmId(bytes.fromhex(swarm)), int(places), addresses)
+    attack = ATTACKS[kind](SwarmId(bytes.fromhex(swarm)), int(places), lanes, addresses)
     trio.run(attack_until_told, attack.run)
     sys.stdout.buffer.write(msgspec.json.encode(dict(attack.made)) + b"\n")
 

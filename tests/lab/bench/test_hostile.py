@@ -162,7 +162,7 @@ def test_report_of_a_stranger_is_signed_as_it_would_sign_it() -> None:
 
 
 def found(kind: str = "push", **changes: object) -> HostileResult:
-    window = Window(rounds=6, round_s=20.0, memory_bytes={0: 1 << 27}, files={0: 30})
+    window = Window(rounds=6, round_s=20.0, memory_bytes={0: 1 << 27}, files={0: 30}, cpu={0: 0.25})
     result = HostileResult(
         bench=HostileBench(kind=kind),
         kind=kind,
@@ -211,7 +211,7 @@ def test_what_keeps_all_targets_misses_none() -> None:
 
 
 def test_kind_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["bench", "hostile", "--kind", "flood"]) == 2
+    assert execute(["bench", "hostile", "--kind", "plague"]) == 2
     assert "--kind must be one of ahead, push" in capsys.readouterr().err
 
 

@@ -43,7 +43,7 @@ async def test_silent_strangers_take_all_places_however_few_are_let_in_and_keep_
 
     monkeypatch.setattr(node.host, "pinged", pinged)
     async with running(node) as nursery:
-        attack = Links(MANIFEST.swarm_id, PLACES + 1, node.host.addresses)
+        attack = Links(MANIFEST.swarm_id, PLACES + 1, "", node.host.addresses)
         nursery.start_soon(attack.run)
         await until(lambda: len(node.linked()) == PLACES)
         there = node.linked()
