@@ -1,4 +1,4 @@
-"""`shoal explore agreement|rules|repair`: walks every schedule of a small round, and shows the one that breaks it."""
+"""`shoal explore agreement|repair`: walks every schedule of a small round, and shows the one that breaks it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.lab.explore.repair import RepairExploration
-    from shoal.lab.explore.rules_bugs import Bug
-    from shoal.lab.explore.rules_scope import RulesScope
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.search import Exploration, Finding
     from shoal.protocol.voting import FaultModel
 
-    AnyExploration = Exploration[Scope] | Exploration[RulesScope] | RepairExploration
+    AnyExploration = Exploration[Scope] | RepairExploration
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -33,7 +31,7 @@ PROGRESS_PERIOD_S = 1.0
 class ExploreOptions:
     """Options of `shoal explore`."""
 
-    what: Annotated[str, typer.Argument(metavar="agreement|rules|repair", help="What to explore.")] = "agreement"
+    what: Annotated[str, typer.Argument(metavar="agreement|repair", help="What to explore.")] = "agreement"
     members: Annotated[int, Option("--members", help="Members of the electorate; member v leads view v.")] = 3
     views: Annotated[int, Option("--views", help="How many views there may be, from view 0 on.")] = 3
     crashes: Annotated[int, Option("--crashes", help="How often a member may be killed and return.")] = 1
@@ -50,7 +48,7 @@ class ExploreOptions:
         "crash"
     )
     liars: Annotated[
-        int, Option("--liars", help="How many members say anything at any time; one, but of the rules.")
+        int, Option("--liars", help="How many members say anything at any time; one, but with --walk.")
     ] = 0
     strangers: Annotated[
         int, Option("--strangers", help="How many contribute without a vote, beside the members, who are named voters.")
@@ -59,12 +57,6 @@ class ExploreOptions:
         bool, Option("--changing", help="The round before changed the voters, and this one does; takes --strangers.")
     ] = False
     liar: Annotated[int, Option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
-    careless: Annotated[
-        bool, Option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
-    ] = False
-    bug: Annotated[str | None, Option("--bug", help="Of the rules: one to break, to see it found.", metavar="NAME")] = (
-        None
-    )
     attempts: Annotated[int, Option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
     chunks: Annotated[int, Option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
     shift: Annotated[int, Option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
@@ -80,19 +72,13 @@ class ExploreOptions:
 
 
 def explore(options: ExploreOptions) -> None:
-    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it.
-
-    Of `rules`, over a small model of the rules of agreement, with members that lie.
-    """
+    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it."""
     explored: dict[str, Callable[[ExploreOptions], AnyExploration]] = {
         "agreement": _explored_agreement,
-        "rules": _explored_rules,
         "repair": _explored_repair,
     }
     if options.what not in explored:
-        raise ConfigError(
-            f"there is no {options.what!r} to explore; write `shoal explore agreement`, `… rules` or `… repair`"
-        )
+        raise ConfigError(f"there is no {options.what!r} to explore; write `shoal explore agreement` or `… repair`")
     for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
         if bound is not None and bound < 1:
             raise ConfigError(f"{name} {bound}: must be 1 or more")
@@ -143,39 +129,6 @@ def _faults(quorum: str) -> FaultModel:
     if quorum not in {faults.value for faults in FaultModel}:
         raise ConfigError(f"--quorum {quorum}: must be crash or lying")
     return FaultModel(quorum)
-
-
-def _explored_rules(options: ExploreOptions) -> Exploration[RulesScope]:
-    from shoal.lab.explore.rules import RulesExplorer
-    from shoal.lab.explore.rules_scope import RulesScope
-    from shoal.lab.explore.rules_walk import walk_rules
-
-    scope = RulesScope(
-        quorum=options.quorum,
-        members=options.members,
-        views=options.views,
-        liars=options.liars,
-        liar=options.liar,
-        planner=options.planner,
-        plans=options.plans,
-        leaves=options.leaves,
-        crashes=options.crashes,
-        careless=options.careless,
-        reduced=not options.unreduced,
-    )
-    bug = _bug(options.bug)
-    if options.walk is None:
-        return RulesExplorer(scope, bug).run(limit=options.limit, on_progress=ProgressLines())
-    return walk_rules(scope, options.walk, options.seed, bug, on_progress=ProgressLines())
-
-
-def _bug(name: str | None) -> Bug | None:
-    from shoal.lab.explore.rules_bugs import Bug
-
-    names = {bug.name.lower().replace("_", "-"): bug for bug in Bug}
-    if name is not None and name not in names:
-        raise ConfigError(f"--bug {name}: there are {', '.join(names)}")
-    return None if name is None else names[name]
 
 
 def _explored_repair(options: ExploreOptions) -> RepairExploration:
@@ -269,25 +222,19 @@ def lines_of(exploration: AnyExploration) -> Iterator[str]:
 
 def _told_scope(exploration: AnyExploration) -> str:
     from shoal.lab.explore.repair_scope import RepairScope
-    from shoal.lab.explore.rules_scope import RulesScope
 
     scope = exploration.scope
     told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"
     if isinstance(scope, RepairScope):
         told += f" (of {', '.join(map(str, scope.returning))})" if scope.returning else ""
         return f"{told}, {count(scope.attempts, 'plan')} in a view, {scope.codec}"
-    if isinstance(scope, RulesScope):
-        who = "nobody lies"
-        if scope.liars:
-            who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
-        told = f"quorums of `{scope.quorum}`, {who}, {told}"
-        return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
     if scope.strangers:
         told = f"{count(scope.strangers, 'stranger')} beside {told}"
     if scope.changing:
         told = f"voters that change before and after, {told}"
     if scope.liars:
-        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
+        who = " and ".join(map(str, scope.lying))
+        told = f"quorums of `{scope.faults.value}`, member {who} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
     return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
 

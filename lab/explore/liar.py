@@ -66,10 +66,10 @@ class _Remembering(Identity):
 
 
 class Liar:
-    """The lying member `position`, and all messages that it may send."""
+    """The lying member `position`, and all messages that it may send; others that lie lend it their keys."""
 
-    def __init__(self, scope: Scope, members: Members) -> None:
-        position, values = scope.liar, members.values
+    def __init__(self, scope: Scope, members: Members, position: int) -> None:
+        values = members.values
         self.position = position
         self._voting = members.voting
         self._identities = [_Remembering(identity) for identity in members.identities]
@@ -86,6 +86,8 @@ class Liar:
         values.names.update(self.bad)
         for value in self.own:
             values.by_hash[value.hash] = value
+        self.lent: tuple[Value, ...] = ()
+        """Values of other liars, which it prepares and votes for as for its own."""
         self._alphabets: dict[object, frozenset[Message]] = {}
 
     def _named(self) -> Iterator[tuple[Value, str]]:
@@ -108,7 +110,7 @@ class Liar:
         return known
 
     def _messages(self, heard: frozenset[tuple[int, Message]]) -> Iterator[Message]:
-        values = {value.hash: value for value in self.own}
+        values = {value.hash: value for value in (*self.own, *self.lent)}
         values |= {m.value.hash: m.value for _, m in heard if isinstance(m, Propose)}
         certificates = list(self._certificates(values, _signers(heard, Prepare)))
         for view in range(self._scope.views):
@@ -129,7 +131,7 @@ class Liar:
                     yield PreparedValue(value, prepared)
 
     def _with_me(self, others: Iterable[int]) -> list[Identity]:
-        return [self._identities[one] for one in {*others, self.position}]
+        return [self._identities[one] for one in {*others, *self._scope.lying}]
 
     def _moves(self, certificates: Sequence[PreparedValue]) -> Iterator[ViewChange]:
         for view in range(1, self._scope.views):
@@ -192,9 +194,9 @@ class Liar:
             yield propose_of(self._me, view, one.value, moves, one.prepared)
 
     def _shown(self, view: int, moved: Mapping[int, ViewChange], own: ViewChange) -> Moves:
-        """The ViewChanges of those and itself, each under its sender's key."""
+        """The ViewChanges of those and of all liars, each under its sender's key."""
         carried = {self._identities[who].peer_id: change.prepared for who, change in moved.items()}
-        carried[self._me.peer_id] = own.prepared
+        carried |= {self._identities[who].peer_id: own.prepared for who in self._scope.lying}
         return moves_of(self._with_me(moved), self._base, view, carried)
 
     def _decisions(self, values: Mapping[bytes, Value], votes: Signers) -> Iterator[Certificate]:

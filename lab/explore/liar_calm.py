@@ -1,10 +1,10 @@
-"""The end of a walk with a liar: the network is calm, what is said is heard, nobody dies, and the liar goes on."""
+"""The end of a walk with liars: the network is calm, what is said is heard, nobody dies, and the liars go on."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.lab.explore.liar import Liar, one_of
 from shoal.lab.explore.member import Members, copy_of
@@ -23,7 +23,7 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Message
 
 LIES_PER_MEMBER = 3
-"""Messages of the liar that each member hears in each view."""
+"""Messages of a liar that each member hears in each view."""
 
 
 class Calm:
@@ -33,12 +33,12 @@ class Calm:
         self,
         scope: Scope,
         members: Members,
-        liar: Liar,
+        liars: Sequence[Liar],
         machines: Mapping[int, Agreement],
         rng: random.Random,
     ) -> None:
         self.path: list[str] = []
-        self._scope, self._members, self._liar, self._rng = scope, members, liar, rng
+        self._scope, self._members, self._liars, self._rng = scope, members, liars, rng
         self._machines = {position: copy_of(machine) for position, machine in machines.items()}
         self._said: dict[int, set[Message]] = {position: set() for position in self._machines}
         self._waiting: deque[tuple[int, Message]] = deque()
@@ -84,9 +84,10 @@ class Calm:
 
     def _lie(self, receiver: int) -> None:
         said = [frozenset(self._said.get(i, ())) for i in range(self._scope.everyone)]
-        alphabet = self._liar.alphabet(said)
-        for _ in range(LIES_PER_MEMBER):
-            self._hear(receiver, self._scope.liar, one_of(alphabet, self._rng))
+        for liar in self._liars:
+            alphabet = liar.alphabet(said)
+            for _ in range(LIES_PER_MEMBER):
+                self._hear(receiver, liar.position, one_of(alphabet, self._rng))
 
     def _deliver(self) -> None:
         while self._waiting:
@@ -99,7 +100,7 @@ class Calm:
         try:
             self._act(receiver, self._machines[receiver].receive(self._members.peers[sender], message))
         except RemoteError as error:
-            if sender != self._scope.liar:
+            if sender not in self._scope.lying:
                 self.path.append(f"member {receiver} blames member {sender}: {error}")
                 self._blamed = "an honest member was blamed"
 

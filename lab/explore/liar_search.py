@@ -15,6 +15,7 @@ from shoal.lab.explore.member import MakeAgreement, Member, Outcome, plain_agree
 from shoal.lab.explore.scope import Scope
 from shoal.lab.explore.search import State
 from shoal.lab.explore.word import Said
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import Certificate, Prepare, Vote
 
 
@@ -22,8 +23,10 @@ class LiarExplorer(Explorer):
     """Walks the schedules of a scope with a liar. In `crash` a second value may be certified, and is passed over."""
 
     def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement) -> None:
+        if scope.liars > 1:
+            raise ConfigError("--liars: schedules are searched beside one liar; of more walk some with --walk")
         super().__init__(scope, make)
-        self._liar = Liar(scope, self.members)
+        self._liar = Liar(scope, self.members, scope.liar)
         self._machine = self.members.states[self.start[scope.liar]].machine
         self._liar_numbers: dict[Said, int] = {}
         self.forks = 0

@@ -1,6 +1,6 @@
-"""Random schedules of the machines that nodes run, one member of which is replaced by a liar (`liar.py`).
+"""Random schedules of the machines that nodes run, some members of which are replaced by liars (`liar.py`).
 
-Messages lie in a bag for each receiver; one is lost, heard, or heard and kept for another time. The liar puts any
+Messages lie in a bag for each receiver; one is lost, heard, or heard and kept for another time. A liar puts any
 message of its alphabet into any bag at any moment, others to others. Checked at every step: what `member.py` checks of
 honest members, that none of them signs a value that is false, moves to a view far ahead, or takes a certificate without
 a quorum's votes, and that two values are certified in `crash` only if what the liar sent convicts it, in `lying` never.
@@ -42,32 +42,35 @@ def walk_with_liar(
     *,
     on_progress: OnProgress = ignore_progress,
 ) -> Exploration[Scope]:
-    """Take `steps` random steps, in as many walks as it needs; planner and liar are others in each."""
-    rng = random.Random(seed)
+    """Take `steps` random steps, in as many walks as it needs; planner and liars are others in each."""
+    rng, liars = random.Random(seed), max(1, scope.liars)
 
     def begin() -> _LiarWalk:
-        planner, liar = rng.randrange(scope.members), rng.randrange(scope.everyone)
-        return _LiarWalk(replace(scope, reduced=False, planner=planner, liars=1, liar=liar), rng, make)
+        planner, liar = rng.randrange(scope.members), rng.randrange(scope.everyone - liars + 1)
+        return _LiarWalk(replace(scope, reduced=False, planner=planner, liars=liars, liar=liar), rng, make)
 
-    return walked(replace(scope, reduced=False, liars=1), begin, steps, on_progress)
+    return walked(replace(scope, reduced=False, liars=liars), begin, steps, on_progress)
 
 
 class _LiarWalk(AgreementWalk):
-    """A walk that is over when the liar is convicted."""
+    """A walk that is over when a liar is convicted that may fork."""
 
     def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
         two_faced = rng.random() < TWO_FACED
         weights = (20.0, 4.0, 4.0, rng.choice((0.02, 0.1, 0.5)), 0.2, 0.1)
-        honest = [position for position in range(scope.everyone) if position != scope.liar]
+        honest = [position for position in range(scope.everyone) if position not in scope.lying]
         super().__init__(Members(scope, make), honest, rng, weights=weights, loss=LOSS, vote_loss=LOSS)
         self._scope = scope
         self._certified: set[bytes] = set()
-        self._liar = Liar(scope, self.members)
+        self._liars = [Liar(scope, self.members, position) for position in scope.lying]
+        for liar in self._liars:
+            liar.lent = tuple(value for other in self._liars if other is not liar for value in other.own)
+        self._bad = {value: name for liar in self._liars for value, name in liar.bad.items()}
         self._two_faced = two_faced
-        self._sent: set[Message] = set()
+        self._sent: dict[int, set[Message]] = {position: set() for position in scope.lying}
 
     def step(self) -> str | None:
-        """Let the liar say something, or an honest member do something."""
+        """Let a liar say something, or an honest member do something."""
         if self._rng.random() < LYING:
             self._lies()
             return None
@@ -78,27 +81,28 @@ class _LiarWalk(AgreementWalk):
         if self.over:
             return None
         machines = {position: self.members.states[self._numbers[position]].machine for position in self._honest}
-        calm = Calm(self._scope, self.members, self._liar, machines, self._rng)
+        calm = Calm(self._scope, self.members, self._liars, machines, self._rng)
         wrong = calm.decides()
         self.path += calm.path if wrong else []
         return wrong
 
     def _said(self, position: int) -> frozenset[Message]:
-        return self.members.states[self._numbers[position]].said if position != self._scope.liar else frozenset()
+        return self.members.states[self._numbers[position]].said if position not in self._sent else frozenset()
 
     def _lies(self) -> None:
         receiver = self._rng.choice(self._honest)
-        alphabet = self._liar.alphabet([self._said(i) for i in range(self._scope.everyone)])
+        liar = self._liars[0] if len(self._liars) == 1 else self._rng.choice(self._liars)
+        alphabet = liar.alphabet([self._said(i) for i in range(self._scope.everyone)])
         if self._rng.random() < TO_THE_POINT:
-            alphabet = self._to_the_point(alphabet, receiver)
+            alphabet = self._to_the_point(alphabet, receiver, liar)
         message = one_of(alphabet, self._rng)
-        self._sent.add(message)
-        self._bags[receiver].append((self._scope.liar, message))
+        self._sent[liar.position].add(message)
+        self._bags[receiver].append((liar.position, message))
 
-    def _to_the_point(self, alphabet: frozenset[Message], receiver: int) -> frozenset[Message]:
+    def _to_the_point(self, alphabet: frozenset[Message], receiver: int, liar: Liar) -> frozenset[Message]:
         view = self.members.states[self._numbers[receiver]].machine.view
         prepared = {m.value for m in self._said(receiver) if isinstance(m, Prepare) and m.view == view}
-        hidden = self._liar.own[1 - self._honest.index(receiver) % 2].hash if self._two_faced else None
+        hidden = liar.own[1 - self._honest.index(receiver) % 2].hash if self._two_faced else None
         return frozenset(
             m
             for m in alphabet
@@ -117,8 +121,8 @@ class _LiarWalk(AgreementWalk):
         if member.machine.view >= self._scope.views:
             return "a member followed to a view far ahead"
         for message in member.said:
-            if isinstance(message, Prepare | Vote) and message.value in self._liar.bad:
-                return f"an honest member signed {self._liar.bad[message.value]}"
+            if isinstance(message, Prepare | Vote) and message.value in self._bad:
+                return f"an honest member signed {self._bad[message.value]}"
         for view, value in outcome.votes:
             self._count(view, value)
         certificate = outcome.certificate
@@ -129,21 +133,22 @@ class _LiarWalk(AgreementWalk):
             self._certified.add(certificate.value.hash)
         if len(self._certified) < 2:
             return None
-        self.over = self._scope.may_fork and evidence(self._sent) is not None
+        self.over = self._scope.may_fork and any(map(evidence, self._sent.values()))
         return None if self.over else "fork"
 
     def _count(self, view: int, value: bytes) -> None:
         voters = {self.members.peers[i] for i in self._honest if _voted(self._said(i), view, value)}
-        if self._scope.faults is FaultModel.LYING or _voted(self._sent, view, value):
-            voters.add(self.members.peers[self._scope.liar])
+        for position, sent in self._sent.items():
+            if self._scope.faults is FaultModel.LYING or _voted(sent, view, value):
+                voters.add(self.members.peers[position])
         leaves = self.members.values.by_hash[value].leaves
         if self.members.outweigh(voters, leaves):
             self._certified.add(value)
 
     def _unfounded(self, certificate: Certificate) -> str | None:
         value = certificate.value.hash
-        if value in self._liar.bad:
-            return f"certified {self._liar.bad[value]}"
+        if value in self._bad:
+            return f"certified {self._bad[value]}"
         for position in self._honest:
             signed = self.members.peers[position] in certificate.signers
             if signed and not _voted(self._said(position), certificate.view, value):

@@ -363,7 +363,7 @@ class Members:
 
     def _blamed(self, step: _Step, sender: int, error: RemoteError) -> list[Outcome]:
         """Return the violation of blaming an honest member; none if `sender` lies, as then it may be blamed."""
-        if self._forks_only or (self.scope.liars and sender == self.scope.liar):
+        if self._forks_only or sender in self.scope.lying:
             return []
         step = replace(step, text=f"{step.text}, and blames it: {error}")
         outcome = next(self._carry_out(step, self.states[step.number].machine, (), (), frozenset()))
@@ -434,7 +434,7 @@ class Members:
         Where a liar leads that view it may be for the one value or the other.
         """
         last = self.scope.views - 1
-        if self.scope.liars and last % self.scope.members == self.scope.liar:
+        if last % self.scope.members in self.scope.lying:
             return False
         return any(isinstance(m, Prepare | Vote) and m.view == last for m in said)
 

@@ -42,9 +42,10 @@ class Scope:
     `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
     member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
     back instead; the round is then the first after another rollback, and each member has on disk what it said in the
-    abandoned round of the same number. With one of `liars`, member `liar` says anything at any time (`liar.py`).
-    `faults` is the fault model, and so the quorum. With `strangers` the members are named voters, and so many others
-    contribute without a vote; they are numbered after them, and one of them may be the liar. `changing`: the
+    abandoned round of the same number. With `liars`, so many members from number `liar` on say anything at any time
+    (`liar.py`); schedules are walked whole with one of them only. `faults` is the fault model, and so the quorum. With
+    `strangers` the members are named voters, and so many others contribute without a vote; they are numbered after
+    them, and may be among the liars. `changing`: the
     value before gave the last of the members its vote and took that of the first stranger, and each value of an even
     plan takes all votes but the last member's; in `lying` it gives that of member 0 to the first stranger. Since no
     member begins a round without the certificate of the one before, of which there is one, these are two changes one
@@ -78,8 +79,8 @@ class Scope:
             ("plans", self.plans, 1, PLANS_LIMIT),
             ("planner", self.planner, 0, self.members - 1),
             ("rollbacks", self.rollbacks, 0, 0 if self.changing else ROLLBACKS_LIMIT),
-            ("liars", self.liars, 0, 0 if self.changing else min(1, self.everyone - 1)),
-            ("liar", self.liar, 0, self.everyone - 1),
+            ("liars", self.liars, 0, 0 if self.changing else self.everyone - 1),
+            ("liar", self.liar, 0, self.everyone - max(1, self.liars)),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
@@ -88,6 +89,11 @@ class Scope:
     def everyone(self) -> int:
         """Number of all who take part: who votes, then who does not."""
         return self.members + self.strangers
+
+    @property
+    def lying(self) -> range:
+        """Numbers of the members that lie."""
+        return range(self.liar, self.liar + self.liars)
 
     @property
     def may_fork(self) -> bool:

@@ -115,60 +115,6 @@ def test_progress_is_told_once_a_second_on_a_terminal_only(
     assert capsys.readouterr().err == "2,000 states, 4,000 transitions\n"
 
 
-RULES = ["explore", "rules", "--quorum", "lying", "--members", "4", "--views", "2", "--liars", "1"]
-
-
-def test_explore_rules_with_a_liar_says_what_was_visited(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(RULES) == 0
-    out = capsys.readouterr().out
-    assert "quorums of `lying`, 1 liar from member 0 on, 4 members, views 0 to 1" in out
-    assert "certified  A, B: each in some schedule" in out
-    assert out.splitlines()[-1] == "violations none in any schedule"
-
-
-def test_explore_rules_as_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute([*RULES, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    figures = {key: document[key] for key in ("quorum", "members", "views", "liars", "liar", "careless", "reduced")}
-    assert figures == {
-        "quorum": "lying", "members": 4, "views": 2, "liars": 1, "liar": 0, "careless": False, "reduced": True
-    }  # fmt: skip
-    assert (document["complete"], document["violations"], document["certified"]) == (True, [], ["A", "B"])
-    assert document["transitions"] >= document["states"] - 1 > document["member_states"] > 10
-
-
-def test_explore_rules_by_random_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--quorum", "lying", "--members", "7", "--liars", "2", "--walk", "300", "--seed", "2", "--json"]
-    assert execute(["explore", "rules", *arguments]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["states"], document["complete"], document["violations"]) == (300, False, [])
-
-
-def test_explore_rules_that_are_broken_ends_with_one_and_shows_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute([*RULES, "--bug", "ignores-certificates"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    steps = lines[lines.index("VIOLATION  fork, by these steps:") + 1 :]
-    assert "proposes B in view 1" in "".join(steps)
-    assert execute([*RULES, "--bug", "ignores-certificates", "--json"]) == 1
-    (finding,) = json.loads(capsys.readouterr().out)["violations"]
-    assert (finding["kind"], len(finding["schedule"])) == ("fork", len(steps))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--quorum", "most"], "--quorum most: must be crash or lying"),
-        (["--bug", "everything"], "--bug everything: there are accepts-without-moves, "),
-        (["--liars", "4"], "--liars 4: must be from 0 to 3"),
-    ],
-)
-def test_explore_rules_with_wrong_options_says_what_to_write(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute([*RULES, *arguments]) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_explore_agreement_with_a_liar(capsys: pytest.CaptureFixture[str]) -> None:
     one_view = ["--members", "4", "--views", "1", "--crashes", "0", "--liars", "1", "--quorum", "lying"]
     assert execute(["explore", "agreement", *one_view]) == 0
@@ -187,7 +133,10 @@ def test_explore_agreement_with_a_liar_by_random_steps(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["--quorum", "most"], "--quorum most: must be crash or lying"), (["--liars", "2"], "--liars 2: must be from 0")],
+    [
+        (["--quorum", "most"], "--quorum most: must be crash or lying"),
+        (["--liars", "2"], "--liars: schedules are searched beside one liar"),
+    ],
 )
 def test_explore_agreement_with_wrong_liars_says_what_to_write(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]

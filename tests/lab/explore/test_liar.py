@@ -25,6 +25,7 @@ from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING
 WALK: dict[str, Any] = {"views": 4, "crashes": 2, "plans": 2}
+TWO_LIARS = Scope(members=7, liars=2, faults=LYING, **WALK)
 
 
 def walked(
@@ -80,6 +81,12 @@ def test_liar_among_real_machines_forks_nothing_and_takes_nothing_over(faults: F
     assert any(exploration.certified)
 
 
+def test_two_liars_of_seven_fork_nothing() -> None:
+    exploration = walk_with_liar(TWO_LIARS, 1500, 1)
+    assert (exploration.violations, exploration.states) == ((), 1500)
+    assert any(exploration.certified)
+
+
 def test_every_schedule_of_a_liar_that_leads_certifies_one_of_its_true_values() -> None:
     exploration = explored(members=4, views=1, liar=0, faults=LYING)
     assert (exploration.violations, exploration.complete) == ((), True)
@@ -113,7 +120,7 @@ def test_every_schedule_beside_a_liar_of_crash_has_forks_and_takes_nothing_over(
 def test_liar_of_crash_that_forks_a_round_is_convicted_by_what_it_sent() -> None:
     scope = Scope(members=3, views=1, liars=1, liar=0)
     members = Members(scope)
-    identities, previous, values, liar = members.identities, members.previous, members.values, Liar(scope, members)
+    identities, previous, values, liar = members.identities, members.previous, members.values, Liar(scope, members, 0)
     sent: list[Message] = []
     decided: dict[int, bytes] = {}
     for position, value in ((1, liar.own[0]), (2, liar.own[1])):
@@ -149,7 +156,7 @@ def tell(
 
 def test_evidence_takes_two_words_that_no_honest_member_gives() -> None:
     scope = Scope(members=3, views=3, liars=1, liar=0)
-    liar = Liar(scope, Members(scope))
+    liar = Liar(scope, Members(scope), 0)
     alphabet = liar.alphabet([frozenset()] * 3)
     moved = next(m for m in alphabet if isinstance(m, ViewChange) and m.view == 2 and m.prepared is None)
     voted = [next(m for m in alphabet if isinstance(m, Vote) and m.view == view) for view in range(3)]
@@ -212,6 +219,11 @@ def first_found(faults: FaultModel, bug: type[Agreement] = Agreement) -> str | N
 )
 def test_seeded_machine_is_found(bug: type[Agreement], found: set[str]) -> None:
     assert first_found(LYING, bug) in found
+
+
+def test_seeded_machine_is_found_beside_two_liars() -> None:
+    walks = (walk_with_liar(TWO_LIARS, 3000, seed, partial(seeded.made_by, RefusesNobody)) for seed in range(1, 4))
+    assert STRANGER in [kind for walk in walks for kind in kinds(walk)]
 
 
 def anything(*_: object, **__: object) -> bool:
