@@ -1,8 +1,7 @@
 """One benchmark as `shoal bench` has it: what it takes, how it runs, the rows it comes to, and the targets of these.
 
     spec ──run──► result ──rows──► each number beside its target ──► exit code, table of a page
-                    ├──document──► --json
-                    └──lines─────► people
+                    └──document──► --json, and lines for people
 
 A spec's fields are the command's options (`shoal.node.option`); how its result is told is declared
 here, once for all (`CaseOptions`).
@@ -23,10 +22,13 @@ import typer
 
 from shoal.cli.options import AsJson, ProgressOptions, ReportOptions, command_of
 from shoal.cli.render import ShowNow, progress_display
+from shoal.cli.text import in_one_line
 from shoal.lab.targets import Row, missed
 from shoal.node.option import Option, check_options
 from shoal.protocol.errors import ConfigError
 
+FEW = 8
+"""So many parts of a list are told one by one."""
 MISSED = 1
 """The exit code where a target is missed, or a value is wrong."""
 
@@ -100,15 +102,15 @@ def _always(result: object) -> bool:
 class Case(Generic[SpecT, ResultT]):
     """One benchmark.
 
-    spec: its options. run: measures, telling how far it is; its docstring is the command's help. lines: for people.
-    rows: what was measured beside its targets. document: for --json. sound: whether nothing is wrong; where something
-    is, the command ends with 1, checked or not. options: of how it is told. in_parts: `run` makes the items
-    of a sequence one by one, and --json prints each as it comes.
+    spec: its options. run: measures, telling how far it is; its docstring is the command's help. rows: what was
+    measured beside its targets. document: for --json. lines: for people, where these are not the document's. sound:
+    whether nothing is wrong; where something is, the command ends with 1, checked or not. options: of how it is told.
+    in_parts: `run` makes the items of a sequence one by one, and --json prints each as it comes.
     """
 
     spec: type[SpecT]
     run: Callable[[SpecT, ShowNow], Any]
-    lines: Callable[[ResultT], Iterable[str]]
+    lines: Callable[[ResultT], Iterable[str]] | None = None
     rows: Callable[[ResultT], Sequence[Row]] = attrgetter("rows")
     document: Callable[[Any], object] = msgspec.to_builtins
     sound: Callable[[ResultT], bool] = _always
@@ -123,10 +125,18 @@ class Case(Generic[SpecT, ResultT]):
             if self.in_parts:
                 result = [self._print_part(options, part) for part in result]
         if not options.as_json:
-            typer.echo("\n".join(self.lines(result)))
+            typer.echo("\n".join(self.told(result)))
         elif not self.in_parts:
             self._print_document(result)
         end(options.check, self.rows(result), sound=self.sound(result))
+
+    def told(self, result: Any) -> list[str]:
+        """A result for people: what its document has, a line each, and the rows."""
+        if self.lines is not None:
+            return list(self.lines(result))
+        parts = result if self.in_parts else [result]
+        facts = [fact for part in parts for fact in _facts("", self.document(part))]
+        return [f"{name:<32}  {text}" for name, text in facts] + [str(row) for row in self.rows(result)]
 
     def _print_part(self, options: CaseOptions | LongCaseOptions, part: Any) -> Any:
         if options.as_json:
@@ -145,6 +155,34 @@ class Case(Generic[SpecT, ResultT]):
         execute.__doc__ = self.run.__doc__
         execute.__annotations__.update(spec=self.spec, options=self.options)
         return command_of(execute)
+
+
+def _facts(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    """Every number and text of a document with its path, but for the rows; of many numbers, from where to where."""
+    match found:
+        case {"median": median, "least": least, "most": most}:
+            yield name, f"{_shown(median)} ({_shown(least)} to {_shown(most)})"
+        case dict():
+            for key, value in found.items():
+                if key != "rows":
+                    yield from _facts(f"{name}.{key}" if name else str(key), value)
+        case list() | tuple() if any(isinstance(one, dict | list | tuple) for one in found):
+            if len(found) > FEW:
+                yield name, f"{len(found)}, see --json"
+            for number, one in enumerate(found if len(found) <= FEW else ()):
+                yield from _facts(f"{name}.{number}", one)
+        case list() | tuple() if len(found) > FEW and all(isinstance(one, int | float) for one in found):
+            yield name, f"{len(found)}, {_shown(min(found))} to {_shown(max(found))}"
+        case list() | tuple():
+            yield name, ", ".join(map(_shown, found)) or "none"
+        case _:
+            yield name, _shown(found)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else in_one_line(str(value))
 
 
 def end(check: bool, rows: Sequence[Row], *, sound: bool = True) -> None:

@@ -32,7 +32,6 @@ import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import number, quantity
 from shoal.collectives.codecs import DENSE, codec
 from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
@@ -328,30 +327,9 @@ def _drop_records(swarm: BenchSwarm, round: int) -> None:
         shutil.rmtree(node.folder / "rounds" / f"{TERM}-{round}", ignore_errors=True)
 
 
-def to_lines(result: Allreduce) -> list[str]:
-    """Summarise the result, a fact a line."""
-    parts = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {s:.3f}" for name, s in result.breakdown.items())
-    error = "not measured" if result.max_abs_error is None else f"{result.max_abs_error:.2e}"
-    exact = {True: "exact", False: "NOT EXACT", None: "not recomputed"}[result.exact]
-    peak = "not measured" if result.peak_extra_bytes is None else quantity(result.peak_extra_bytes, "B")
-    lines = [
-        f"reduce     {number(result.median_s)} s, median of {len(result.times_s)}; {result.peers} peers, "
-        f"{result.numel} values, {result.codec}",
-        f"round      {number(result.round_s)} s: {parts}",
-        f"wire       {quantity(result.wire_bytes_per_peer, 'B')} sent per peer and round",
-        f"memory     {peak} at the peak, beyond input and output",
-        f"values     {'identical' if result.identical else 'NOT IDENTICAL'}, {exact}, largest error {error}",
-    ]
-    if result.fault.kind != "none":
-        same = "identical" if result.fault.survivors_identical else "NOT IDENTICAL"
-        exact = "exact" if result.fault.exact else "NOT EXACT"
-        lines.append(f"fault      {result.fault.kind}: +{result.fault.delay_s:.3f} s, survivors {same}, {exact}")
-    return lines
-
-
 def run(bench: Bench, tell: ShowNow) -> Allreduce:
     """Measure rounds of real nodes on loopback, undisturbed or struck; exits 1 if any value is wrong."""
     return trio.run(measure, bench, tell)
 
 
-CASE: Final = Case(spec=Bench, run=run, lines=to_lines, sound=attrgetter("ok"), options=LongCaseOptions)
+CASE: Final = Case(spec=Bench, run=run, sound=attrgetter("ok"), options=LongCaseOptions)

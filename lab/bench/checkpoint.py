@@ -158,21 +158,4 @@ def to_document(speed: CheckpointSpeed) -> dict[str, object]:
     }
 
 
-def to_lines(speed: CheckpointSpeed) -> list[str]:
-    """Medians and ranges."""
-    lines = [
-        f"{name:<16} {statistics.median(runs):.4f} s ({min(runs):.4f}–{max(runs):.4f})"
-        for name, runs in (
-            ("trainer blocked", speed.blocked_s),
-            ("one memory copy", speed.copy_s),
-            ("written beside", speed.write_s),
-        )
-    ]
-    return [
-        f"{speed.state_bytes / 1e6:.0f} MB of optimizer state",
-        *lines,
-        f"{'ratio':<16} {speed.ratio:.2f} copies, {speed.write_mb_per_s:.0f} MB/s to disk",
-    ]
-
-
-CASE: Final = Case(spec=CheckpointBench, run=run, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=CheckpointBench, run=run, document=to_document)

@@ -299,15 +299,4 @@ def _sum_up(bench: CrowdBench, swarm: CrowdSwarm, settled_s: float, window: Wind
     )
 
 
-def to_lines(result: CrowdResult) -> list[str]:
-    """The result for people."""
-    bench = result.bench
-    return [
-        f"{count(bench.nodes, 'daemon')}, {count(result.groups, 'group')} in {bench.minutes:g} min",
-        *map(str, result.rows),
-        f"heard in all {result.heard:.4f}; links at the end {result.links.least:g} to {result.links.most:g}, "
-        f"median {result.links.median:g}",
-    ]
-
-
-CASE: Final = Case(spec=CrowdBench, run=run, lines=to_lines, options=LongCaseOptions)
+CASE: Final = Case(spec=CrowdBench, run=run, options=LongCaseOptions)

@@ -327,14 +327,4 @@ def _shown_ms(driver: Any) -> float:
     return float(driver.execute_script("return performance.now()"))
 
 
-def to_lines(found: PageCost) -> list[str]:
-    """Format the result, a number a line."""
-    served = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "looking"}
-    lines = [f"{name:<18} {value:,}" for name, value in served.items()]
-    return [
-        *lines,
-        *(f"{row.name:<28} {row.measured.median:,g} {row.unit}" for row in found.looking.rows if row.measured),
-    ]
-
-
-CASE: Final = Case(spec=PageBench, run=run, lines=to_lines)
+CASE: Final = Case(spec=PageBench, run=run)

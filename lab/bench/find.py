@@ -164,15 +164,4 @@ async def _measure(bench: FindBench) -> tuple[dict[str, float], ...]:
     return tuple(found)
 
 
-def to_lines(speed: FindSpeed) -> list[str]:
-    """The result for people."""
-    stages = list(speed.newcomers[0])
-    lines = [
-        f"a newcomer to a swarm of {speed.nodes} is linked after {speed.linked_s:.2f} s, with all of them after "
-        f"{speed.linked_all_s:.2f} s, and contributed after {speed.contributed_s:.2f} s (medians)",
-        "  ".join(f"{stage:>11}" for stage in stages),
-    ]
-    return lines + ["  ".join(f"{times[stage]:>11.3f}" for stage in stages) for times in speed.newcomers]
-
-
-CASE: Final = Case(spec=FindBench, run=run, lines=to_lines)
+CASE: Final = Case(spec=FindBench, run=run)

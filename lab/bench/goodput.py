@@ -28,9 +28,8 @@ import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import count, in_one_line
+from shoal.cli.text import count
 from shoal.lab.bench import goodput_rows as rows
-from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult, rows_of
 from shoal.lab.bench.goodput_trace import Failures, draw_failures, stop_and_restart
 from shoal.lab.bench.scale_rows import seconds_of_rounds
@@ -228,45 +227,6 @@ def _not_made(logs: Sequence[NodeLog], rounds: Iterable[Mapping[str, int]]) -> i
     return sum(max(0, counted[log.peer_id] - len(log.steps)) for log in logs)
 
 
-def to_lines(results: Sequence[GoodputResult]) -> list[str]:
-    """The results for people."""
-    return [line for result in results for line in _lines(result)]
-
-
-def _lines(result: GoodputResult) -> list[str]:
-    bench, parts = result.bench, result.account
-    interval = "no checkpoint" if result.interval_s is None else f"a checkpoint every {result.interval_s:.1f} s of work"
-    lines = [
-        f"failures   a node fails every {result.mtbf_s} s, {result.failures} times in {result.seconds:.0f} s; each "
-        f"down for {bench.down_s:g} s",
-        f"swarm      {bench.nodes} founders; load {result.load[0]:g} a core before, {result.load[1]:g} at the end",
-        f"settings   {', '.join(result.not_default)}; test mode, no page, no mDNS",
-        f"goodput    {parts.of_up:.1%} of the time that nodes were up, {parts.of_all:.1%} of all",
-        f"beside it  {result.parallel_of_up:.1%}, {result.parallel_of_all:.1%}: data parallel, stopped and started "
-        f"again, {interval}, {bench.checkpoint_s:g} s each",
-        f"steps      {result.steps_made} made, {result.steps_certified} certified, {1000 * result.step_s:.1f} ms each",
-        f"time up    {_share(parts, parts.certified_s)} certified; lost: {_share(parts, parts.unfinished_s)} steps "
-        f"killed before they were contributed, {_share(parts, parts.lost_s)} other steps, "
-        f"{_share(parts, parts.starting_s)} starting, {_share(parts, parts.joining_s)} joining, "
-        f"{_share(parts, parts.still_s)} standing still, {_share(parts, parts.slow_s)} slower steps",
-        f"restarts   {_seconds(result.restarts_s)} to the first step, {_seconds(result.trainer_s)} to a trainer",
-        f"rounds     {result.rounds}, {_seconds(result.round_s)} each; {result.fewest} contribute at least; "
-        f"{result.missed} of {count(result.contributions, 'contribution')} missed theirs",
-        f"exactness  {count(result.wrong_values, 'wrong value')}, {count(result.forks, 'fork')}; "
-        f"{count(result.not_made, 'step')} certified that nobody made",
-        *(f"problem    {in_one_line(text)}" for text in result.unverified),
-    ]
-    return [*lines, *(f"row        {row}" for row in result.rows)]
-
-
-def _share(parts: Account, seconds: float) -> str:
-    return f"{seconds / parts.up_s:.1%}"
-
-
-def _seconds(found: Spread | None) -> str:
-    return "no time" if found is None else f"{found.median:.2f} s ({found.least:.2f}–{found.most:.2f})"
-
-
 def to_document(result: GoodputResult) -> dict[str, object]:
     """One result under the names of its fields, its rows, and what others read of it by name."""
     return {
@@ -281,7 +241,6 @@ def to_document(result: GoodputResult) -> dict[str, object]:
 CASE: Final = Case(
     spec=GoodputBench,
     run=run,
-    lines=to_lines,
     rows=rows_of,
     document=to_document,
     options=LongCaseOptions,

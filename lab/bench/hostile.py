@@ -25,7 +25,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
-from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, KINDS, LIARS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
@@ -242,37 +242,9 @@ def run(bench: HostileBench, tell: ShowNow) -> HostileResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_lines(result: HostileResult) -> list[str]:
-    """The result for people."""
-    back = "not within the time" if result.recovered_s is None else f"after {result.recovered_s:g} s"
-    made = ", ".join(f"{count} {what}" for what, count in sorted(result.attacks.items())) or "nothing"
-    return [
-        f"{result.kind:<10} {KINDS[result.kind]}",
-        f"alone      {_of(result.undisturbed)}",
-        f"struck     {_of(result.disturbed)}",
-        f"rounds     {result.rounds_ratio:.3f} of their pace (must: {result.bench.must:g})",
-        f"memory     {result.memory_growth_bytes / (1 << 20):+.1f} MiB at most, files {result.files_growth:+d}",
-        f"back       {back}",
-        f"attacker   {made}",
-        f"taken over {'; '.join(result.problems) or 'nothing'}; {result.wrong_values} wrong values",
-        *(f"MISSED     {one}" for one in result.missed),
-    ]
-
-
-def _of(window: Window) -> str:
-    took = "none" if window.round_s is None else f"{window.round_s:.2f} s each"
-    memory = max(window.memory_bytes.values(), default=0) / (1 << 20)
-    files = max(window.files.values(), default=0)
-    cpu = max(window.cpu.values(), default=0.0)
-    return (
-        f"{window.rounds} rounds, {took}; {memory:.0f} MiB and {files} open files in the largest daemon, "
-        f"{cpu:.0%} of a core in the busiest"
-    )
-
-
 def to_document(result: HostileResult) -> dict[str, object]:
     """The result under the names of its fields, and the targets that were missed."""
     return {**msgspec.to_builtins(result, str_keys=True), "missed": list(result.missed)}
 
 
-CASE: Final = Case(spec=HostileBench, run=run, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=HostileBench, run=run, document=to_document)

@@ -147,19 +147,4 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def to_lines(speed: JoinSpeed) -> list[str]:
-    """Summarise the result, a fact a line."""
-    lines = [
-        f"join       {speed.seconds:.2f} s: {speed.state_mb:.0f} MB from {speed.donors} donors, every chunk verified",
-        f"rate       {speed.mb_per_s:.0f} MB/s, {speed.lane_ratio:.2f} of the lanes' {speed.lane_mb_per_s:.0f} MB/s",
-        f"memory     {speed.extra_mb:.0f} MB beyond the state, at the joiner's peak",
-    ]
-    if speed.donor_rate_ratio is not None and speed.capped_mb_per_s is not None:
-        lines.append(
-            f"training   {speed.donor_rate_ratio:.2f} of the undisturbed rate of {speed.capped_donors} donor(s), "
-            f"while the joiner got {speed.capped_mb_per_s:.0f} MB/s of {speed.cap_mb_per_s:.0f} under their caps"
-        )
-    return lines
-
-
-CASE: Final = Case(spec=JoinBench, run=run, lines=to_lines)
+CASE: Final = Case(spec=JoinBench, run=run)

@@ -44,26 +44,9 @@ def to_document(speed: LaneSpeed) -> dict[str, object]:
     }
 
 
-def to_lines(speed: LaneSpeed) -> list[str]:
-    """Medians and ranges."""
-    lines = [
-        f"{name:<10} {median:.0f} MB/s ({min(runs):.0f}–{max(runs):.0f})"
-        for name, median, runs in (
-            ("encrypted", speed.encrypted_mb_per_s, speed.encrypted),
-            ("shared", speed.shared_mb_per_s, speed.shared),
-            ("plaintext", speed.plaintext_mb_per_s, speed.plaintext),
-        )
-    ]
-    return [
-        *lines,
-        f"{'ratio':<10} {speed.ratio:.2f} over sockets, {speed.shared_ratio:.2f} in shared memory, "
-        f"medians of {len(speed.encrypted)} turns",
-    ]
-
-
 def rows(speed: LaneSpeed) -> tuple[Row, ...]:
     """Measured values, each with its target."""
     return SHARED.row(speed.shared_ratio), SOCKETS.row(speed.ratio)
 
 
-CASE: Final = Case(spec=LaneBench, run=run, rows=rows, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=LaneBench, run=run, rows=rows, document=to_document)

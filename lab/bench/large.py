@@ -13,7 +13,6 @@ import torch
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import quantity
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.train_spec import NOBODY, Point, inner_settings
 from shoal.lab.bench.train_swarm import bytes_sent, certified_per_s, first_certificates
@@ -187,29 +186,10 @@ def told(point: Point) -> str:
     return f"{point.tokens / 1e6:.1f} M tokens, {point.val_loss:.4f} bits per byte"
 
 
-def summary(result: LargeRun) -> list[str]:
-    """Summarise the result, a fact a line."""
-    bench, last = result.bench, result.points[-1]
-    lines = [
-        f"model      {bench.shape.parameters / 1e6:.1f} M parameters on {result.device}, torch {result.torch}",
-        f"training   {bench.strategy or 'synchronous'}, {bench.nodes} x {bench.batch} x {bench.context} tokens a step, "
-        f"H {bench.inner_steps}, {last.tokens / 1e6:.1f} M tokens in {result.wall_s:.0f} s",
-        f"speed      {result.tokens_per_s:.0f} tokens/s",
-        f"loss       {result.loss:.4f} bits per byte",
-        f"bytes      {quantity(last.wire_bytes, 'B')}",
-        f"unequal    {result.unequal} rounds",
-    ]
-    if (ending := result.ending) is not None:
-        needed = "never came to it" if ending.sync_tokens is None else f"needed {ending.sync_tokens / 1e6:.1f} M for it"
-        lines.append(f"tokens     {ending.tokens / 1e6:.1f} M; synchronous training {needed}: {ending.efficiency:.3f}")
-    return lines
-
-
 CASE: Final = Case(
     spec=LargeBench,
     run=run,
-    lines=summary,
-    document=lambda result: msgspec.to_builtins(result, enc_hook=str),
+    document=lambda result: {"loss": result.loss, **msgspec.to_builtins(result, enc_hook=str)},
     sound=lambda result: not result.unequal,
     options=LongCaseOptions,
 )

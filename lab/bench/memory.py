@@ -236,25 +236,6 @@ def resident(pid: int) -> Resident:
     )
 
 
-def summary(result: MemoryResult) -> list[str]:
-    """Both peaks, and what follows from them, a fact a line."""
-    lines = [
-        f"{peak.numel / 1e6:g} M parameters: {peak.most.anonymous / 1e6:.0f} MB anonymous, "
-        f"{peak.most.shared / 1e6:.0f} MB shared, {peak.most.file / 1e6:.0f} MB of files "
-        f"(at most {peak.most_file / 1e6:.0f} MB)"
-        for peak in result.peaks
-    ]
-    parts = {
-        "anonymous": [peak.most.anonymous for peak in result.peaks],
-        "shared": [peak.most.shared for peak in result.peaks],
-        "files, at most": [peak.most_file for peak in result.peaks],
-    }
-    shown = ", ".join(f"{name} {result.slope(sizes):.2f}" for name, sizes in parts.items())
-    lines.append(f"a parameter, {result.bench.strategy}: {result.held_slope:.2f} bytes ({shown})")
-    lines.append(f"and without any: {result.base_bytes / 1e6:.0f} MB")
-    return lines
-
-
 def to_document(result: MemoryResult) -> dict[str, object]:
     """The result under the names of its fields, and what others read of it by name.
 
@@ -271,6 +252,7 @@ def to_document(result: MemoryResult) -> dict[str, object]:
         "strategy": result.bench.strategy,
         "codec": result.bench.manifest(large.numel, [NOBODY]).sync.codec,
         "daemon_bytes_per_parameter": {kind: result.slope(sizes) for kind, sizes in slopes.items()},
+        "base_bytes": result.base_bytes,
         "round_s": large.round_s,
         "identical": all(peak.identical for peak in result.peaks),
         "exact": None,
@@ -281,7 +263,6 @@ def to_document(result: MemoryResult) -> dict[str, object]:
 CASE: Final = Case(
     spec=MemoryBench,
     run=run,
-    lines=summary,
     document=to_document,
     sound=lambda result: all(peak.identical for peak in result.peaks),
     options=LongCaseOptions,

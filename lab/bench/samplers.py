@@ -186,19 +186,6 @@ async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window
             return await trio.to_thread.run_sync(swarm.window, since)
 
 
-def to_lines(result: SamplersResult) -> list[str]:
-    """The result for people."""
-    bench = result.bench
-    return [
-        f"{what}: reward {window.reward:.1f} in {count(window.rounds, 'round')} of agents, "
-        f"{count(window.certified, 'round')} certified, {count(window.taken, 'group')} of others taken"
-        for what, window in (
-            (f"{count(bench.trainers, 'trainer')} alone", result.alone),
-            (f"beside {count(bench.samplers, 'sampler')}", result.beside),
-        )
-    ] + [str(row) for row in result.rows]
-
-
 def to_document(result: SamplersResult) -> dict[str, object]:
     """The result under the names of its fields, and what others read of it by name."""
     beside = result.beside
@@ -212,4 +199,4 @@ def to_document(result: SamplersResult) -> dict[str, object]:
     }
 
 
-CASE: Final = Case(spec=SamplersBench, run=run, lines=to_lines, document=to_document, options=LongCaseOptions)
+CASE: Final = Case(spec=SamplersBench, run=run, document=to_document, options=LongCaseOptions)

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import number, quantity
 from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
 from shoal.lab.bench.sapo_page import read_results, rows_of
 from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
@@ -113,32 +112,9 @@ def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
     return measure_all(benches, seeds, results=options.results, on_run=show_run)
 
 
-def summary(result: SapoResult) -> list[str]:
-    """Summarise the result, a fact a line."""
-    first = result.reward_by_round[: max(1, result.rounds // 10)]
-    honest = len(result.warm_up_rewards)
-    lines = [
-        f"reward     {number(result.cumulative_reward, 1)} in all, over {result.rounds} rounds of {honest} agents; "
-        f"{sum(first) / len(first):.3f} at first, {result.final_reward:.3f} at last",
-        f"tokens     {result.generated_tokens} generated, "
-        f"{number(result.reward_per_million_tokens, 0)} of reward for a million",
-        f"groups     {result.local} of its own and {result.external} of others wanted a round; "
-        f"{result.external_groups:.2f} came, {result.informative_groups:.2f} of all had unequal rewards",
-        f"bytes      {quantity(result.wire_bytes, 'B')} in all, {quantity(result.pulled_bytes, 'B')} pulled, "
-        f"{quantity(result.trained_bytes, 'B')} of groups trained on",
-    ]
-    if result.held_out_first is not None and result.held_out_last is not None:
-        lines.append(f"held out   {result.held_out_first:.3f} at first, {result.held_out_last:.3f} at last, greedily")
-    if result.attackers:
-        lines.append(f"attackers  {result.attackers} of {result.agents}, whose rewards do not count")
-    if result.rejected:
-        lines.append("rejected   " + ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()))
-    return lines
-
-
 def to_lines(results: Sequence[SapoResult]) -> Iterable[str]:
-    """One run, a fact a line; several, a table."""
-    return summary(results[0]) if len(results) == 1 else [summary_table(results)]
+    """A row for each setting."""
+    return [summary_table(results)]
 
 
 CASE: Final = Case(spec=SapoOptions, run=run, lines=to_lines, rows=rows_of, in_parts=True, options=LongCaseOptions)

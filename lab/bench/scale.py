@@ -28,7 +28,6 @@ import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import count, in_one_line
 from shoal.lab.bench import scale_rows as rows
 from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Sides, Steps, Struck
 from shoal.lab.bench.step_tally import NodeTally, noting_command, read_node, tally
@@ -389,70 +388,9 @@ def run(bench: ScaleBench, tell: ShowNow) -> ScaleResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_lines(result: ScaleResult) -> list[str]:
-    """The result for people."""
-    bench = result.bench
-    beside = f" beside {count(bench.beside_loops, 'endless loop')}" if bench.beside_loops else ""
-    start = "not all in time" if result.start_s is None else f"{result.start_s:.1f} s"
-    lines = [
-        f"swarm      {bench.nodes} founders, trainers {bench.trainers}{beside}; load {result.load:g} a core before",
-        f"settings   {', '.join(result.not_default) or 'as `shoal init` writes them'}; test mode, no page, no mDNS",
-        f"start      {start}",
-        f"rounds     {result.certified} of {result.rounds} certified, {_seconds(result)}; "
-        f"{count(result.evictions, 'eviction')} of the living",
-        f"exactness  {count(result.wrong_values, 'wrong value')}, {count(result.forks, 'fork')}",
-        f"links      {result.links_made} made, {result.links_lost} lost; {result.deaths} deaths announced, "
-        f"{count(result.revivals, 'revival')}",
-        f"a node     {_number(result.control_kb_s, 'kB/s')} of control sent; a daemon {_number(result.pss_mb, 'MB')}, "
-        f"{_number(result.rest_percent, '% of a core')} in {result.rest_s:.1f} s of rest",
-        *(f"missed     node {index}: rounds {' '.join(map(str, ones))}" for index, ones in result.missed.items()),
-        *(f"problem    {in_one_line(text)}" for text in result.unverified),
-    ]
-    if result.steps is not None:
-        steps = result.steps
-        lines.append(f"steps      {steps.made} made, {steps.lost} lost, {steps.twice} counted twice")
-        lines += [f"problem    {in_one_line(text)}" for text in steps.problems]
-    return [*lines, *_struck_lines(result), *(f"row        {row}" for row in result.rows)]
-
-
-def _struck_lines(result: ScaleResult) -> list[str]:
-    bench, struck = result.bench, result.struck
-    if struck is None:
-        return []
-    what = f"{bench.held} held to {bench.share:.0%} of a core" if bench.held else f"{bench.stopped} stopped"
-    if bench.apart:
-        what = f"{bench.apart} apart from the others"
-    lines = [
-        f"struck     {what} for {bench.seconds:g} s, by {struck.means}: {count(struck.certified, 'round')} meanwhile",
-        f"a round    {_number(struck.before_s, 's')} before, {_number(struck.during_s, 's')} meanwhile, "
-        f"{_number(struck.after_s, 's')} from {BACK_S:g} s after; then {struck.contributors} contribute at least",
-    ]
-    if bench.held:
-        lines.append(
-            f"dead       {len(struck.deaths)} times one who was held, for {result.longest_death_s:.1f} s at the longest"
-        )
-    if (sides := struck.sides) is not None:
-        more, fewer = sides.rounds
-        chain = "never" if sides.one_chain_s is None else f"{sides.one_chain_s:.1f} s after the heal"
-        lines.append(
-            f"sides      one certified {count(more, 'round')}, the other {fewer} and made "
-            f"{count(sides.alone, 'step')}; one chain {chain}"
-        )
-    return lines
-
-
-def _seconds(result: ScaleResult) -> str:
-    found = result.round_s
-    return "no time" if found is None else f"{found.median:.2f} s each ({found.least:.2f}–{found.most:.2f})"
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "none" if value is None else f"{value:.3g} {unit}"
-
-
 def to_document(result: ScaleResult) -> dict[str, object]:
     """The result under the names of its fields, and the rows."""
     return {**msgspec.to_builtins(result, str_keys=True), "rows": msgspec.to_builtins(result.rows)}
 
 
-CASE: Final = Case(spec=ScaleBench, run=run, lines=to_lines, document=to_document)
+CASE: Final = Case(spec=ScaleBench, run=run, document=to_document)

@@ -219,8 +219,3 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
                 ONE_CHAIN.row(one_chain_s),
             )
         return *held, PACE.row(self.struck.pace), everyone.row(self.struck.contributors)
-
-    @property
-    def longest_death_s(self) -> float:
-        """The longest time that one who is held was held for dead."""
-        return max(() if self.struck is None else self.struck.deaths, default=0.0)

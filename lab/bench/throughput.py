@@ -16,7 +16,6 @@ need of the processor comes on top, and where trainers use all cores it is taken
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,34 +100,4 @@ def to_document(result: Throughput) -> dict[str, object]:
     }
 
 
-def to_lines(result: Throughput) -> list[str]:
-    """The result for people: medians, and from the least to the most."""
-    bench, together = result.bench, result.together
-    rounds = _spread([seconds for run in together for seconds in run.rounds_s], 2)
-    trainers = _spread([run.cpu.trainers for run in together], 2)
-    daemons = _spread([run.cpu.daemons for run in together], 2)
-    target = "" if result.target is None else f"; target <= {100 * (result.target.most or 0):g} %: "
-    target += {None: "", True: "met", False: "missed"}[result.target_met]
-    alone_s, step = [step_s(run.loops) for run in result.alone], [step_s(run.nodes) for run in together]
-    return [
-        f"model      {bench.shape.parameters / 1e6:.1f} M parameters, {bench.dtype} on {result.alone[0].device}, "
-        f"{bench.tokens_per_step} tokens a step",
-        f"nodes      {bench.nodes} of {bench.threads} threads; {bench.strategy}, H = {bench.inner_steps}, "
-        f"{bench.rounds} rounds in each of {bench.repeat} runs",
-        f"alone      {_spread([run.tokens_per_s for run in result.alone], 0)} tokens/s, {_spread(alone_s, 4)} s a step",
-        f"together   {_spread([run.tokens_per_s for run in together], 0)} tokens/s, {_spread(step, 4)} s a step",
-        f"overhead   {_spread([100 * one for one in result.overheads], 1)} %{target}",
-        f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens a second of processors",
-        f"blocked    {_spread([100 * run.blocked for run in together], 2)} % of the trainers' time",
-        f"hand-over  {_spread([100 * run.hand_over for run in together], 2)} % of the trainers' time",
-        f"rounds     {rounds} s; {sum(run.missed for run in together)} contributions missed theirs",
-        f"processors {trainers} by trainers, {daemons} by daemons",
-        "all is as it should be" if result.sound else "FAILED     two nodes came to different states",
-    ]
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-CASE: Final = Case(spec=ThroughputBench, run=run, lines=to_lines, document=to_document, sound=attrgetter("sound"))
+CASE: Final = Case(spec=ThroughputBench, run=run, document=to_document, sound=attrgetter("sound"))

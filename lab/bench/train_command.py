@@ -20,7 +20,6 @@ import typer
 from shoal.cli.options import Strategy
 from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress
-from shoal.cli.text import number, quantity
 from shoal.lab import picture
 from shoal.lab.bench.machine import Machine
 from shoal.lab.bench.token_efficiency import EVALUATIONS
@@ -390,28 +389,7 @@ def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
     return result
 
 
-def summary(result: TrainResult) -> list[str]:
-    """Summarise the result, a fact a line."""
-    ratio, fewer = result.loss_ratio, result.byte_ratio
-    blocked = "not measured" if result.blocked_fraction is None else f"{result.blocked_fraction:.1%} of the time"
-    lines = [
-        f"loss       {result.val_loss:.4f} bits per byte, synchronous {result.sync_val_loss:.4f}: "
-        f"{ratio.median:.4f} times ({ratio.least:.4f} to {ratio.most:.4f} over {len(result.seeds)} seeds)",
-        f"efficiency {efficiency(result)} of the tokens: synchronous training needs {needed(result)} for this loss",
-        f"tokens     {result.tokens} certified, {result.nodes} nodes, {result.settings.inner_steps} steps a round",
-        f"bytes      {quantity(result.wire_bytes, 'B')} sent, synchronous {quantity(result.sync_wire_bytes, 'B')}: "
-        f"{fewer.median:.0f} times fewer",
-        f"blocked    {blocked}",
-    ]
-    if result.rate_ratio is not None:
-        lines.append(
-            f"speed      {number(result.tokens_per_s, 0)} tokens/s, {result.rate_ratio:.2f} of the sum of the nodes'"
-        )
-    troubles = [f"seed {run.seed}: {run.trouble or 'see its report.json'}" for run in result.seeds if not run.sound]
-    return lines + [f"FAILED     {trouble}" for trouble in troubles]
-
-
-CASE: Final = Case(spec=TrainOptions, run=run, lines=summary, sound=attrgetter("sound"), options=LongCaseOptions)
+CASE: Final = Case(spec=TrainOptions, run=run, sound=attrgetter("sound"), options=LongCaseOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

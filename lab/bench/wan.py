@@ -332,27 +332,4 @@ def run(bench: WanBench, tell: ShowNow) -> Wan:
     return trio.run(measure_wan, bench, tell)
 
 
-def to_lines(result: Wan) -> list[str]:
-    """Summarise the result, a fact a line."""
-
-    def rate(mbit: float | None) -> str:
-        return "not measured" if mbit is None else f"{mbit:.1f} Mbit/s"
-
-    measured = sum(round.measured for round in result.rounds)
-    line = f"{result.link_share:.1%} of the line's {result.link_mbit_s:g} Mbit/s each way"
-    emulator = "" if result.emulator_share is None else f", {result.emulator_share:.0%} of a core"
-    return [
-        f"payload    {rate(result.payload_mbit_s)}, {line}",
-        f"           in {measured} reductions of {result.values} values by {result.peers} peers",
-        f"           {rate(result.with_pauses_mbit_s)} with the time between them",
-        f"one cubic  {rate(result.cubic_mbit_s)}",
-        f"one BBR    {rate(result.bbr_mbit_s)}",
-        f"eight BBR  {rate(result.many_bbr_mbit_s)} each way at once",
-        f"emulator   {result.emulator}{emulator}",
-        f"lanes      {' '.join(str(round.lanes) for round in result.rounds)}",
-        f"sent       {' '.join(f'{round.sent_ratio:.2f}' for round in result.rounds)} times the payload",
-        f"values     {'identical' if result.identical else 'NOT IDENTICAL'}",
-    ]
-
-
-CASE: Final = Case(spec=WanBench, run=run, lines=to_lines, sound=attrgetter("identical"), options=LongCaseOptions)
+CASE: Final = Case(spec=WanBench, run=run, sound=attrgetter("identical"), options=LongCaseOptions)

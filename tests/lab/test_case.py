@@ -344,6 +344,35 @@ class Two(Spec):
     hidden: int = 3
 
 
+class Whole(msgspec.Struct):
+    """What a benchmark found, of every form."""
+
+    settings: Two
+    took_s: Spread
+    runs_s: tuple[float, ...]
+    by_name: dict[str, int]
+    why: str | None
+    curve: tuple[dict[str, int], ...]
+    nodes: tuple[dict[str, int], ...]
+    rows: tuple[Row, ...] = (DELAY.row(2.5),)
+
+
+def test_a_result_is_told_by_all_of_its_document_and_its_rows() -> None:
+    case: Case[Any, Whole] = Case(spec=Spec, run=lambda spec, tell: None)
+    many = tuple({"at": at} for at in range(9))
+    found = Whole(
+        settings=Two(), took_s=Spread.of([1.0, 2.0, 4.0]), runs_s=tuple(map(float, range(9))), by_name={"a": 1},
+        why="two\nlines", curve=many, nodes=many[:2],
+    )  # fmt: skip
+    told = [" ".join(line.split()) for line in case.told(found)]
+    assert told[-1] == "delay: 2.5 s, wanted at most 2"
+    assert told[:-1] == [
+        "settings.peers 2, 4", "settings.hidden 3", "took_s 2 (1 to 4)", "runs_s 9, 0 to 8", "by_name.a 1",
+        "why two lines", "curve 9, see --json", "nodes.0.at 0", "nodes.1.at 1",
+    ]  # fmt: skip
+    assert "why                               none" in case.told(msgspec.structs.replace(found, why=None))
+
+
 def test_options_of_a_spec_and_of_how_it_is_told_are_one_commands(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Two] = []
 

@@ -13,7 +13,6 @@ import pytest
 from shoal.cli.main import execute
 from shoal.lab import signed
 from shoal.lab.bench import hostile
-from shoal.lab.bench.hostile import to_lines
 from shoal.lab.bench.hostile_faults import FAULTS
 from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_stranger import pruning
@@ -201,13 +200,11 @@ def test_each_target_that_is_missed_is_named(kind: str, changes: dict[str, objec
     result = found(kind, **changes)
     (missed,) = result.missed
     assert said in missed
-    assert f"MISSED     {missed}" in to_lines(result)
 
 
 def test_what_keeps_all_targets_misses_none() -> None:
     assert found(rounds_ratio=0.9, memory_growth_bytes=64 << 20, recovered_s=60.0).missed == ()
     assert found("viewjump", rounds_ratio=0.7).missed == ()
-    assert any("7 pushes" in line for line in to_lines(found()))
 
 
 def test_kind_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

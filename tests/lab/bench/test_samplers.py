@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.samplers import SamplersBench, SamplersResult, SamplersSwarm, Window, to_document, to_lines
+from shoal.lab.bench.samplers import SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.state.checkpoints import LAYOUT
 from tests.node.checkpoint_lab import LAYOUT as SMALL
@@ -55,7 +55,6 @@ def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_b
         200,
         120 * 2**20,
     ]
-    assert to_lines(found)[0].startswith("2 trainers alone: reward 10.0 in 10 rounds of agents")
 
 
 def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_path: Path) -> None:
