@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -54,16 +53,6 @@ class LongCaseOptions(ReportOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """Options of a command that makes a page of results that are there."""
-
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
-    ] = None
-    check: Check = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """Options of a benchmark. Raises ConfigError for a value that one of them cannot have."""
 
@@ -91,7 +80,6 @@ def parse_numbers(text: str, option: str) -> Numbers:
 # -- the benchmark itself ------------------------------------------------------------------------------------
 
 SpecT = TypeVar("SpecT")
-ResultT = TypeVar("ResultT")
 
 
 def _always(result: object) -> bool:
@@ -99,7 +87,7 @@ def _always(result: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(Generic[SpecT, ResultT]):
+class Case(Generic[SpecT]):
     """One benchmark.
 
     spec: its options. run: measures, telling how far it is; its docstring is the command's help. rows: what was
@@ -110,10 +98,10 @@ class Case(Generic[SpecT, ResultT]):
 
     spec: type[SpecT]
     run: Callable[[SpecT, ShowNow], Any]
-    lines: Callable[[ResultT], Iterable[str]] | None = None
-    rows: Callable[[ResultT], Sequence[Row]] = attrgetter("rows")
+    lines: Callable[[Any], Iterable[str]] | None = None
+    rows: Callable[[Any], Sequence[Row]] = attrgetter("rows")
     document: Callable[[Any], object] = msgspec.to_builtins
-    sound: Callable[[ResultT], bool] = _always
+    sound: Callable[[Any], bool] = _always
     options: type[CaseOptions | LongCaseOptions] = CaseOptions
     in_parts: bool = False
 

@@ -38,13 +38,11 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def spread(found: Spread | None, form: str | None = None) -> str:
-    """The median and, in brackets, the range; `form` as in `str.format`, for one number."""
+def spread(found: Spread | None) -> str:
+    """The median and, in brackets, the range."""
     if found is None:
         return UNKNOWN
-    median, least, most = (
-        number(value) if form is None else form.format(value) for value in (found.median, found.least, found.most)
-    )
+    median, least, most = map(number, (found.median, found.least, found.most))
     return median if found.least == found.most else f"{median} ({least}–{most})"
 
 
@@ -55,11 +53,6 @@ def targets(rows: Iterable[Row]) -> str:
         for row in rows
     )
     return table(("what", "target", "aim", "measured", "unit", "verdict"), lines)
-
-
-def verdict(row: Row) -> str:
-    """One target in a cell of its own, like `≤ 1.02, met`."""
-    return UNKNOWN if row.met is None else f"{_limit(row, row.target)}, {'met' if row.met else '**missed**'}"
 
 
 def _limit(row: Row, limit: float | None) -> str:

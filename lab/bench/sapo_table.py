@@ -1,21 +1,33 @@
-"""`shoal bench sapo`: several runs, one after the other, and what they come to: a row for each setting."""
+"""`shoal bench sapo` and `sapo-table`: several runs, one after the other, and what they come to beside the targets."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
-from shoal.lab.bench.sapo_page import read_results, rows_of
 from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
-from shoal.lab.case import Case, LongCaseOptions
+from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.page import table
+from shoal.lab.targets import Row, Spread, Target
 from shoal.protocol.errors import ConfigError
+
+RESULTS_LIMIT_BYTES: Final = 64 << 20
+ALONE, SHARED = "8/0", "4/4"
+REWARD: Final = {
+    "like": Target(name="reward of 4/4, like skills", unit="× that of 8/0, of the worst seed", least=1.1),
+    "unlike": Target(name="reward of 4/4, unlike skills", unit="× that of 8/0, of the worst seed", least=0.98),
+}
+PER_TOKEN: Final = Target(name="reward of 4/4 per token", unit="× that of 8/0, of the worst seed", least=1.5)
+ATTACKED: Final = Target(name="reward of honest agents under attack", unit="× that of as many alone", least=0.95)
 
 OnRun = Callable[[SapoBench, int], OnRound]
 """Called with a run that begins, its bench and seed."""
@@ -39,6 +51,61 @@ def measure_all(
                 if results is not None:
                     _append(results, found)
             yield found
+
+
+def read_results(path: Path) -> list[SapoResult]:
+    """The results that are in the file; none if there is no file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(RESULTS_LIMIT_BYTES).splitlines()
+        return [msgspec.json.decode(line, type=SapoResult) for line in lines if line.strip()]
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"--results {path} does not hold results of this command: {error}; name another") from None
+
+
+# -- what they come to ---------------------------------------------------------------------------------------
+
+
+def rows_of(results: Sequence[SapoResult]) -> list[Row]:
+    """All targets of sharing, beside what these results come to; of sharing the worst seed counts."""
+    rows = []
+    for swarm in dict.fromkeys(_swarm(one) for one in results if not one.attackers):
+        runs = [one for one in results if not one.attackers and _swarm(one) == swarm]
+        alone = {one.seed: one for one in runs if _setting(one) == ALONE}
+        pairs = [(one, alone[one.seed]) for one in runs if _setting(one) == SHARED and one.seed in alone]
+        if alone:
+            rewards = (one.cumulative_reward / other.cumulative_reward for one, other in pairs)
+            tokens = (one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs)
+            rows += [REWARD[runs[0].skills].row(min(rewards, default=None)), PER_TOKEN.row(min(tokens, default=None))]
+    attacked = [one.cumulative_reward / other.cumulative_reward for one, other in _attacked_pairs(results)]
+    return [*rows, ATTACKED.row(Spread.of_any(attacked))]
+
+
+def _swarm(result: SapoResult) -> str:
+    """What runs have in common that are compared with one another."""
+    return (
+        f"{result.agents} agents, {result.skills} skills, {result.rounds} rounds, warmed up to a reward of "
+        f"{result.warm_up_reward:g}, learning rate {result.learning_rate:g}, others' terms {result.terms}"
+    )
+
+
+def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, SapoResult]]:
+    """Attacked runs, each with the run of the same seed in which the honest agents are by themselves."""
+
+    def same(one: SapoResult, other: SapoResult) -> bool:
+        names = ("seed", "local", "external", "rounds", "skills", "warm_up_reward", "learning_rate", "terms")
+        return all(getattr(one, name) == getattr(other, name) for name in names)
+
+    quiet = [one for one in results if not one.attackers]
+    return [
+        (one, other)
+        for one in results
+        if one.attackers
+        for other in quiet
+        if same(one, other) and other.agents == one.agents - one.attackers
+    ]
 
 
 def summary_table(results: Sequence[SapoResult]) -> str:
@@ -95,7 +162,7 @@ def _append(path: Path, result: SapoResult) -> None:
         raise ConfigError(f"--results {path} cannot be written: {error.strerror}; name another file") from None
 
 
-# -- the command ---------------------------------------------------------------------------------------------
+# -- the commands --------------------------------------------------------------------------------------------
 
 
 def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
@@ -112,9 +179,30 @@ def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
     return measure_all(benches, seeds, results=options.results, on_run=show_run)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoTableOptions(Spec):
+    """Options of `shoal bench sapo-table`."""
+
+    results: Annotated[
+        list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")
+    ]
+
+
+def put_together(options: SapoTableOptions, tell: ShowNow) -> list[SapoResult]:
+    """What sharing rollouts is worth, by the results of several runs."""
+    results = [one for path in options.results for one in read_results(path)]
+    if not results:
+        names = ", ".join(map(str, options.results))
+        raise ConfigError(f"{names}: no results; `shoal bench sapo --results` makes them")
+    return results
+
+
 def to_lines(results: Sequence[SapoResult]) -> Iterable[str]:
-    """A row for each setting."""
-    return [summary_table(results)]
+    """A table for each swarm, with a row for each setting, and the targets."""
+    for swarm, runs in groupby(sorted(results, key=_swarm), _swarm):
+        yield from (f"{swarm}:", summary_table(list(runs)))
+    yield from map(str, rows_of(results))
 
 
 CASE: Final = Case(spec=SapoOptions, run=run, lines=to_lines, rows=rows_of, in_parts=True, options=LongCaseOptions)
+TABLE: Final = Case(spec=SapoTableOptions, run=put_together, lines=to_lines, rows=rows_of, in_parts=True)

@@ -183,11 +183,6 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings != self.settings.undisturbed
 
     @property
-    def agreement(self) -> float | None:
-        """By what share losses in one process differ from real nodes', at most; None where no seed was run in both."""
-        return _agreement(self.seeds)
-
-    @property
     def counted(self) -> tuple[SeedRun, ...]:
         """Runs whose numbers count."""
         return _counted(self.seeds)

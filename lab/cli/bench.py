@@ -10,9 +10,6 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from shoal.cli.options import command_of
-from shoal.lab.case import Case
-
 COMMANDS: Final[Mapping[str, str]] = {
     "allreduce": "allreduce:CASE",
     "compare": "compare:CASE",
@@ -28,19 +25,19 @@ COMMANDS: Final[Mapping[str, str]] = {
     "memory": "memory:CASE",
     "scale": "scale:CASE",
     "goodput": "goodput:CASE",
-    "train": "train_page:CASE",
+    "train": "train_command:CASE",
     "sapo": "sapo_table:CASE",
     "crowd": "crowd:CASE",
     "samplers": "samplers:CASE",
     "attack": "attack:CASE",
-    "train-table": "train_page:write_page",
-    "sapo-table": "sapo_page:write_page",
+    "train-table": "train_command:TABLE",
+    "sapo-table": "sapo_table:TABLE",
 }
-"""All benchmarks in the order of the help, each with its place in `shoal.lab.bench`: a case, or a maker of a page."""
+"""All benchmarks in the order of the help, each with the place of its case in `shoal.lab.bench`."""
 
 
 def load(name: str) -> Any:
-    """The case, or the maker of a page, of that name. Raises KeyError."""
+    """The case of that name. Raises KeyError."""
     module, _, attribute = COMMANDS[name].partition(":")
     return getattr(import_module(f"shoal.lab.bench.{module}"), attribute)
 
@@ -62,7 +59,7 @@ class _Loaded(Mapping[str, Any]):
 def _command(name: str) -> Any:
     found = load(name)
     one = typer.Typer(add_completion=False)
-    one.command(name)(found.command() if isinstance(found, Case) else command_of(found))
+    one.command(name)(found.command())
     return typer.main.get_command(one)
 
 

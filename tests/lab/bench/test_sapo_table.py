@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import msgspec
 import pytest
 import typer
 
-from shoal.lab.bench import sapo_page
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.sapo_page import SapoTableOptions, read_results, write_page
 from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
-from shoal.lab.bench.sapo_table import measure_all, summary_table
-from shoal.lab.picture import Curve
+from shoal.lab.bench.sapo_table import TABLE, SapoTableOptions, measure_all, read_results, rows_of, summary_table
+from shoal.lab.case import CaseOptions
 from shoal.protocol.errors import ConfigError
 
 OPTIONS = SapoOptions(agents=4, rounds=2, settings="8/0,4/4")
@@ -108,49 +105,28 @@ def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
     ]
 
 
-@pytest.mark.parametrize(("rounds", "width"), [(2, 1), (9, 5), (20, 10), (100, 20)])
-def test_short_run_is_a_curve_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, width: int) -> None:
-    drawn: list[tuple[list[Curve], str]] = []
-    monkeypatch.setattr(sapo_page.picture, "draw", lambda path, curves, *, up, **_: drawn.append((list(curves), up)))
-    run = result_of(replace(BENCHES[0], rounds=rounds), 1)
-    sapo_page.draw([msgspec.structs.replace(run, reward_by_round=(0.25,) * rounds)], tmp_path)
-    ((((curve,)), up),) = drawn
-    assert list(curve.across) == list(range(width, rounds + 1))
-    assert curve.up == pytest.approx([0.25] * (rounds - width + 1))
-    assert up == f"reward, mean of the last {width} rounds"
-
-
-def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(
+def test_results_of_several_runs_are_held_against_the_targets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone, shared = BENCHES
-    attacked = replace(shared, agents=6, attackers=1 / 3)
     results = [
         result_of(alone, 1, reward=10, tokens=1000),
         result_of(shared, 1, reward=12, tokens=500),
         result_of(alone, 2, reward=20, tokens=1000),
         result_of(shared, 2, reward=21, tokens=500),
-        result_of(attacked, 1, reward=11.4),
+        result_of(replace(shared, agents=6, attackers=1 / 3), 1, reward=11.4),
     ]
+    reward, per_token, attacked = rows_of(results)
+    measured = [row.measured.median for row in (reward, per_token, attacked) if row.measured is not None]
+    assert measured == pytest.approx([1.05, 2.1, 0.95])
     path = tmp_path / "runs.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in results))
-    write_page(SapoTableOptions(results=[path], out=tmp_path / "sapo.md"))
-    page = (tmp_path / "sapo.md").read_text()
-    row = next(line for line in page.splitlines() if line.startswith("| 4/4 | 1, 2 |"))
-    assert "| 12.0, 21.0 | 1.12 (1.05–1.20) (≥ 1.1, **missed**) |" in row
-    assert "| 2.25 (2.10–2.40) (≥ 1.5, met) |" in row
-    assert row.endswith("| 1093.31 | 1.95 |")
-    assert "| 1 | 4/4 | 4 | 2 | 11.4 | 12.0 | 0.950 |" in page
-    assert "0.950 times that of as many without attackers, in the median (≥ 0.95, met)" in page
     with pytest.raises(typer.Exit) as ended:
-        write_page(SapoTableOptions(results=[path], out=tmp_path / "sapo.md", check=True))
+        TABLE(SapoTableOptions(results=[path]), CaseOptions(check=True))
     assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == (
-        "missed: reward of 4/4, like skills: 1.05 × that of 8/0, of the worst seed, wanted at least 1.1\n"
-    )
-    picture = re.search(r"!\[Reward by round\]\((\S+)\)", page)
-    assert picture is not None
-    assert (tmp_path / picture[1]).read_bytes().startswith(b"\x89PNG")
+    out, err = capsys.readouterr()
+    assert "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) |" in out
+    assert err == "missed: reward of 4/4, like skills: 1.05 × that of 8/0, of the worst seed, wanted at least 1.1\n"
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="no results"):
-        write_page(SapoTableOptions(results=[path]))
+        TABLE(SapoTableOptions(results=[path]))

@@ -30,22 +30,23 @@ from shoal.cli.init import InitOptions, found
 from shoal.collectives.schedule import learning_rate
 from shoal.lab.bench import train_swarm as bench_train_swarm
 from shoal.lab.bench.train import SeedRun, TrainResult, disturbed_row, load_result, measure, merged, to_json
-from shoal.lab.bench.train_local import LocalSwarm, train_locally
-from shoal.lab.bench.train_page import (
+from shoal.lab.bench.train_command import (
     CASE,
     LOSS_VS_BYTES,
     LOSS_VS_TOKENS,
     RESULT,
+    TABLE,
     TrainOptions,
     TrainTableOptions,
-    render,
+    rows_together,
     run,
-    write_page,
 )
+from shoal.lab.bench.train_local import LocalSwarm, train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import read_run
 from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
-from shoal.lab.case import LongCaseOptions, Numbers, tell_nothing
+from shoal.lab.case import CaseOptions, LongCaseOptions, Numbers, tell_nothing
+from shoal.lab.targets import missed
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
 from shoal.node.workload import load_workload
@@ -527,38 +528,23 @@ def _worse(point: Point) -> Point:
     return msgspec.structs.replace(point, val_loss=9.0)
 
 
-def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult, tmp_path: Path) -> None:
-    good = msgspec.structs.replace(
+def test_table_puts_seeds_together(result: TrainResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / f"{run.seed}.json" for run in result.seeds]
+    for one, path in zip(result.seeds, paths, strict=True):
+        path.write_bytes(to_json(msgspec.structs.replace(result, seeds=(one,))))
+    TABLE(TrainTableOptions(results=[paths[2], *paths[:2]]), CaseOptions(as_json=True))
+    assert json.loads(capsys.readouterr().out) == json.loads(to_json(result))
+
+
+def test_bytes_have_a_target_where_real_nodes_sent_them(result: TrainResult) -> None:
+    real = msgspec.structs.replace(
         result,
-        loss_ratio=msgspec.structs.replace(result.loss_ratio, least=0.99, median=1.015, most=1.03),
-        efficiency=msgspec.structs.replace(result.efficiency, least=0.8, median=0.923, most=0.95),
         byte_ratio=msgspec.structs.replace(result.byte_ratio, least=5, median=14.9, most=15.1),
-        sync_tokens=1_500_000.0,
         seeds=tuple(msgspec.structs.replace(run, in_process=False) for run in result.seeds),
-        commands=("shoal bench train --strategy diloco --nodes 2",),
     )
-    page = render([good])
-    assert "| 1.015 (0.990–1.030) | 0.00 M | 1.50 M | 92.3% (80.0%–95.0%) | ≥ 0.9, met |" in page
-    assert "| 15 (5–15) | ≥ 15, **missed** |" in page
-    assert "| real nodes: seeds 1, 2, 3; " in page
-    assert "| `shoal bench train --strategy diloco --nodes 2` |" in page
-    never = render([msgspec.structs.replace(good, sync_tokens=None)])
-    assert "| more than it had | > 92.3% (80.0%–95.0%) | ≥ 0.9, met |" in never
-    assert "≥ 15" not in render([msgspec.structs.replace(good, seeds=result.seeds)])  # payloads alone: no target
-    paths = []
-    for one in (result.seeds[2], *result.seeds[:2]):
-        alone = merged([msgspec.structs.replace(result, seeds=(one,))])
-        paths.append(tmp_path / f"{one.seed}.json")
-        paths[-1].write_bytes(msgspec.json.encode(alone[0]))
-    write_page(TrainTableOptions(results=paths, tried=paths[:1], title="Once more", out=tmp_path / "again.md"))
-    text = (tmp_path / "again.md").read_text()
-    assert text == render([result], [load_result(paths[0])], title="Once more", plots="again_")
-    assert text.startswith("# Once more\n")
-    assert "## What else was tried" in text
-    assert "## What else was tried" not in page
-    for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
-        assert f"](again_{name})" in text
-        assert (tmp_path / f"again_{name}").read_bytes().startswith(PNG)
+    assert real.byte_row is not None
+    assert (real.byte_row.target, real.byte_row.met) == (15, False)
+    assert result.byte_row is None  # payloads alone
 
 
 def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(result: TrainResult) -> None:
@@ -657,17 +643,13 @@ def test_seeds_in_one_process_count_where_they_agree_with_real_nodes(result: Tra
     real, twin = run_of(1, 8.0, 2.0), run_of(1, 8.0, 2.009, in_process=True)
     other = run_of(2, 8.0, 3.0, in_process=True)
     row = row_of(result, real, twin, other)
-    assert row.agreement == pytest.approx(0.0045)
     assert [(run.seed, run.in_process) for run in row.counted] == [(1, False), (2, True)]
     assert (row.loss_ratio.least, row.loss_ratio.most) == (2 / 6, 3 / 6)
     assert row.byte_ratio.least == row.byte_ratio.most == 1.0  # of real nodes alone
     far = row_of(result, real, run_of(1, 8.0, 2.011, in_process=True), other)
     assert [(run.seed, run.in_process) for run in far.counted] == [(1, False)]
-    assert "so that only real nodes count" in render([far])
-    assert "real nodes: seed 1; one process: seeds 1, 2; the losses are within 0.45%; " in render([row])
     unknown = row_of(result, real, other)
     assert unknown.counted == (real,)
-    assert "no seed was run in both, **so that only real nodes count**" in render([unknown])
 
 
 def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult) -> None:
@@ -681,11 +663,11 @@ def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult
     assert row is not None
     assert row.measured is not None
     assert row.measured.median == pytest.approx(worse.efficiency.median / good.efficiency.median)
+    assert rows_together([good, worse]) == [*good.rows, *worse.rows, row]
     slower = msgspec.structs.replace(worse, efficiency=msgspec.structs.replace(good.efficiency, median=0.8399))
     undisturbed = msgspec.structs.replace(good, efficiency=msgspec.structs.replace(good.efficiency, median=1.0))
-    page = render([undisturbed, slower])
-    assert "≥ 0.85, **missed**: 84.0% of the undisturbed row's" in page
-    assert "skewed data, α = 0.3" in page
+    (missed_row,) = missed(rows_together([undisturbed, slower])[-1:])
+    assert missed_row.name == "token efficiency of a disturbed row"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
