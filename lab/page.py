@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-
-import typer
 
 from shoal.lab.targets import Row, Spread
-from shoal.node.state.store import write_atomically
 
 UNKNOWN = "–"
-
-
-def publish(page: str, out: Path | None) -> None:
-    """Write a page to a file, or print it where there is none. Raises StorageError."""
-    if out is None:
-        typer.echo(page)
-    else:
-        write_atomically(out, page.encode())
 
 
 def table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:

@@ -39,7 +39,7 @@ from shoal.lab.bench.machine import one_thread, this_machine
 from shoal.lab.bench.train_local import LocalNode, LocalSwarm
 from shoal.lab.bench.train_spec import workload_of
 from shoal.lab.case import Case, LongCaseOptions
-from shoal.lab.page import publish, table
+from shoal.lab.page import table
 from shoal.node.audits.useful_work import WorkMeter
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.auditing import beacon, drawn, ticket
@@ -219,10 +219,7 @@ def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId]) -> dict[
 def run(bench: AttackBench, tell: ShowNow) -> AttackResult:
     """Train a small model among attackers, in one process: final loss by attack and defence, and what is proven."""
     with one_thread():
-        result = _measure(bench, tell)
-    if bench.out is not None:
-        publish(render(result), bench.out)
-    return result
+        return _measure(bench, tell)
 
 
 def _measure(bench: AttackBench, tell: ShowNow) -> AttackResult:
@@ -257,8 +254,8 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3f}"
 
 
-def render(result: AttackResult) -> str:
-    """The tables in Markdown."""
+def to_lines(result: AttackResult) -> list[str]:
+    """A table in Markdown, the attacks and the defences."""
     defences = list(dict.fromkeys(cell.defence for cell in result.cells))
     by_name = {(cell.attack, cell.defence): cell for cell in result.cells}
     attacks = list(dict.fromkeys(cell.attack for cell in result.cells))
@@ -275,7 +272,7 @@ def render(result: AttackResult) -> str:
     lines += [f"* {attack}: {ATTACKS[attack]}" for attack in attacks]
     lines += ["", "What the defences are:", ""]
     lines += [f"* {defence}: {DEFENCES[defence].says}" for defence in defences]
-    return "\n".join(lines) + "\n" + _looks(result)
+    return lines
 
 
 def _row(by_name: Mapping[tuple[str, str], Cell], attack: str, defences: Sequence[str]) -> tuple[str, ...]:
@@ -296,26 +293,6 @@ def _proven(cells: Sequence[Cell]) -> str:
     missed = "" if len(found) == len(rounds) else f", {len(rounds) - len(found)} of {len(rounds)} never"
     span = f"{min(found)}" if min(found) == max(found) else f"{min(found)} to {max(found)}"
     return span + missed
-
-
-def _looks(result: AttackResult) -> str:
-    """Table of the useless contributions, under the recommended setting."""
-    cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.useless is not None]
-    if not cells:
-        return ""
-    rows = (
-        (cell.attack, *("" if n is None else f"{n:.2f}" for n in (cell.useless, cell.honest_useless))) for cell in cells
-    )
-    told = (
-        "What cannot be proven but seen, in the last round under the recommended setting: the share of contributions "
-        "that made the loss on their sender's own data no better."
-    )
-    return f"\n{told}\n\n{table(('attack', 'useless, attackers', 'useless, honest'), rows)}"
-
-
-def to_lines(result: AttackResult) -> list[str]:
-    """The tables in Markdown."""
-    return [render(result)]
 
 
 CASE: Final = Case(spec=AttackBench, run=run, lines=to_lines, options=LongCaseOptions)

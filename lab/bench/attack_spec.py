@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -84,9 +83,6 @@ class AttackBench(Spec):
     inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 5
     audits: Annotated[int, Option("--audits", help="Chunks that each peer recomputes a round.")] = 2
     seed: Annotated[int, Option("--seed", help="Of the parameters, the data and the keys.")] = 1
-    out: Annotated[Path | None, Option("--out", "-o", help="The tables, in Markdown, go here too.", metavar="FILE")] = (
-        None
-    )
 
     def __post_init__(self) -> None:
         _ = self.attacks, self.defences

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.attack import AttackedSwarm, render
+from shoal.lab.bench.attack import AttackedSwarm, to_lines
 from shoal.lab.bench.attack_spec import ATTACKS, CLEAN, DEFENCES, AttackBench, AttackResult, chosen
 from shoal.lab.bench.attack_spec import peer_identity as identity
 from shoal.protocol.errors import ConfigError
@@ -79,5 +79,5 @@ def test_command_prints_one_document_that_renders_as_tables(capsys: pytest.Captu
     (cell,) = found["cells"]
     assert (cell["attack"], cell["defence"], cell["proven"]) == ("copy", "trimmed", [None])
     assert cell["ratio"] == pytest.approx(cell["val_loss"] / found["clean_val_loss"])
-    page = render(msgspec.convert(found, AttackResult))
+    page = "\n".join(to_lines(msgspec.convert(found, AttackResult)))
     assert f"| copy | {cell['ratio']:.3f} | cannot be |" in page
