@@ -70,6 +70,7 @@ from tests.waiting import until
 
 KEYS = {
     "strategy", "nodes", "tokens", "val_loss", "sync_val_loss", "wire_bytes", "sync_wire_bytes", "blocked_fraction",
+    "token_efficiency", "settings",
 }  # fmt: skip
 TINY = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4}
 STEP_TOKENS = 64
@@ -307,6 +308,7 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
     sync = printed["seeds"][0]["sync_curve"]
     assert [point["tokens"] for point in sync] == [number * ROUND_TOKENS for number in range(5)]  # 5 % more: one more
     assert printed["sync_wire_bytes"] == report["bytes"]["fp32_allreduce_every_step"]
+    assert printed["token_efficiency"] == printed["efficiency"]["median"]
     assert load_result(tmp_path / RESULT).seeds[0].seed == 1
     for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
         assert (tmp_path / name).read_bytes().startswith(PNG)
