@@ -34,7 +34,7 @@ from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
 
 MODEL: Final = CharModelSettings()
 SPREAD: Final = 1.0
-"""Deviation of the logarithm of a length: the longest of a hundred is some twenty times the median."""
+"""Deviation of the logarithm of a length: one in a hundred is ten times the median."""
 
 FASTER: Final = Target(
     name="generator alone, lengths set, beside the same with nothing left unfinished",
@@ -51,14 +51,14 @@ class PartialBench(Spec):
     over_provision: Annotated[
         float,
         Option("--over-provision", help="Groups under way ÷ groups wanted.", check=Within(1, OVER_PROVISION_LIMIT)),
-    ] = 2.0
+    ] = 1.5
     groups: Annotated[int, Option("--groups", help="Wanted in a round.", check=Within(1, 256))] = 4
     group_size: Annotated[int, Option("--group-size", help="Completions of one.", check=Within(2, 64))] = 8
     median_tokens: Annotated[
         int, Option("--median-tokens", help="Of a completion: half are shorter.", check=Within(1, 1024))
-    ] = 24
-    most_tokens: Annotated[int, Option("--most-tokens", help="Where one is cut.", check=Within(2, 4096))] = 512
-    rounds: Annotated[int, Option("--rounds", help="That count.", check=Within(1, 100_000))] = 20
+    ] = 8
+    most_tokens: Annotated[int, Option("--most-tokens", help="Where one is cut.", check=Within(2, 4096))] = 128
+    rounds: Annotated[int, Option("--rounds", help="That count.", check=Within(1, 100_000))] = 40
     before: Annotated[
         int,
         Option("--before", help="Rounds before those, by when as much is finished as begun.", check=Within(0, 1000)),

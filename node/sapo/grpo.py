@@ -20,6 +20,9 @@ large there, and the mass moves to wherever the softmax leaves it. `ExternalTerm
   `truncation`, so that an origin that lies counts so many times at most. A completion of which that is not known is
   taken as by ``positive``. Sources: Ionides, Truncated Importance Sampling, JCGS 17 (2008); a proximal policy beside
   the one that drew, AReaL, arXiv 2505.24298; by token and at 2, verl.
+
+``positive`` is the default: in `shoal bench sapo` it made the most reward in each of three seeds with groups that were
+heard late, ``tis`` as much or less, ``naive`` the least.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def window(seconds: float) -> Window:
 
 
 def test_lengths_are_log_normal_cut_and_the_same_whenever_they_are_asked_for() -> None:
-    bench = PartialBench()
+    bench = PartialBench(median_tokens=24, most_tokens=512)
     lengths = [length for prompt in range(400) for length in lengths_of(bench, (prompt, 7))]
     assert lengths_of(bench, (3, 7)) == lengths[24:32]
     lengths.sort()
