@@ -35,6 +35,7 @@ PHASES = (
     "reduce",
     "certify",
     "decided",
+    "following",
     "paused",
     "no quorum",
     "leaving",

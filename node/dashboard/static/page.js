@@ -12,7 +12,7 @@ const LOST_MS = 1500;
 
 // -- tiles, the header, this node ---------------------------------------------------------------------------------
 
-const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
+const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", following: "following", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
 
 function drawNode() {
   const { node, summary } = state;
