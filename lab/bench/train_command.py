@@ -203,9 +203,7 @@ def to_document(result: TrainResult) -> dict[str, object]:
     return {**msgspec.to_builtins(result, enc_hook=str), "token_efficiency": result.efficiency.median}
 
 
-CASE: Final = Case(
-    spec=TrainOptions, run=run, document=to_document, sound=attrgetter("sound"), options=LongCaseOptions
-)
+CASE: Final = Case(spec=TrainOptions, run=run, document=to_document, sound=attrgetter("sound"), options=LongCaseOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,16 +173,4 @@ COLLECTIVES: tuple[Bug, ...] = (
         "return standing is None or standing[1] == final.result",
         "return standing is None or bool(standing[1])",
     ),
-    bug(
-        "a change of an image is told by its values alone",
-        "tests/collectives/test_image.py::test_changes_lead_from_one_image_to_the_other_and_are_never_longer_than_it",
-        "_halves(after, n)[places] = _patterns(",
-        "_halves(after, n)[: places.size] = _patterns(",
-    ),
-    bug(
-        "an update costs more than the image that it leads to",
-        "tests/collectives/test_image.py::test_changes_lead_from_one_image_to_the_other_and_are_never_longer_than_it",
-        "return told if len(told) <= after.size else bytes([WHOLE]) + after.tobytes()",
-        "return told",
-    ),
 )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
-from shoal.collectives.image import (
+from shoal.collectives.spans import Undecodable
+from shoal.lab.policy_image import (
     CHANGES,
     SAME,
     U8,
@@ -20,7 +21,6 @@ from shoal.collectives.image import (
     image_digest,
     image_of,
 )
-from shoal.collectives.spans import Undecodable
 from shoal.protocol.errors import LocalError
 
 CHUNK = 1 << 16
