@@ -25,7 +25,19 @@ from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab", "tests")
-OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py", "prepared.py"}
+OF_A_USER = {
+    "sine.py",
+    "my_tasks.py",
+    "plain.py",
+    "hf.py",
+    "lora.py",
+    "prepared.py",
+    "sft.py",
+    "grpo.py",
+    "quantized.py",
+    "lightning_node.py",
+    "logged.py",
+}
 """Files that the documents have their reader write."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
