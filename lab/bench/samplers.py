@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -34,10 +35,12 @@ from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import Swarm, pss_mb, untested_command
 from shoal.lab.shipped import init_tables
 from shoal.lab.targets import Row, Target
+from shoal.node.control_client import request
 from shoal.node.option import Option, Within
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
 from shoal.node.state.checkpoints import LAYOUT, read_layout
+from shoal.protocol.errors import ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, Runtime
@@ -77,7 +80,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: over the rounds of all trainers' agents; rounds: how many these were; certified: rounds of the swarm;
     taken: groups of others that trainers took. update_bytes: for each round that a sampler followed, the median of
-    them, None where none followed two; memory_mb: of their daemons, the largest, None without samplers.
+    them, None where none came further; memory_mb: of their daemons, the largest, None without samplers.
     """
 
     reward: float
@@ -122,6 +125,13 @@ def _is_small(update: UpdateSizes) -> bool:
     return (update.rate, update.steps) == (SMALL_RATE, 1)
 
 
+class Followed(NamedTuple):
+    """The round whose state a sampler has, and the bytes that it has received."""
+
+    round: int
+    received: int
+
+
 class SamplersSwarm(Swarm):
     """Trainers, who found it, and samplers, in an empty `folder`."""
 
@@ -147,16 +157,26 @@ class SamplersSwarm(Swarm):
         with trio.move_on_after(seconds):
             await self.until(lambda: False, "the time is over", math.inf)
 
-    def window(self, since: float) -> Window:
-        """What was done since then. Blocks."""
+    def followed(self) -> dict[int, Followed]:
+        """What samplers say of themselves, by index; of one that does not answer in time nothing. Blocks."""
+        found = {}
+        for index in self.samplers:
+            with suppress(ShoalError):
+                status: Any = request(self.node(index).folder, "status")
+                found[index] = Followed(status["round"], status["bytes"]["received"])
+        return found
+
+    def window(self, since: float, before: Mapping[int, Followed], after: Mapping[int, Followed]) -> Window:
+        """What was done since then. before, after: what samplers said at the begin and now. Blocks."""
         rounds = [one for index in self.trainers for one in self.journal.of(Rollouts, index) if one.at >= since]
         certified = {
             one.round for index in self.trainers for one in self.journal.of(Certified, index) if one.at >= since
         }
         daemons = self.daemons()
-        followed = [
-            _bytes_a_round([one for one in self.journal.of(Certified, index) if one.at >= since])
-            for index in self.samplers
+        came = [
+            (after[index].received - one.received) / (after[index].round - one.round)
+            for index, one in before.items()
+            if index in after and after[index].round > one.round
         ]
         return Window(
             reward=math.fsum(one.reward or 0.0 for one in rounds),
@@ -164,16 +184,9 @@ class SamplersSwarm(Swarm):
             certified=len(certified),
             taken=sum(one.external for one in rounds),
             policy_bytes=BF16_BYTES * read_layout(self.node(0).folder / LAYOUT).numel,
-            update_bytes=statistics.median(known) if (known := [one for one in followed if one is not None]) else None,
+            update_bytes=statistics.median(came) if came else None,
             memory_mb=max(pss_mb(daemons[index] for index in self.samplers if index in daemons), default=None),
         )
-
-
-def _bytes_a_round(rounds: Sequence[Certified]) -> float | None:
-    if len(rounds) < 2:
-        return None
-    first, last = rounds[0], rounds[-1]
-    return (last.lanes_received - first.lanes_received) / (last.round - first.round)
 
 
 def samplers_manifest(trainers: int, peers: list[PeerId]) -> Manifest:
@@ -206,8 +219,10 @@ async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window
             await swarm.until(swarm.has_begun, "all have made a round", BEGIN_DEADLINE_S)
             since = swarm.journal.entries[-1].event.at
             tell(f"rounds for {bench.minutes:g} min")
+            before = await trio.to_thread.run_sync(swarm.followed)
             await swarm.held(60 * bench.minutes)
-            return await trio.to_thread.run_sync(swarm.window, since)
+            after = await trio.to_thread.run_sync(swarm.followed)
+            return await trio.to_thread.run_sync(swarm.window, since, before, after)
 
 
 def to_document(result: SamplersResult) -> dict[str, object]:

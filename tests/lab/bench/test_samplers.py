@@ -11,7 +11,7 @@ import pytest
 from shoal.cli.main import execute
 from shoal.lab.bench import policy_updates
 from shoal.lab.bench.policy_updates import UpdateSizes, measure_updates
-from shoal.lab.bench.samplers import SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
+from shoal.lab.bench.samplers import Followed, SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
 from shoal.lab.shipped import init_tables
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.state.checkpoints import LAYOUT
@@ -79,11 +79,13 @@ def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_
     for at, reward in ((1.0, 0.5), (2.0, 0.25), (3.0, 0.5)):
         swarm.journal.add(trainer.index, Rollouts(at=at, round=1, reward=reward, external=2))
         swarm.journal.add(sampler.index, Rollouts(at=at, round=1, reward=1.0))
-    for at, number, received in ((1.0, 1, 7), (2.0, 2, 100), (4.0, 4, 400)):
+    for at, number in ((1.0, 1), (2.0, 2), (4.0, 4)):
         swarm.journal.add(trainer.index, Certified(at=at, round=number, digest=""))
-        swarm.journal.add(sampler.index, Certified(at=at, round=number, digest="", lanes_received=received))
     assert swarm.has_begun()
-    assert swarm.window(2.0) == Window(
+    assert swarm.followed() == {}, "who does not run says nothing"
+    before, after = {1: Followed(2, 100), 2: Followed(2, 0)}, {1: Followed(4, 400), 3: Followed(4, 0)}
+    assert swarm.window(2.0, before, before).update_bytes is None
+    assert swarm.window(2.0, before, after) == Window(
         reward=0.75,
         rounds=2,
         certified=2,
