@@ -51,6 +51,7 @@ def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model:
     script = example("hf.py")
     if ranks:
         script = script.replace("disable_tqdm=True", "disable_tqdm=True, use_cpu=True")
+        script = script.replace("with node.swarm.at_anchor():", "if True:")  # ranks have left by then
     with LoopSwarm(tmp_path, nodes=2) as swarm:
         told = str(model), str(tmp_path / "text")
         swarm.begin_by_link(script, *told, ranks=ranks, SHOAL_ROUNDS=str(ROUNDS), HF_HUB_OFFLINE="1")
