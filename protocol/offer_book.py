@@ -192,6 +192,11 @@ class OfferBook:
         self._insert(offer, origin)
         return offer
 
+    def boot_of(self, peer: PeerId) -> int:
+        """The number of this peer's newest start that announced something; less than zero if none did."""
+        origin = self._origins.get(peer)
+        return -1 if origin is None else origin.boot
+
     def missing(self, peer: PeerId, count: int) -> CatchUpRequest:
         """Return what to ask `peer` for: announcements that have not come, up to `count` by number, and all beyond."""
         origin = self._origins.get(peer)

@@ -299,6 +299,7 @@ class RolloutExchange:
             self._reject(peer, error.reason)
         else:
             if offer is not None:
+                self._left_alone.heard(offer.origin, offer.boot)
                 self.announcements_received += 1
                 self._news.note(sealed)
 
@@ -455,8 +456,11 @@ class RolloutExchange:
             pull.failed()
         except trio.Cancelled:
             if trio.current_time() - asked_at >= SLOW_S:
-                self._left_alone.pass_over(ask.peer, trio.current_time())
+                self._leave_alone(ask.peer)
             raise
+
+    def _leave_alone(self, peer: PeerId) -> None:
+        self._left_alone.pass_over(peer, trio.current_time(), self.book.boot_of(peer))
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
         """Return who may have it and is not left alone: the origin, then others that hold it; the connected first."""
@@ -468,7 +472,7 @@ class RolloutExchange:
 
     def _pass_over(self, peer: PeerId, error: Exception) -> None:
         logger.info("a group is asked of others: %s", error)
-        self._left_alone.pass_over(peer, trio.current_time())
+        self._leave_alone(peer)
 
     async def _ask(self, ask: Ask) -> GroupChunk:
         connection = contextlib.nullcontext() if self._connections is None else self._connections.to(ask.peer)

@@ -1465,4 +1465,11 @@ PROTOCOL: tuple[Bug, ...] = (
         "if len(plan.contributors()) > settings.seats:",
         "if False:",
     ),
+    bug(
+        "a server of groups that was started again is left alone all the same",
+        "tests/protocol/test_group_pull.py"
+        "::test_server_that_was_started_again_is_asked_at_once_and_one_that_only_speaks_is_not",
+        "if peer in self._until and boot > self._boots[peer]:",
+        "if peer in self._until and boot < self._boots[peer]:",
+    ),
 )

@@ -119,6 +119,18 @@ def test_server_that_failed_another_group_meanwhile_is_not_turned_to() -> None:
     assert lab.left_alone.allowed([A, B], 31.5) == [A, B]
 
 
+def test_server_that_was_started_again_is_asked_at_once_and_one_that_only_speaks_is_not() -> None:
+    left = LeftAlone(30.0)
+    for peer in (A, B):
+        left.pass_over(peer, 1.0, 5)
+    left.heard(A, 6)
+    left.heard(B, 5)
+    assert left.allowed([A, B], 2.0) == [A]
+    left.pass_over(A, 3.0, 6)
+    assert left.allowed([A, B], 4.0) == []
+    assert left.allowed([A, B], 32.0) == [B]
+
+
 def test_nobody_is_asked_for_more_than_the_budget_has_left() -> None:
     lab = Lab(A, B, limit_bytes=len(DATA) + 1)
     lab.asked()
