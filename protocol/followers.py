@@ -15,7 +15,7 @@ and is the parent from then on. Two that wait at each other give each other noth
 
 * *What comes is checked*: each entry by the signatures of a quorum that the one before names, finals by their owners'
   signatures and the certified digest. Who brings anything else is left alone for a while, as who does not answer is.
-* *What a node gives is bounded*: it has FOLLOWERS_LIMIT links with followers at most, and gives to who is linked alone.
+* *What a node gives is bounded*: it lets FOLLOWERS_LIMIT followers in at most, and gives to who is linked alone.
 * *Nothing waits for ever*: not to be answered, nor at a parent that has nothing. At one peer no wait begins within
   AGAIN_S of the last one, unless that brought something.
 
@@ -48,6 +48,8 @@ WAITS_LIMIT: Final = 2 * AWAITED_LIMIT
 """Waits under way, with those at peers that are linked no more."""
 AWAIT_S: Final = 10.0
 """A wait that brings nothing is over then: the peer may be gone, behind, or waiting at this node."""
+LET_IN_S: Final = 10.0
+"""From the answer to a hello to the link, at most: two questions of five seconds."""
 AGAIN_S: Final = 1.0
 """Between the beginnings of two waits at one peer, where the first brought nothing: whoever answers at once with
 nothing is not asked all the time."""
@@ -61,6 +63,24 @@ def is_follower(record: NodeRecord | None) -> bool:
 def has_room(followers: Collection[PeerId], newcomer: PeerId) -> bool:
     """True if a node that gives to these followers has a place for another."""
     return newcomer in followers or len(followers) < FOLLOWERS_LIMIT
+
+
+class Places:
+    """Places that a node has for followers: those that are linked, and those that were just let in, take one each."""
+
+    def __init__(self) -> None:
+        self._let_in: dict[PeerId, float] = {}
+
+    def take(self, newcomer: PeerId, linked: Collection[PeerId], now: float) -> bool:
+        """Let a newcomer in, if there is a place for it; the place is its own until its link is made, or LET_IN_S.
+
+        linked: the followers that are. Many may say hello at once, before any of them is linked.
+        """
+        self._let_in = {p: at for p, at in self._let_in.items() if now - at < LET_IN_S and p not in linked}
+        if not has_room({*linked, *self._let_in}, newcomer):
+            return False
+        self._let_in[newcomer] = now
+        return True
 
 
 class Parents:

@@ -28,7 +28,7 @@ from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
-from shoal.protocol.followers import has_room, is_follower
+from shoal.protocol.followers import Places, is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.limits import TokenBucket
@@ -175,6 +175,7 @@ class Members:
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._strangers = Strangers(host)
+        self._room = Places()
         host.pinged = self._pinged
         host.is_admitted = self.links.holds
         host.is_known = self._known.__contains__
@@ -350,7 +351,7 @@ class Members:
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
             # At its end there is no link: it restarted before its death was noticed, or lost it.
             self.links.drop(peer, "it introduces itself anew")
-        if is_follower(self.book.get(peer)) and not has_room(self.followers(), peer):
+        if is_follower(self.book.get(peer)) and not self._room.take(peer, self.followers(), trio.current_time()):
             return self.full(peer)
         return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 

@@ -9,8 +9,15 @@ SWARM: tuple[Bug, ...] = (
         "a member gives to any number of followers",
         "tests/swarm/test_follower_links.py"
         "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
-        "if is_follower(self.book.get(peer)) and not has_room(self.followers(), peer):",
+        "if is_follower(self.book.get(peer)) and not self._room.take(peer, self.followers(), trio.current_time()):",
         "if False:",
+    ),
+    bug(
+        "of followers that come at once all are let in",
+        "tests/protocol/test_followers.py"
+        "::test_of_many_that_come_at_once_so_many_are_let_in_and_a_place_waits_for_its_link_for_a_while",
+        "self._let_in[newcomer] = now",
+        "self._let_in.pop(newcomer, None)",
     ),
     bug(
         "members dial followers",

@@ -11,8 +11,10 @@ from shoal.protocol.followers import (
     AWAITED_LIMIT,
     FOLLOWERS_LIMIT,
     FOLLOWS,
+    LET_IN_S,
     WAITS_LIMIT,
     Parents,
+    Places,
     Waiting,
     has_room,
     is_follower,
@@ -103,6 +105,18 @@ def test_so_many_followers_have_a_place_and_who_has_one_keeps_it() -> None:
     assert not has_room(followers, ME)
     assert has_room(followers, one)
     assert has_room(followers - {one}, ME)
+
+
+def test_of_many_that_come_at_once_so_many_are_let_in_and_a_place_waits_for_its_link_for_a_while() -> None:
+    places = Places()
+    crowd = [identity(n).peer_id for n in range(FOLLOWERS_LIMIT + 1)]
+    assert [places.take(one, (), 0.0) for one in crowd] == [True] * FOLLOWERS_LIMIT + [False]
+    assert places.take(crowd[0], (), 1.0), "who says hello again has a place"
+    linked = frozenset(crowd[:FOLLOWERS_LIMIT])
+    assert not places.take(crowd[-1], linked, 2.0)
+    assert places.take(crowd[-1], linked - {crowd[0]}, 3.0), "one has gone"
+    assert not places.take(crowd[0], linked - {crowd[0]}, 4.0), "its place is another's, who is not linked yet"
+    assert places.take(crowd[0], linked - {crowd[0]}, 3.0 + LET_IN_S), "and never was"
 
 
 @pytest.mark.parametrize(("capabilities", "follows"), [((), False), ((FOLLOWS,), True), (("relay", FOLLOWS), True)])
