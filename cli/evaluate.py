@@ -90,7 +90,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, options: EvaluateOptions) -> Scores:
-    """What the harness measures of a state that was checked, in the format that its workload writes."""
+    """Figures of the harness for a state that was checked, in the format that its workload writes."""
     from shoal.node.state.checkpoint_export import export_by_workload, export_model
     from shoal.node.training.devices import pick_device
     from shoal.node.workloads.causal_lm import EXPORT_FOLDER

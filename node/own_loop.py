@@ -206,7 +206,7 @@ class Swarm:
             raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
 
     def _proceed(self) -> Proceed:
-        """What the other ranks are to know when a call is over."""
+        """The facts that the other ranks are to know when a call is over."""
         return Proceed(
             peer_id=self.peer_id,
             seed=self.seed,

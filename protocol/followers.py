@@ -84,7 +84,7 @@ class Places:
 
 
 class Parents:
-    """Whom a follower waits at. `scores` remembers who did not answer, or brought what does not hold."""
+    """The peers at which a follower waits. `scores` remembers who did not answer, or brought what does not hold."""
 
     def __init__(self, me: PeerId, scores: DonorScores) -> None:
         self._me = me
@@ -95,7 +95,7 @@ class Parents:
 
     @property
     def parent(self) -> PeerId | None:
-        """Who brought the last entry; None where it failed since, or nobody brought any."""
+        """The peer that brought the last entry; None where it failed since, or nobody brought any."""
         return self._parent
 
     def first(self, peers: Iterable[PeerId]) -> list[PeerId]:
@@ -141,7 +141,7 @@ class Parents:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one waits for: an entry after the first `after`, or a rebase beyond so many, before `until`."""
+    """A question that waits: for an entry after the first `after`, or a rebase beyond so many, before `until`."""
 
     after: int
     rebases: int

@@ -53,22 +53,20 @@ class LeftAlone:
 
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
-        self._until: dict[PeerId, float] = {}
-        self._boots: dict[PeerId, int] = {}
+        self._until: dict[PeerId, tuple[float, int]] = {}
 
     def pass_over(self, peer: PeerId, now: float, boot: int = -1) -> None:
         """This server failed. boot: its newest start that was heard of; less than zero if none was."""
-        self._until[peer], self._boots[peer] = now + self._pause_s, boot
+        self._until[peer] = now + self._pause_s, boot
 
     def heard(self, peer: PeerId, boot: int) -> None:
         """This peer said something, since its start of that number."""
-        if peer in self._until and boot > self._boots[peer]:
-            del self._until[peer], self._boots[peer]
+        if peer in self._until and boot > self._until[peer][1]:
+            del self._until[peer]
 
     def at(self, now: float) -> Collection[PeerId]:
         """All that are not asked now."""
-        self._until = {peer: until for peer, until in self._until.items() if until > now}
-        self._boots = {peer: self._boots[peer] for peer in self._until}
+        self._until = {peer: left for peer, left in self._until.items() if left[0] > now}
         return self._until.keys()
 
     def allowed(self, peers: Collection[PeerId], now: float) -> list[PeerId]:

@@ -67,7 +67,7 @@ class PartialBench(Spec):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rounds that count came to.
+    """The result of the rounds that count.
 
     steps: of the model, of one token for each completion that was under way; tokens: that were drawn; handed_out:
     tokens of the groups that were done.

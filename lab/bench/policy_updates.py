@@ -64,7 +64,7 @@ class UpdateSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What an update is measured by: the grid of chunks, and the codec of plans."""
+    """Rules by which an update is measured: the grid of chunks, and the codec of plans."""
 
     grid: Grid
     codec: str

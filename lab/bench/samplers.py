@@ -158,7 +158,7 @@ class SamplersSwarm(Swarm):
             await self.until(lambda: False, "the time is over", math.inf)
 
     def followed(self) -> dict[int, Followed]:
-        """What samplers say of themselves, by index; of one that does not answer in time nothing. Blocks."""
+        """Rounds and bytes that samplers tell, by index; of one that does not answer in time nothing. Blocks."""
         found = {}
         for index in self.samplers:
             with suppress(ShoalError):
@@ -167,7 +167,7 @@ class SamplersSwarm(Swarm):
         return found
 
     def window(self, since: float, before: Mapping[int, Followed], after: Mapping[int, Followed]) -> Window:
-        """What was done since then. before, after: what samplers said at the begin and now. Blocks."""
+        """Everything that was done since then. before, after: as samplers told it at the begin and now. Blocks."""
         rounds = [one for index in self.trainers for one in self.journal.of(Rollouts, index) if one.at >= since]
         certified = {
             one.round for index in self.trainers for one in self.journal.of(Certified, index) if one.at >= since

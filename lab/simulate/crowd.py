@@ -214,7 +214,7 @@ class Crowd(Simulation):
         )
 
     def part(self, number: int, after: int, rebases: int) -> peering.ChainPart:
-        """What one answers of its chain."""
+        """An answer about one's chain."""
         chain = self.chain_of(number)
         entries = chain.after(after, peering.CERTIFICATES_IN_ANSWER_LIMIT, rebases)
         return peering.ChainPart(certificates=entries, head=chain.height)

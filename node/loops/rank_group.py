@@ -93,7 +93,7 @@ class Measure(Message, frozen=True, kw_only=True):
 
 
 class Measured(Message, frozen=True, kw_only=True):
-    """What a rank's evaluation returned."""
+    """The result of a rank's evaluation."""
 
     value: float
 
@@ -319,7 +319,7 @@ class Leader(Alone):
 
 
 def _checked(entered: Answer, rank: int, name: Call, made: int) -> Entered:
-    """What a rank said first in a call. Raises ConfigError if it is in another, or its optimizer made other steps."""
+    """A rank's first message in a call. Raises ConfigError if it is in another, or its optimizer made other steps."""
     if not isinstance(entered, Entered) or entered.call != name:
         where = entered.call if isinstance(entered, Entered) else type(entered).__name__
         raise ConfigError(f"rank {rank} is in {where!r} and rank 0 in {name!r}; make the same calls in all ranks")

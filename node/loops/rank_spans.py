@@ -34,7 +34,7 @@ from shoal.protocol.errors import ConfigError, LocalError
 
 
 class OwnParts(FlatParameters):
-    """What this rank has of the model: copies between that and spans of the whole model's flat vector."""
+    """This rank's parts of the model: copies between that and spans of the whole model's flat vector."""
 
     def __init__(self, model: torch.nn.Module, *, chunk_values: int = 1) -> None:
         """Read the layout of the whole, and the places of this rank's parts. Raises ConfigError.
@@ -173,7 +173,7 @@ class GroupFlat:
 
 
 def dealt(held: Sequence[Sequence[Span]], wanted: Sequence[Span]) -> list[tuple[Span, ...]]:
-    """Who hands over what of the wanted spans: each value the lowest rank that has it.
+    """Give each value of the wanted spans to the lowest rank that has it, to hand over.
 
     held: of each rank. Raises ConfigError where nobody has a part of it.
     """

@@ -96,7 +96,7 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
 
 
 def _as_drawn(drawn: Drawn, completion: tuple[int, ...]) -> tuple[float, ...] | None:
-    """What another says of a completion, if its tokens are those that this policy has for the text; else None.
+    """Labels that another gave a completion, if its tokens are those that this policy has for the text; else None.
 
     An engine may leave out the token that ended the completion. No token of a stranger's reaches the model.
     """

@@ -1469,7 +1469,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "a server of groups that was started again is left alone all the same",
         "tests/protocol/test_group_pull.py"
         "::test_server_that_was_started_again_is_asked_at_once_and_one_that_only_speaks_is_not",
-        "if peer in self._until and boot > self._boots[peer]:",
-        "if peer in self._until and boot < self._boots[peer]:",
+        "if peer in self._until and boot > self._until[peer][1]:",
+        "if peer in self._until and boot < self._until[peer][1]:",
     ),
 )
