@@ -86,7 +86,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.names import called, short
 
 if TYPE_CHECKING:
-    from shoal.node.loops.follower import Follower
+    from shoal.node.loops.other_rank import OtherRank
 
 JOIN_DEADLINE_S = 600.0
 WAIT_S = 1.0
@@ -602,7 +602,7 @@ def join(
     evaluate: Callable[[torch.nn.Module], float] | None = None,
     options: Sequence[str] = (),
     wait_s: float = JOIN_DEADLINE_S,
-) -> Swarm | Follower:
+) -> Swarm | OtherRank:
     """Make this process the trainer of a node of the swarm; to be used as a context manager.
 
     manifest: path of the manifest of a swarm whose workload is `own-loop`; or its link, `shoal:…`, or the whole line
@@ -618,9 +618,11 @@ def join(
     Raises ConfigError.
     """
     if world_size() > 1 and torch.distributed.get_rank():
-        from shoal.node.loops.follower import Follower  # takes seconds, and only a node of several processes needs it
+        from shoal.node.loops.other_rank import (
+            OtherRank,  # takes seconds, and only a node of several processes needs it
+        )
 
-        return Follower(model, optimizer, evaluate=evaluate)
+        return OtherRank(model, optimizer, evaluate=evaluate)
     return Swarm(
         model,
         optimizer,

@@ -24,7 +24,7 @@ except ImportError:  # the extra is not installed: said when a callback is made
     TrainerCallback = object
 
 if TYPE_CHECKING:
-    from shoal.node.loops.follower import Follower
+    from shoal.node.loops.other_rank import OtherRank
 
 
 def _processes(args: Any) -> int:
@@ -48,7 +48,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self._weight = 0
         self._losses: list[torch.Tensor] = []
         self._summed = False
-        self.swarm: Swarm | Follower | None = None
+        self.swarm: Swarm | OtherRank | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Join the swarm. Raises ConfigError, NetworkError."""

@@ -29,7 +29,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from shoal.collectives.fragments import runs_of
 from shoal.node.loops.rank_group import Build, HandOver, Holds, Leader, Read, Span, Write
 from shoal.node.training.cut_tensors import own_rows
-from shoal.node.training.flat_parameters import BLOCK_VALUES, CopyMade, FlatParameters, HostCopy, blocks_of, joined
+from shoal.node.training.flat_parameters import BLOCK_VALUES, CopyMade, FlatParameters, HostCopy, HostFlat, blocks_of
 from shoal.protocol.errors import ConfigError, LocalError
 
 
@@ -80,15 +80,13 @@ class OwnParts(FlatParameters):
         self._write(_slices(spans), values)
 
 
-class GroupFlat:
+class GroupFlat(HostFlat):
     """The parameters of all ranks as rank 0's host vector: what `accounts.Flat` asks for.
 
     All of it raises NetworkError where a rank is gone or late.
     """
 
     block_values = BLOCK_VALUES
-    on_host = True
-    """Values go from here to all ranks."""
 
     def __init__(self, model: torch.nn.Module, leader: Leader, *, chunk_values: int) -> None:
         """Learn from all ranks what they have. Raises ConfigError where they do not have one model together."""
@@ -109,18 +107,6 @@ class GroupFlat:
             leader.group.send(rank, HandOver(spans=self._handed[rank]))
         self._whole = all(held == self._held[0] for held in self._held)
 
-    def new_vector(self) -> torch.Tensor:
-        """Return ``(numel,) float32`` zeros in host memory."""
-        return torch.zeros(self.layout.numel, dtype=torch.float32)
-
-    def new_base(self) -> torch.Tensor:
-        """The same; asked for by nobody, as anchors are used where they lie."""
-        return self.new_vector()
-
-    def set_aside(self) -> torch.Tensor:
-        """Copy the parameters of all ranks to the host."""
-        return self.gather(self.new_vector())
-
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the parameters into `out`, ``(numel,) float32`` in host memory, and return it."""
         for block in blocks_of([slice(0, self.layout.numel)], self.block_values):
@@ -139,10 +125,6 @@ class GroupFlat:
     def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace the parameters there, in all ranks, by what `change` makes of a host copy of them."""
         self._write(spans, change(self._read(spans)))
-
-    def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
-        """The values of `vector` there, on the host; maybe a part of it."""
-        return joined(vector, spans)
 
     def _read(self, spans: Sequence[slice]) -> torch.Tensor:
         """The values there, ``(values,) float32``; zeros where nothing lies."""

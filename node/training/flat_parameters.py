@@ -14,6 +14,7 @@ Source: CUDA C++ Programming Guide, sections 3.2.7.1 (page-locked host memory) a
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -130,6 +131,32 @@ def blocks_of(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
                 block, room = [], limit
     if block:
         yield block
+
+
+class HostFlat(ABC):
+    """The parameters of several processes as a host vector, ``(numel,) float32``: what such vectors have in common."""
+
+    layout: Layout
+    on_host = True
+    """Values go from the vector to all processes: an anchor is used where it lies."""
+
+    def new_vector(self) -> torch.Tensor:
+        """Return ``(numel,) float32`` zeros in host memory."""
+        return torch.zeros(self.layout.numel, dtype=torch.float32)
+
+    new_base = new_vector
+
+    def set_aside(self) -> torch.Tensor:
+        """Copy the parameters of all processes to the host."""
+        return self.gather(self.new_vector())
+
+    def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
+        """The values of `vector` there, on the host; maybe a part of it."""
+        return joined(vector, spans)
+
+    @abstractmethod
+    def gather(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the parameters into `out`, and return it."""
 
 
 class FlatParameters:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shoal.node.training.flat_parameters import CopyMade, HostCopy, joined
+from shoal.node.training.flat_parameters import CopyMade, HostCopy, HostFlat, joined
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import InnerState
 from shoal.node.training.rank_messages import (
@@ -39,7 +39,7 @@ from shoal.node.training.trainer_messages import Assignment, Start
 from shoal.node.workload import Workload
 
 
-class ShardedFlat:
+class ShardedFlat(HostFlat):
     """The parameters of all ranks as rank 0's host vector: what `accounts.Flat` asks for."""
 
     def __init__(self, shard: Shard, ranks: Ranks) -> None:
@@ -47,21 +47,6 @@ class ShardedFlat:
         self._ranks = ranks
         self.layout = shard.layout
         self.block_values = shard.layout.numel  # each update copies all there is
-
-    def new_vector(self) -> torch.Tensor:
-        """Return ``(numel,) float32`` zeros in host memory."""
-        return torch.zeros(self.layout.numel, dtype=torch.float32)
-
-    on_host = True
-    """All ranks copy from rank 0's vector, each its own rows."""
-
-    def new_base(self) -> torch.Tensor:
-        """The same; asked for by nobody, as anchors are used where they lie."""
-        return self.new_vector()
-
-    def set_aside(self) -> torch.Tensor:
-        """Copy the parameters of all ranks to the host."""
-        return self.gather(self.new_vector())
 
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the parameters into `out`, ``(numel,) float32``, and return it."""
@@ -91,10 +76,6 @@ class ShardedFlat:
             whole[span] = values[at : at + span.stop - span.start]
             at += span.stop - span.start
         self.scatter(whole)
-
-    def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
-        """The values of `vector` there, on the host; maybe a part of it."""
-        return joined(vector, spans)
 
 
 class ShardedOptimizer:

@@ -176,7 +176,7 @@ def test_ranks_contribute_once_what_they_learnt_together_and_all_stand_on_the_an
 
 ERRORS = """
 import functools, signal
-from shoal.node.loops import follower, rank_group
+from shoal.node.loops import other_rank, rank_group
 
 
 def made(width):
@@ -196,7 +196,7 @@ def error_of(job):
 
 
 note("models", error_of(lambda: joined(3 + rank)))
-own_loop.RankGroup = follower.RankGroup = functools.partial(rank_group.RankGroup, timeout_s=2)
+own_loop.RankGroup = other_rank.RankGroup = functools.partial(rank_group.RankGroup, timeout_s=2)
 swarm = joined(3)
 swarm.step(tokens=1)  # no step of the optimizer, and all the same a call
 note("calls", error_of(lambda: swarm.at_anchor().__enter__() if rank else swarm.step(tokens=1)))

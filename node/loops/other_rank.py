@@ -32,7 +32,7 @@ from shoal.node.loops.rank_spans import OwnParts, overlap
 from shoal.protocol.errors import ConfigError, LocalError
 
 
-class Follower:
+class OtherRank:
     """Swarm as such a rank takes part in it: `own_loop.Swarm`, whose attributes and methods these are."""
 
     def __init__(
