@@ -10,12 +10,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from shoal.protocol.errors import ConfigError
-
-FILES: Final = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
-"""What a limit is written to, by the kind of mount."""
+from shoal.testnet.throttle import own_groups
 
 
 class MemoryLimit:
@@ -45,13 +42,9 @@ def memory_limit(name: str, size: int) -> Iterator[MemoryLimit]:
 
     Raises ConfigError where this process may make none.
     """
-    own = _group_of(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text(), name)
-    try:
-        own.mkdir()
-        file = next(own / file for file in FILES.values() if (own / file).exists())
-        file.write_text(str(size))
-    except (OSError, StopIteration):
-        raise ConfigError(f"no control group of memory can be made at {own}; run it as root on Linux") from None
+    own = _limited(f"shoal-{os.getpid()}-{name}", size)
+    if own is None:
+        raise ConfigError("no control group of memory can be made here; run it as root on Linux")
     try:
         yield MemoryLimit(own)
     finally:
@@ -59,23 +52,15 @@ def memory_limit(name: str, size: int) -> Iterator[MemoryLimit]:
             own.rmdir()
 
 
-def _group_of(mounts: str, own: str, name: str) -> Path:
-    """A control group below that of this process. mounts, own: texts of /proc/self/mounts and /proc/self/cgroup."""
-    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
-    for line in mounts.splitlines():
-        _, mount, kind, options, *_ = line.split()
-        if kind == "cgroup" and "memory" in options.split(","):
-            path = next((path for names, path in within.items() if "memory" in names.split(",")), "/")
-        elif kind == "cgroup2" and "memory" in _controllers(Path(mount)):
-            path = within.get("", "/")
-        else:
-            continue
-        return Path(mount + path) / f"shoal-{os.getpid()}-{name}"
-    raise ConfigError("this system has no control groups of memory; run it on Linux, as root")
-
-
-def _controllers(mount: Path) -> list[str]:
-    try:
-        return (mount / "cgroup.controllers").read_text().split()
-    except OSError:
-        return []
+def _limited(name: str, size: int) -> Path | None:
+    """Make a control group with that limit below one of this process's; None where there can be none."""
+    mounts, within = (Path(f"/proc/self/{file}") for file in ("mounts", "cgroup"))
+    with contextlib.suppress(OSError):
+        for folder, unified in own_groups("memory", mounts.read_text(), within.read_text()):
+            own, limit = folder / name, "memory.max" if unified else "memory.limit_in_bytes"
+            own.mkdir()
+            if (own / limit).exists():
+                (own / limit).write_text(str(size))
+                return own
+            own.rmdir()
+    return None

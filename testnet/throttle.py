@@ -74,19 +74,26 @@ def find_quotas(mounts: str, own: str) -> Quotas | None:
 
     mounts, own: the texts of /proc/self/mounts and /proc/self/cgroup.
     """
-    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
-    for line in mounts.splitlines():
-        _, mount, kind, options, *_ = line.split()
-        if kind == "cgroup" and "cpu" in options.split(","):
-            path = next((path for names, path in within.items() if "cpu" in names.split(",")), "/")
-            quotas = Quotas(folder=Path(mount + path), unified=False)
-        elif kind == "cgroup2":
-            quotas = Quotas(folder=Path(mount + within.get("", "/")), unified=True)
-        else:
-            continue
+    for folder, unified in own_groups("cpu", mounts, own):
+        quotas = Quotas(folder=folder, unified=unified)
         if _works(quotas):
             return quotas
     return None
+
+
+def own_groups(controller: str, mounts: str, own: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of this process's control groups that may have that controller, and whether each is of version 2.
+
+    mounts, own: as above.
+    """
+    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
+    for line in mounts.splitlines():
+        _, mount, kind, options, *_ = line.split()
+        if kind == "cgroup" and controller in options.split(","):
+            path = next((path for names, path in within.items() if controller in names.split(",")), "/")
+            yield Path(mount + path), False
+        elif kind == "cgroup2":
+            yield Path(mount + within.get("", "/")), True
 
 
 def _works(quotas: Quotas) -> bool:
