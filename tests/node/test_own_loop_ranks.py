@@ -41,6 +41,11 @@ def evaluate(model):
     return value
 
 
+def spoken():
+    with torch.no_grad():
+        return model(torch.ones(2, 5)).tolist()  # leaves whole parameters, as evaluate does
+
+
 with join(model, optimizer, "swarm.toml", data_dir=folder, evaluate=evaluate) as swarm:
     note("start", whole(model))
     number = 0
@@ -56,13 +61,16 @@ with join(model, optimizer, "swarm.toml", data_dir=folder, evaluate=evaluate) as
         note(f"stood {number}", whole(model))
         number += 1
         if number == 4:
-            with swarm.at_anchor() as anchored:
+            model.eval()
+            said = [spoken()]
+            with swarm.at_anchor():
                 note("anchored", whole(model))
-                with torch.no_grad():
-                    anchored.eval()(torch.ones(2, 5))  # as in evaluate
-                anchored.train()
                 if kind != "ddp":
                     checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint")
+                said.append(spoken())
+            said.append(spoken())
+            model.train()
+            note("said", said)
             note("back", whole(model))
         if not there:
             break
@@ -163,6 +171,8 @@ def test_ranks_contribute_once_what_they_learnt_together_and_all_stand_on_the_an
         ):
             for rank, found in enumerate(seen(name)):
                 assert np.array_equal(found, wanted), (name, rank)
+        before, anchored, after = ranks.noted("said")[0]  # of rank 0, whose buffers count
+        assert before == after != anchored
         if kind != "ddp":
             model = model_of(ranks.noted("start")[0])
             saved = {"model": model.state_dict()}

@@ -79,9 +79,11 @@ def test_parent_that_fails_is_replaced_at_once_and_left_alone_for_a_while() -> N
     assert mine.parent is None
     assert mine.next(LINKED, 5.0) == B
     mine.brought(A, new=False)
-    assert mine.next(LINKED, 5.0) == C, "F rests"
+    assert mine.next(LINKED, 5.0) == C
     mine.brought(B, new=False)
     mine.brought(C, new=False)
+    assert [mine.next(LINKED, 5.5), mine.next(LINKED, 5.5)] == [A, None], "F rests, B and C were asked just now"
+    mine.brought(A, new=False)
     assert F in {mine.next(LINKED, 6.0 + REST_S), mine.next(LINKED, 6.0 + REST_S)}
 
 
