@@ -14,6 +14,8 @@ from shoal.swarm import members as members_module
 from tests.swarm.test_members import Node, run, until
 
 MEMBERS, FOLLOWERS, PLACES = 2, 4, 2
+SETTLED_LIMIT_S = 60.0
+"""Two seconds on a machine that does nothing else."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +65,8 @@ def test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_n
                 some = members[0].linked() & ids
                 return known and all(len(node.linked()) >= 2 for node in followers) and bool(some) and some != ids
 
-            await until(settled)
+            with trio.fail_after(SETTLED_LIMIT_S):
+                await until(settled)
             assert members[1].peer in members[0].linked()
             assert any(follower.linked() & ids for follower in followers)
             unlinked = next(f for f in followers if f.peer not in members[0].linked())
