@@ -13,7 +13,8 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
 from tests.swarm.test_members import Node, run, until
 
-MEMBERS, FOLLOWERS, PLACES = 2, 4, 2
+MEMBERS, FOLLOWERS, PLACES = 2, 4, 3
+"""As many places as there are other followers: with two, three that link one another leave the fourth a single one."""
 SETTLED_LIMIT_S = 60.0
 """Two seconds on a machine that does nothing else."""
 
