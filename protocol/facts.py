@@ -233,7 +233,7 @@ class RoundFacts:
 
     def is_planned(self) -> bool:
         """True if this node takes part in the plan that it follows."""
-        return self.plan is not None and self.me in self.plan.remaining()
+        return self.plan is not None and self.me in self.plan.remaining
 
     def is_announced(self) -> bool:
         """True if this node announced its contribution, or that it makes none."""
@@ -266,7 +266,7 @@ class RoundFacts:
 
     def remaining(self, plan: Plan) -> set[PeerId]:
         """Participants that are alive, not evicted and not on the way out."""
-        return {p for p in plan.remaining() if p in self.alive} - frozenset(self.leaves)
+        return {p for p in plan.remaining if p in self.alive} - frozenset(self.leaves)
 
     def lost(self, plan: Plan) -> set[PeerId]:
         """Participants not evicted yet that died, left, were restarted, lost their contribution, are accused by enough
@@ -279,7 +279,7 @@ class RoundFacts:
         believed = self.blamed(plan)
         return {
             peer
-            for peer in plan.remaining()
+            for peer in plan.remaining
             if peer not in self.alive
             or peer in self.leaves
             or peer in shunned
@@ -423,7 +423,7 @@ class RoundFacts:
             return set()
         result = mine.digest, mine.bitmaps, mine.tokens
         same = {p for p, r in reports.items() if (r.digest, r.bitmaps, r.tokens) == result}
-        return same.intersection({*plan.remaining(), *self.agreement.everyone}).difference(self.leaves, self.banned)
+        return same.intersection({*plan.remaining, *self.agreement.everyone}).difference(self.leaves, self.banned)
 
     def take_consent(self, sender: PeerId, consent: Consent) -> None:
         """A member would go back. Raises RemoteError if it did not sign that."""

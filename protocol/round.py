@@ -338,7 +338,7 @@ class RoundMachine:
         """Other participants that say they have all finals of the plan that this node is reducing by."""
         if self.plan is None or self.phase is not Phase.REDUCE:
             return ()
-        return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
+        return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining)
 
     def awaited(self) -> frozenset[PeerId]:
         """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to report."""

@@ -418,11 +418,11 @@ class RoundLab:
         if plan is None or self.now - node.reducing_since < self._stall_s:
             return None
         node.reducing_since = self.now
-        absent = frozenset(p for p in plan.remaining() if not self._takes_part(self.number(p), node.number, plan))
+        absent = frozenset(p for p in plan.remaining if not self._takes_part(self.number(p), node.number, plan))
         return (absent, frozenset()) if absent else None
 
     def _whole(self, plan: Plan) -> bool:
-        numbers = [self.number(peer) for peer in plan.remaining()]
+        numbers = [self.number(peer) for peer in plan.remaining]
         return all(self._takes_part(n, numbers[0], plan) for n in numbers)
 
     def _reduce(self, number: int, effect: StartReduce | Repair) -> None:
@@ -437,7 +437,7 @@ class RoundLab:
         """The last chunk is summed, if everyone stayed."""
         if not self._whole(plan):
             return
-        for peer in plan.remaining():
+        for peer in plan.remaining:
             node = self.nodes[self.number(peer)]
             if plan.hash not in node.finals:
                 self.after(self.rng.uniform(0, 0.05), partial(self._reduced, node, node.life, Whole(plan)))

@@ -223,7 +223,7 @@ REVISED = msgspec.structs.replace(
 def test_revised_plan_passes_its_check() -> None:
     check_plan(REVISED, LEAD, START, SETTINGS)
     assert REVISED.lineage == GOOD.lineage == GOOD.hash
-    assert REVISED.remaining() == (PEERS[0], PEERS[2])
+    assert REVISED.remaining == (PEERS[0], PEERS[2])
     assert REVISED.contributors() == GOOD.contributors() == (0, 2)
 
 
