@@ -1,10 +1,10 @@
 """Remains of a node on its machine: which files lie where, of what use each is, and how they are removed.
 
     data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays
-    state folder     ─► the record of what was founded here (`founded.py`)
+    state folder     ─► what the node founded, in the record of all that its user did (`founded.py`)
 
 Keys are told apart: a node's is its identity, of the authority's there is no other, and neither can be made again. Nor
-can the record, which is of all folders of its user: it goes with the keys.
+can its lines in the record: they go with the keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from shoal.node.founded import record_path
+from shoal.node.founded import forget, founded_by, line_of, record_path
 from shoal.node.state.store import disk_errors, locked
 
 KEYS: Final = {
@@ -72,12 +72,13 @@ class Remains:
 
 
 def find_remains(data_dir: Path) -> list[Remains]:
-    """List what Shoal left: in the data folder, keys first, and the record of what was founded here."""
+    """List what Shoal left: in the data folder, keys first, and what its node founded in the record of its user."""
     with disk_errors(data_dir):
         found = sorted(_of_folder(data_dir), key=lambda one: (not one.is_key, -one.size, one.path))
-        record = record_path()
-        if record is not None and record.exists():
-            found.append(Remains(path=record, use="what `shoal init` founded", size=_size(record), is_key=True))
+        record, own = record_path(), founded_by(data_dir)
+        if record is not None and own:
+            size = sum(len(line_of(founding)) for founding in own)
+            found.append(Remains(path=record, use="what `shoal init` founded here", size=size, is_key=True))
     return found
 
 
@@ -92,10 +93,12 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
 
     A data folder in which nothing is left goes too. Raises ConfigError if a node runs there, StorageError.
     """
-    wanted = [one for one in find_remains(data_dir) if keys or not one.is_key]
+    wanted, own = [one for one in find_remains(data_dir) if keys or not one.is_key], founded_by(data_dir)
     with disk_errors(data_dir), locked(data_dir) if data_dir.is_dir() else nullcontext():
         for one in wanted:
-            if one.path.is_dir() and not one.path.is_symlink():
+            if one.path == record_path():
+                forget(own)
+            elif one.path.is_dir() and not one.path.is_symlink():
                 shutil.rmtree(one.path)
             else:
                 one.path.unlink(missing_ok=True)
