@@ -554,10 +554,11 @@ def speed(manifest: Manifest, report: TrialReport) -> Check:
     if report.tokens_per_s is not None:
         detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
         return Check(name="speed", ok=True, detail=detail)
-    late = _late(report)
+    if _late(report):
+        return Check(
+            name="speed", ok=True, detail=f"not measured: {report.error}", remedy="give it longer with --trial SECONDS"
+        )
+    detail, _, remedy = (report.error or "the trial ended early").partition("; ")
     return Check(
-        name="speed",
-        ok=late,
-        detail=f"{'not measured: ' if late else ''}{report.error or 'the trial ended early'}",
-        remedy="give it longer with --trial SECONDS" if late else "correct the workload or its options in the manifest",
+        name="speed", ok=False, detail=detail, remedy=remedy or "correct the workload or its options in the manifest"
     )

@@ -246,7 +246,10 @@ def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
     assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")
     late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
     assert (late.ok, "--trial" in late.remedy) == (True, True)
-    assert not doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x")).ok
+    raised = doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x"))
+    assert (raised.ok, raised.remedy) == (False, "correct the workload or its options in the manifest")
+    short = doctor.speed(manifest, TrialReport(error="x.txt holds too little text; give a longer file"))
+    assert (short.detail, short.remedy) == ("x.txt holds too little text", "give a longer file")
 
 
 def test_trial_of_a_real_workload_measures_its_speed() -> None:
@@ -255,6 +258,13 @@ def test_trial_of_a_real_workload_measures_its_speed() -> None:
     assert report.device == "cpu"
     assert (report.numel or 0) > 0
     assert (report.tokens_per_s or 0) > 0
+
+
+def test_trial_of_a_workload_that_cannot_be_made_has_still_found_the_device() -> None:
+    wanted = TrialRequest(device="cpu", workload="regression", options={"n_layer": 2})
+    report = doctor.run_trial(wanted, deadline_s=120.0)
+    assert "n_layer" in (report.error or "")
+    assert (report.device, doctor.device(report).ok) == ("cpu", True)
 
 
 def test_trial_that_takes_too_long_is_ended() -> None:
