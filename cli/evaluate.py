@@ -63,11 +63,8 @@ def evaluate(options: EvaluateOptions) -> None:
     With --task a language model is measured by lm-evaluation-harness, with a task file of one's own.
     """
     from shoal.node.state.checkpoint_export import evaluate_by_workload
-    from shoal.node.workload import installed_workloads, load_workload
+    from shoal.node.workload import ExportingWorkload, installed_workloads, load_workload
     from shoal.node.workloads.harness import check_harness
-
-    if options.tasks:
-        check_harness()
 
     folder = options.data_dir if options.checkpoint is None else options.checkpoint
     toml = folder / "swarm.toml"
@@ -80,6 +77,9 @@ def evaluate(options: EvaluateOptions) -> None:
     check_workload_allowed(own.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
     workload = load_workload(own.workload.name, own.workload.options, options.data)
     if options.tasks:
+        if not isinstance(workload, ExportingWorkload):
+            raise _no_language_model(own)
+        check_harness()
         _show_scores(_scores(workload, own, folder, digest, options), round, digest, as_json=options.as_json)
         return
     loss = evaluate_by_workload(workload, own, folder, device=options.device)
@@ -101,11 +101,15 @@ def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, option
         export_by_workload(workload, own, model)
         saved = Path(out) / EXPORT_FOLDER
         if not (saved / "config.json").exists():
-            raise ConfigError(
-                f"--task: workload {in_one_line(own.workload.name)!r} writes no model of transformers, as 'causal-lm' "
-                "does; leave --task out for its held-out loss"
-            )
+            raise _no_language_model(own)
         return evaluate_by_harness(saved, options.tasks, device=str(pick_device(options.device)))
+
+
+def _no_language_model(own: Manifest) -> ConfigError:
+    return ConfigError(
+        f"--task: workload {in_one_line(own.workload.name)!r} writes no model of transformers, as 'causal-lm' does; "
+        "leave --task out for its held-out loss"
+    )
 
 
 def _show_scores(scores: Scores, round: int, digest: str, *, as_json: bool) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import execute
+from shoal.node.state import checkpoint_export
 from shoal.node.workloads import harness
+from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.manifest import render_manifest
 from tests.cli.test_verify import damage
 from tests.node.checkpoint_lab import manifest_of, new_ledger
@@ -61,14 +63,20 @@ def test_task_is_measured_where_the_harness_is_and_the_state_is_a_language_model
     assert execute(evaluate) == 2
     assert capsys.readouterr().err == f"shoal: --task: there is no {task}; check the path\n"
     task.write_text("task: fish\n")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert execute(evaluate) == 2
-    assert capsys.readouterr().err == ("shoal: --task needs lm-evaluation-harness: pip install lm-eval 'shoal[hf]'\n")
-    monkeypatch.undo()
-    monkeypatch.setattr(harness, "check_harness", lambda: None)
-    assert execute(evaluate) == 2
-    assert capsys.readouterr().err == (
+    refused = (
         "shoal: --task: workload 'regression' writes no model of transformers, as 'causal-lm' does; leave --task out "
         "for its held-out loss\n"
     )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == refused, "what to install would be of no use"
+    monkeypatch.undo()
+    monkeypatch.setattr(RegressionWorkload, "export", lambda workload, model, folder: None, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else object())
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == "shoal: --task lacks accelerate here: pip install lm-eval 'shoal[hf]'\n"
+    monkeypatch.setattr(harness, "check_harness", lambda: None)
+    monkeypatch.setattr(checkpoint_export, "export_by_workload", lambda workload, manifest, model: True)
+    assert execute(evaluate) == 2
+    assert capsys.readouterr().err == refused, "it writes something else"
     assert [path.name for path in Path(tempfile.gettempdir()).glob("shoal-evaluate-*")] == []
