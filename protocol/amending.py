@@ -154,6 +154,11 @@ def _revoted(voting: Voting, wanted: Mapping[str, object]) -> Voting:
         if not isinstance(votes, bool):
             raise ConfigError(f"{key} must be true for who votes from then on, or false for who no longer does")
         changes[PeerId(peer)] = votes
+    if changes and not voting.named:
+        raise ConfigError(
+            "whoever contributes votes in this swarm, which cannot be amended; `shoal init --voters named` founds one "
+            "whose voters are named"
+        )
     try:
         return voting.changed(changes) if changes else voting
     except ValueError as error:
