@@ -14,6 +14,7 @@ which is also the comment that `shoal init` writes above it and its row in the p
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -449,7 +450,11 @@ def load_manifest(path: Path | str) -> Manifest:
         with path.open("rb") as file:
             data = file.read(MANIFEST_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; `shoal init -o {path}` writes one") from None
+        raise ConfigError(f"there is no {path}{_instead_of(path)}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path} is a folder; give the file that `shoal init` wrote, like {path / 'swarm.toml'}"
+        ) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
     if len(data) > MANIFEST_LIMIT_BYTES:
@@ -461,6 +466,15 @@ def load_manifest(path: Path | str) -> Manifest:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; give the swarm.toml that `shoal init` wrote") from None
     return parse_manifest(text, source=str(path))
+
+
+def _instead_of(path: Path) -> str:
+    """What its user may have meant by a path where nothing is; a swarm of its own is the last of it."""
+    beside = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
+    near = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
+    if near:
+        return f"; did you mean {beside[near[0]]}?"
+    return "; check the path, or give the link of a swarm, shoal:…; `shoal init` founds one of your own"
 
 
 def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:

@@ -23,6 +23,7 @@ import binascii
 import ipaddress
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shoal.protocol.address import format_address, parse_address
@@ -101,6 +102,9 @@ def link_in(text: str) -> str | None:
     text = text.strip()
     if is_link(text):
         return text
+    with suppress(ConfigError):  # without what comes before it, as part of a line that was copied: its check tells
+        parse_link(PREFIX + text)
+        return PREFIX + text
     try:
         words = shlex.split(text) if len(text) <= LINE_LIMIT_CHARS else []
     except ValueError:

@@ -227,6 +227,8 @@ def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str) 
         (f"{LINK}\n", LINK),
         ("shoal:damaged", "shoal:damaged"),  # a link was meant
         (f"shoal run --data-dir two {LINK}", LINK),
+        (LINK.removeprefix("shoal:"), LINK),  # copied without what stands before it; its check tells
+        (LINK.removeprefix("shoal:")[:-1], None),
         ("swarm.toml", None),
         (f"cat {LINK}", None),
         ("shoal run swarm.toml", None),
