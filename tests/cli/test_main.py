@@ -35,8 +35,8 @@ def manifest(tmp_path: Path) -> Path:
         (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
         (
             ["run", "none.toml"],
-            "shoal: there is no none.toml; check the path, or give the link of a swarm, shoal:…; `shoal init` founds one "
-            "of your own",
+            "shoal: there is no none.toml; check the path, or give the link of a swarm, shoal:…; `shoal init` founds "
+            "one of your own",
         ),
         (["run", ""], "shoal: . is a folder; give the file that `shoal init` wrote, like swarm.toml"),
         (["doctor", "--data", "none"], "shoal: --data: there is no none; check the path"),

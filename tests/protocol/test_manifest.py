@@ -263,7 +263,7 @@ def test_load_names_the_file_and_what_to_do(tmp_path: Path) -> None:
         load_manifest(tmp_path)
     with pytest.raises(ConfigError, match=f"there is no .*3.toml; did you mean {path}"):
         load_manifest(tmp_path / "swarm3.toml")
-    with pytest.raises(ConfigError, match="there is no .*other.toml; check the path"):
+    with pytest.raises(ConfigError, match=r"there is no .*other.toml; check the path"):
         load_manifest(tmp_path / "other.toml")
 
 
