@@ -62,6 +62,8 @@ def evaluate(options: EvaluateOptions) -> None:
 
     With --task a language model is measured by lm-evaluation-harness, with a task file of one's own.
     """
+    from shoal.node.founded import founded_here
+    from shoal.node.loops.loop_messages import OWN_LOOP
     from shoal.node.state.checkpoint_export import evaluate_by_workload
     from shoal.node.workload import ExportingWorkload, installed_workloads, load_workload
     from shoal.node.workloads.harness import check_harness
@@ -74,7 +76,17 @@ def evaluate(options: EvaluateOptions) -> None:
             "`shoal status` and `shoal watch` show those, and `shoal export` writes the policy"
         )
     own, round, digest = check_state(folder, expected_manifest(options.manifest), nothing="nothing is evaluated")
-    check_workload_allowed(own.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
+    if own.workload.name == OWN_LOOP:
+        raise ConfigError(
+            f"{folder} is of a swarm of its users' own loops, which measure their held-out loss themselves; "
+            "`shoal status` shows it, and `shoal export` writes the model"
+        )
+    check_workload_allowed(
+        own.workload,
+        entry_points=installed_workloads(),
+        allowed=options.allow_workload,
+        founded=lambda: founded_here(own, folder) or founded_here(own, options.data_dir),
+    )
     workload = load_workload(own.workload.name, own.workload.options, options.data)
     if options.tasks:
         if not isinstance(workload, ExportingWorkload):

@@ -86,7 +86,7 @@ def check_state(folder: Path, expected: Manifest | None, *, nothing: str) -> tup
         return own, header.round, header.digest.hex()
     report = check_checkpoint(folder, expected=expected)
     if report.digest is None or report.round is None or not report.state_ok:
-        raise ConfigError(f"{nothing}: {report.error}; take another checkpoint")
+        raise ConfigError(f"{nothing}: {report.error}")
     return load_manifest(toml), report.round, report.digest
 
 

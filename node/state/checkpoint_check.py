@@ -181,7 +181,9 @@ def _certified(files: CheckpointFiles, manifest: Manifest, state: TensorFile) ->
             f"{files.chain} ends before round {round}, of which {files.state} is; use another checkpoint"
         ) from None
     if value.term != term:
-        raise BadCheckpoint(f"{files.state} is of term {term}, the certificate of round {round} of {value.term}")
+        raise BadCheckpoint(
+            f"{files.state} is of term {term}, the certificate of round {round} of {value.term}; use another checkpoint"
+        )
     return value
 
 
