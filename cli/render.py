@@ -432,9 +432,9 @@ def missing_lines(status: Status) -> list[str]:
         effect = (
             f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
         )
-    who = "this node" if len(status.missing) == 1 else "these nodes"
+    one = len(status.missing) == 1
+    remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
     lines = _few([f"missing    {_who(peer, status)}" for peer in status.missing])
-    remedy = f"start {who} again, `shoal run` with the same --data-dir"
     if not enough and status.long_missing:
         gone = " ".join(in_one_line(peer) for peer in status.long_missing)
         remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"

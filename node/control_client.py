@@ -256,9 +256,9 @@ def _connect(connection: socket.socket, path: Path, data_dir: Path) -> None:
 
 
 def _not_running(data_dir: Path) -> NodeNotRunning:
-    return NodeNotRunning(
-        f"no node is running on {data_dir}; start one with `shoal run MANIFEST --data-dir {shlex.quote(str(data_dir))}`"
-    )
+    own = data_dir / "swarm.toml"
+    words = ["shoal", "run", str(own) if own.is_file() else "MANIFEST", "--data-dir", str(data_dir)]
+    return NodeNotRunning(f"no node is running on {data_dir}; start one with `{shlex.join(words)}`")
 
 
 def _allow_until(connection: socket.socket, ends_at: float) -> None:

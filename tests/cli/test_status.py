@@ -136,7 +136,7 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "speed      1,235 tokens/s",
         "bytes      1.5 MB sent, 999 B received",
         "missing    12D3B",
-        "help       rounds go on with 2 of 3 voters; start this node again, `shoal run` with the same --data-dir",
+        "help       rounds go on with 2 of 3 voters; start the missing one again where it ran",
         "member     12D3A reduce 1,235 tokens/s box (this node)",
         "member     12D3B missing – tokens/s",
         "member     12D3C training\\x1b[2J 1 tokens/s tom",
@@ -274,7 +274,7 @@ def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, eff
     missing = named["missing"]
     assert listed == [f"missing    {peer}" for peer in missing]
     assert effect in help_line
-    assert "start these nodes again" in help_line
+    assert ("start the missing one again where it ran" in help_line) is (len(missing) == 1)
     assert "forget" not in help_line, "any of them may have been heard of a minute ago"
 
 

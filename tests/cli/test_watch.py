@@ -68,7 +68,7 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
             assert "round 8 · reduce" in text(app, "#headline")
             assert text(app, "#phases") == "train → plan → [reduce] → certify"
             assert "sent 1.5 MB" in text(app, "#bytes")
-            assert "start this node again" in text(app, "#trouble")
+            assert "start the missing one again" in text(app, "#trouble")
             table = app.query_one("#table", DataTable)
             rows = [[str(cell) for cell in table.get_row_at(line)] for line in range(table.row_count)]
             assert rows == [

@@ -192,7 +192,7 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
         assert {m["peer_id"]: m["phase"] for m in status["members"]}[gone.peer_id] == "missing"
         told = shoal("status", "--data-dir", str(survivor.folder))
         assert told.returncode == 0
-        for said in (returner.peer_id, gone.peer_id, "1 of 3 voters here", "start these nodes again"):
+        for said in (returner.peer_id, gone.peer_id, "1 of 3 voters here", "start those that are missing again"):
             assert said in told.stdout
         assert "no quorum, training on locally" in survivor.log
         assert not survivor.events("certified", round=3)
