@@ -9,7 +9,10 @@ can its lines in the record: they go with the keys.
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -60,6 +63,9 @@ FILES: Final = {
 }
 """Files that Shoal writes into a data folder, besides keys, and of what use each is."""
 
+DISTRIBUTIONS: Final = {"shoal": "shoal.node", "shoal-lab": "shoal.lab"}
+"""Distributions of Shoal, and a package by which each is known to be installed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
@@ -107,6 +113,31 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
         if data_dir.is_dir() and not any(data_dir.iterdir()):
             data_dir.rmdir()
     return wanted
+
+
+def set_up_beside() -> list[tuple[Path, str]]:
+    """List what a user set up for Shoal by hand, as its documents say, and the command that takes each away."""
+    home = Path.home()
+    units = [
+        (Path("/etc/systemd/system/shoal.service"), "sudo systemctl disable --now shoal && sudo rm"),
+        (home / ".config/systemd/user/shoal.service", "systemctl --user disable --now shoal && rm"),
+    ]
+    completions = [
+        home / ".bash_completions/shoal.sh",
+        home / ".zfunc/_shoal",
+        home / ".config/fish/completions/shoal.fish",
+    ]
+    commands = [*units, *((path, "rm") for path in completions)]
+    return [(path, f"{command} {shlex.quote(str(path))}") for path, command in commands if path.exists()]
+
+
+def removal_of_program() -> str:
+    """Return what removes the program: what is installed of it, or the virtual environment with all that it needs."""
+    names = [name for name, package in DISTRIBUTIONS.items() if importlib.util.find_spec(package) is not None]
+    alone = f"`{shlex.quote(sys.executable)} -m pip uninstall {' '.join(names)}`"
+    if sys.prefix == sys.base_prefix:
+        return alone
+    return f"{alone}, or, if all else in there may go too, `rm -r {shlex.quote(sys.prefix)}`"
 
 
 def _of_folder(data_dir: Path) -> Iterator[Remains]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,32 @@ def test_command_tells_what_it_would_remove_and_what_stays(folder: Path, capsys:
     assert capsys.readouterr().err == (
         "shoal: --keys is of use with --remove only: `shoal uninstall --remove --keys`\n"
     )
+
+
+def test_what_was_set_up_beside_it_is_told_with_what_removes_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    unit = tmp_path / "home/.config/systemd/user/shoal.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    assert execute(["uninstall", "--data-dir", str(folder)]) == 0
+    removal = f"systemctl --user disable --now shoal && rm {unit}"
+    assert f"set up beside it, and stays: {unit}; remove it: `{removal}`" in capsys.readouterr().out.splitlines()
+    assert unit.exists()
+
+
+@pytest.mark.parametrize("has_lab", [True, False])
+@pytest.mark.parametrize("base", [sys.prefix, "/usr"])
+def test_what_removes_the_program_is_what_is_there(monkeypatch: pytest.MonkeyPatch, has_lab: bool, base: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "shoal.lab" and not has_lab else found(name)
+    )
+    monkeypatch.setattr(sys, "base_prefix", base)
+    told = remains.removal_of_program()
+    assert told.startswith(f"`{sys.executable} -m pip uninstall shoal{' shoal-lab' if has_lab else ''}`")
+    assert (f"`rm -r {sys.prefix}`" in told) is (base != sys.prefix)
 
 
 def test_command_where_there_is_nothing_says_so(
