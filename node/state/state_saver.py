@@ -9,6 +9,8 @@ again, the newest there is is saved. A state that cannot be computed again from 
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from shoal.collectives.state import CertifiedState
@@ -43,7 +45,7 @@ class StateSaver:
     async def save_now(self, state: CertifiedState) -> None:
         """Return when `state` is on disk. Raises StorageError."""
         async with self._writing:
-            await trio.to_thread.run_sync(self._cache.save_state, state)
+            await trio.to_thread.run_sync(partial(self._cache.save_state, state, good=self._saved_round))
             self._saved_round = state.round
             if self._newest is not None and self._newest.round <= state.round:
                 self._newest = None

@@ -30,13 +30,13 @@ class SlowCache(StateCache):
         self.let = threading.Semaphore(0)
         self.failure: StorageError | None = None
 
-    def save_state(self, state: CertifiedState) -> None:
+    def save_state(self, state: CertifiedState, *, good: int = 0) -> None:
         assert len(self.began) == len(self.wrote), "two writes at once"
         self.began.append(state.round)
         assert self.let.acquire(timeout=10)
         if self.failure is not None:
             raise self.failure
-        super().save_state(state)
+        super().save_state(state, good=good)
         self.wrote.append(state.round)
 
 
