@@ -63,6 +63,15 @@ def test_only_the_newest_are_kept_in_the_order_of_terms_and_rounds(tmp_path: Pat
     assert (tmp_path / "checkpoints" / "notes").is_dir()
 
 
+def test_what_one_node_alone_knew_is_in_the_newest_only(tmp_path: Path) -> None:
+    ledger = new_ledger()
+    first, second = (ledger.checkpoint(tmp_path, round) for round in (1, 2))
+    for path, there in ((first, False), (second, True)):
+        assert [(path / name).exists() for name in ("trainer.safetensors", "work.safetensors")] == [there, there]
+        assert check_checkpoint(path).ok
+    assert all(path.exists() for path in (tmp_path / "resume" / f"0.0-1.{kind}" for kind in ("trainer", "work")))
+
+
 def test_state_that_is_no_longer_saved_is_written(tmp_path: Path) -> None:
     ledger = new_ledger()
     path = write_checkpoint(tmp_path / "checkpoints", ledger.content(tmp_path, 3), keep=1)
