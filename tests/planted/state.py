@@ -420,4 +420,85 @@ STATE: tuple[Bug, ...] = (
         "locked(data_dir) if data_dir.is_dir() else nullcontext():",
         "nullcontext():",
     ),
+    bug(
+        "finals are kept on disk for as many rounds, whatever they take",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):",
+        "if count >= FINALS_KEPT:",
+    ),
+    bug(
+        "finals that are gone from disk stay mapped, and so keep their room",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "self._finals.pop(plan_hash, None)",
+        "pass",
+    ),
+    bug(
+        "the last good state makes room for the next before that is whole",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "[round for round in there if round != good]",
+        "there",
+    ),
+    bug(
+        "states make room for the next though none of them is known to be good",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "if good and good in there else",
+        "if good else",
+    ),
+    bug(
+        "a round of whose files one is there counts as written",
+        "tests/node/state/test_resumption.py::test_files_of_a_round_stay_until_those_of_a_later_one_are_whole",
+        "return [pair for pair in files if pair.trainer.exists()]",
+        "return files",
+    ),
+    bug(
+        "files that a checkpoint is made of go before it is",
+        "tests/node/state/test_resumption.py::test_a_round_that_a_checkpoint_wants_stays_beside_the_newest",
+        "kept = {*whole[:1], *wanted[:2]}",
+        "kept = {*whole[:1]}",
+    ),
+    bug(
+        "a file that is made in place has its name before it is synced",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        sync_memory(self._memory, SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+        """
+        self._partial.replace(self._path)
+        sync_memory(self._memory, SYNC_BYTES)
+        """,
+    ),
+    bug(
+        "a file that is made in place is named without syncing its folder",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        sync_memory(self._memory, SYNC_BYTES)
+        self._partial.replace(self._path)
+        sync_folder(self._path.parent)
+        """,
+        """
+        sync_memory(self._memory, SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+    ),
+    bug(
+        "of a file that is mapped only the first piece is synced",
+        "tests/node/state/test_tensor_files.py::test_every_piece_is_synced_and_each_once",
+        "for begin in range(0, len(mapping), piece_bytes):",
+        "for begin in range(0, 1, piece_bytes):",
+    ),
+    bug(
+        "a piece that begins with zeros is left out",
+        "tests/node/state/test_store.py::test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0") or bytes(piece).strip(b"\\0"):""",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0"):""",
+    ),
+    bug(
+        "what a node alone knew goes with the newest checkpoint as well",
+        "tests/node/state/test_checkpoints.py::test_what_one_node_alone_knew_is_in_the_newest_only",
+        "if older != target:",
+        "if older:",
+    ),
 )
