@@ -25,7 +25,7 @@ from typing import IO
 import numpy as np
 
 from shoal.collectives.memory import F32, own_memory
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import PAGE_BYTES, disk_errors
 from shoal.protocol.errors import StorageError
 
 _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
@@ -66,31 +66,49 @@ class Unmappable(StorageError):
     """A file system whose files cannot be mapped for writing, or take no room beforehand."""
 
 
-def named_memory(path: Path, size: int) -> memoryview:
-    """`size` bytes of zeros in the new file `path`, writeable, for whoever gives it its name once it is whole.
+class NamedMemory:
+    """Memory that is the content of a file, for whoever gives the file its name once it is whole."""
 
-    Raises OSError if the disk has no room, and then no file is there; Unmappable.
-    """
-    try:
-        with path.open("w+b") as file:
-            _take_room(file, size)
-            return memoryview(mmap.mmap(file.fileno(), size))
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        if error.errno in _UNABLE:
-            raise Unmappable(f"{path.parent} has files that cannot be mapped") from None
-        raise
+    def __init__(self, path: Path, size: int) -> None:
+        """`size` bytes of zeros in the new file `path`.
 
+        Raises OSError if the disk has no room, and then no file is there; Unmappable.
+        """
+        self.path = path
+        try:
+            with path.open("w+b") as file:
+                _take_room(file, size)
+                self._mapping = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno in _UNABLE:
+                raise Unmappable(f"{path.parent} has files that cannot be mapped") from None
+            raise
+        self.data = memoryview(self._mapping)
 
-def sync_memory(memory: memoryview, piece_bytes: int) -> None:
-    """Have all of `named_memory` on disk, in pieces: another file that is synced meanwhile waits for one at most.
+    def touch(self) -> None:
+        """Have pages for all of it, which who writes is spared to wait for."""
+        np.frombuffer(self.data, np.uint8)[::PAGE_BYTES] = 0
 
-    Raises OSError.
-    """
-    mapping = memory.obj
-    assert isinstance(mapping, mmap.mmap)
-    for begin in range(0, len(mapping), piece_bytes):
-        mapping.flush(begin, min(piece_bytes, len(mapping) - begin))
+    def fit(self, path: Path, size: int) -> bool:
+        """Have it under another name and no longer than this; False, and nothing changed, if it is shorter.
+
+        Raises OSError.
+        """
+        if len(self.data) < size:
+            return False
+        os.truncate(self.path, size)
+        self.path = self.path.replace(path)
+        self.data = self.data[:size]
+        return True
+
+    def sync(self, piece_bytes: int) -> None:
+        """Have all of it on disk, in pieces: another file that is synced meanwhile waits for one at most.
+
+        Raises OSError.
+        """
+        for begin in range(0, len(self.data), piece_bytes):
+            self._mapping.flush(begin, min(piece_bytes, len(self.data) - begin))
 
 
 def descriptor_of(vector: F32) -> int | None:

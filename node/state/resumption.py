@@ -290,13 +290,12 @@ class Resumption:
     def forget_old(self, newest: Position) -> None:
         """Keep the newest round up to `newest`, whose files are whole; the others go, and what is half written.
 
-        The last two of those that are written whatever happens stay too: a checkpoint of one may be under way.
+        The round before it stays too if its files are written whatever happens: a checkpoint of them may be under way.
 
         Raises StorageError.
         """
         whole = [pair.position for pair in self.on_disk() if pair.position <= newest]  # newest first
-        wanted = [position for position in whole if self._always(position[1])]
-        kept = {*whole[:1], *wanted[:2]}
+        kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}
         with disk_errors(self._folder):
             for path in self._folder.iterdir():
                 if _position_of(path) not in kept and not path.name.startswith(MIDWAY):

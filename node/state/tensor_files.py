@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shoal.node.state.file_memory import named_memory, sync_memory
+from shoal.node.state.file_memory import NamedMemory
 from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, sync_folder, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
 
@@ -175,15 +175,31 @@ class TensorsInPlace:
     Until it is finished it has another name; a crash leaves the old file or the new one.
     """
 
-    def __init__(self, path: Path, places: Sequence[TensorPlace], metadata: Mapping[str, str]) -> None:
-        """Have room for these. Raises StorageError if the disk has none, Unmappable if it has no files to map."""
+    def __init__(
+        self,
+        path: Path,
+        places: Sequence[TensorPlace],
+        metadata: Mapping[str, str],
+        *,
+        spare: NamedMemory | None = None,
+    ) -> None:
+        """Have room for these, in `spare` if that is large enough; it is gone if not.
+
+        Raises StorageError if the disk has none, Unmappable if it has no files to map.
+        """
         self._path, self._metadata = path, metadata
         self._partial = path.with_name(path.name + ".partial")
         self._head = _Head(places, metadata)
         begin = len(self._head.data("0" * _CHECKSUM_CHARS))
+        self.size = begin + self._head.size
         with disk_errors(path.parent):
-            self._memory = named_memory(self._partial, begin + self._head.size)
-        self._data = self._memory[begin:]
+            if spare is not None and spare.fit(self._partial, self.size):
+                self._memory = spare
+            else:
+                if spare is not None:
+                    spare.path.unlink(missing_ok=True)
+                self._memory = NamedMemory(self._partial, self.size)
+        self._data = self._memory.data[begin:]
 
     def place(self, name: str) -> memoryview:
         """The bytes of a tensor, writeable."""
@@ -197,12 +213,12 @@ class TensorsInPlace:
         hasher = _hasher(self._metadata, self._head.size)
         hasher.update(self._data)
         begin = self._head.data(hasher.hexdigest())
-        self._memory[: len(begin)] = begin
+        self._memory.data[: len(begin)] = begin
         with _written(self._path), disk_errors(self._path.parent):
-            sync_memory(self._memory, SYNC_BYTES)
+            self._memory.sync(SYNC_BYTES)
             self._partial.replace(self._path)
             sync_folder(self._path.parent)
-        return len(self._memory)
+        return self.size
 
     def abandon(self) -> None:
         """Remove what is not finished."""

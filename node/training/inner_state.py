@@ -14,8 +14,8 @@ from last, and how many batches of it were drawn.
 A snapshot amid a round holds `kept`, and as metadata the hash of the value that its anchor came of. It is written under
 another name, and takes its place only while no contribution holds what is in it.
 
-The copy is all that training waits for. It goes to where it will lie in the file, so that nothing as large is kept
-beside it or written twice. Its pages are fresh, which costs more than the copy; kept, they would take as much room.
+The copy is all that training waits for. It goes to where it will lie in the file, so that none as large lies beside it.
+Fresh pages cost more than a copy: the file for the next one is made, and has its pages, while training goes on.
 From a CUDA device not even that: a side stream copies while forward and backward leave the optimizer's state alone, and
 the device waits before the step that changes it. Buffers, which a forward changes, are copied at once. That copy is in
 page-locked memory, made once and used again, and is written from there.
@@ -40,7 +40,7 @@ import torch
 
 from shoal.collectives.codecs import U8
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
-from shoal.node.state.file_memory import Unmappable
+from shoal.node.state.file_memory import NamedMemory, Unmappable
 from shoal.node.state.store import disk_errors, sync_folder
 from shoal.node.state.tensor_files import (
     DamagedFile,
@@ -67,6 +67,8 @@ METADATA = "trainer"
 FORMAT = "shoal trainer 1"
 BUFFER = "buffer."
 """Names of the model's buffers begin with this."""
+SPARE = "midway.spare"
+"""The name of a file for the next snapshot; those that begin so are left alone by who removes old ones."""
 _PIECE_BYTES = 8 << 20
 _PLACE_BYTES = 64
 """Every tensor of the copy begins at a multiple of this: a cache line."""
@@ -229,6 +231,9 @@ class Snapshotter:
     def __init__(self) -> None:
         self._placing: Placing | None = None  # of the one amid a round that was ordered last
         self._memory = memoryview(b"")
+        self._spare: NamedMemory | None = None
+        self._largest: tuple[Path, int] | None = None  # that was ever made in a file: where, and its bytes
+        self._preparing = threading.Lock()
         self._taken = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -238,8 +243,15 @@ class Snapshotter:
         Raises StorageError if the disk has none.
         """
         if not torch.cuda.is_available():
+            spare, self._spare = self._spare, None
+            if self._largest is None:
+                with suppress(OSError):  # of a process that is gone
+                    (path.parent / SPARE).unlink(missing_ok=True)
             with suppress(Unmappable):
-                return TensorsInPlace(path, places, metadata)
+                made = TensorsInPlace(path, places, metadata, spare=spare)
+                size = max(made.size, 0 if self._largest is None else self._largest[1])
+                self._largest = path.parent / SPARE, size
+                return made
         size = sum(map(_room_bytes, places))
         if len(self._memory) < size:
             pinned = torch.cuda.is_available()
@@ -328,6 +340,7 @@ class Snapshotter:
             finally:
                 self.done()  # or who comes next would wait for ever
             send(written.report(order))
+            self.prepare()
 
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
         return writing.events
@@ -350,6 +363,22 @@ class Snapshotter:
     def done(self) -> None:
         """The memory may be used for the next one. From any thread."""
         self._taken.release()
+
+    def prepare(self) -> None:
+        """Have a file for the next copy, with pages of its own, unless there is one or the disk has no room for it.
+
+        Blocks; from any thread, while training goes on.
+        """
+        if self._largest is None or not self._preparing.acquire(blocking=False):
+            return
+        try:
+            if self._spare is None:
+                with suppress(OSError, StorageError):
+                    spare = NamedMemory(*self._largest)
+                    spare.touch()
+                    self._spare = spare
+        finally:
+            self._preparing.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.node.state import file_memory, tensor_files
-from shoal.node.state.file_memory import Unmappable
+from shoal.node.state.file_memory import NamedMemory, Unmappable
 from shoal.node.state.tensor_files import TensorBytes, TensorFile, TensorPlace, TensorsInPlace, write_tensors
 from shoal.protocol.errors import DiskFull, StorageError
 from tests.node.state.test_store import tiny_disk  # noqa: F401  a fixture
@@ -54,11 +55,11 @@ def test_file_made_in_place_is_the_one_that_is_written(
 def test_nothing_has_the_files_name_before_all_of_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, steps = tmp_path / "file", list[str]()
     path.write_bytes(b"old")
-    sync, folder = tensor_files.sync_memory, tensor_files.sync_folder
+    sync, folder = NamedMemory.sync, tensor_files.sync_folder
 
-    def sync_memory(memory: memoryview, piece_bytes: int) -> None:
+    def sync_memory(memory: NamedMemory, piece_bytes: int) -> None:
         assert path.read_bytes() == b"old"
-        assert len(memory) == (tmp_path / "file.partial").stat().st_size
+        assert len(memory.data) == (tmp_path / "file.partial").stat().st_size
         sync(memory, piece_bytes)
         steps.append("synced")
 
@@ -67,22 +68,40 @@ def test_nothing_has_the_files_name_before_all_of_it_is_synced(tmp_path: Path, m
         folder(where)
         steps.append(f"named in {where.name}")
 
-    monkeypatch.setattr(tensor_files, "sync_memory", sync_memory)
+    monkeypatch.setattr(NamedMemory, "sync", sync_memory)
     monkeypatch.setattr(tensor_files, "sync_folder", sync_folder)
     in_place(path).finish()
     assert steps == ["synced", f"named in {tmp_path.name}"]
 
 
-def test_every_piece_is_synced_and_each_once(tmp_path: Path) -> None:
-    memory, pieces = file_memory.named_memory(tmp_path / "file", 10_000), list[tuple[int, int]]()
+def test_every_piece_is_synced_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = list[tuple[int, int]]()
 
-    class Mapping(type(memory.obj)):  # type: ignore[misc]  # mmap itself, whose calls are seen
-        def flush(self, begin: int, size: int) -> None:
+    class Mapping(mmap.mmap):
+        def flush(self, begin: int = 0, size: int = 0) -> None:
             pieces.append((begin, size))
 
-    with (tmp_path / "file").open("r+b") as file:
-        file_memory.sync_memory(memoryview(Mapping(file.fileno(), 10_000)), 4096)
+    monkeypatch.setattr(file_memory.mmap, "mmap", Mapping)
+    NamedMemory(tmp_path / "file", 10_000).sync(4096)
     assert pieces == [(0, 4096), (4096, 4096), (8192, 1808)]
+
+
+def test_spare_file_becomes_the_one_that_is_made_if_it_is_large_enough(tmp_path: Path) -> None:
+    wanted = tensors()
+    places = [TensorPlace(one.name, one.dtype, one.shape) for one in wanted]
+    size = write_tensors(tmp_path / "written", wanted, METADATA)
+    for extra, taken in ((5000, True), (0, True), (-1, False)):
+        spare = NamedMemory(tmp_path / "spare", size + extra)
+        spare.touch()
+        spare.data[-7:] = b"rubbish"
+        node = (tmp_path / "spare").stat().st_ino
+        made = TensorsInPlace(tmp_path / "made", places, METADATA, spare=spare)
+        for one in wanted:
+            made.place(one.name)[:] = one.data
+        assert made.finish() == size
+        assert (tmp_path / "made").read_bytes() == (tmp_path / "written").read_bytes()
+        assert ((tmp_path / "made").stat().st_ino == node) == taken
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "written"]
 
 
 def test_what_is_abandoned_leaves_the_old_file(tmp_path: Path) -> None:
