@@ -108,15 +108,19 @@ class Checkpoints:
             while self._due is None:
                 await self._changed.wait()
                 self._changed = trio.Event()
-            due, self._due = self._due, None
-            if self._p.chain.standing.round < due.state.round:
-                continue  # the swarm went back to before it
-            await self._p.save(due.state)
-            try:
-                await trio.to_thread.run_sync(self._make, due)
-            except StorageError as error:
-                logger.warning("no checkpoint of round %d: %s", due.state.round, error)
-                self._p.on_progress(Notice(text=f"no checkpoint of round {due.state.round}: {error}"))
+            await self._make_due(self._due)
+
+    async def _make_due(self, due: _Due) -> None:
+        """Make it, and hold on to its state no longer."""
+        self._due = None
+        if self._p.chain.standing.round < due.state.round:
+            return  # the swarm went back to before it
+        await self._p.save(due.state)
+        try:
+            await trio.to_thread.run_sync(self._make, due)
+        except StorageError as error:
+            logger.warning("no checkpoint of round %d: %s", due.state.round, error)
+            self._p.on_progress(Notice(text=f"no checkpoint of round {due.state.round}: {error}"))
 
     def _make(self, due: _Due) -> None:
         assert self._layout is not None

@@ -501,4 +501,35 @@ STATE: tuple[Bug, ...] = (
         "if older != target:",
         "if older:",
     ),
+    bug(
+        "a state that is saved is held on to for as long as the saver rests",
+        "tests/node/state/test_state_saver.py::test_a_state_that_is_saved_is_not_held_on_to",
+        """
+        await self.save_now(state)
+        return trio.current_time() - began
+        """,
+        """
+        await self.save_now(state)
+        self._last = state
+        return trio.current_time() - began
+        """,
+    ),
+    bug(
+        "a state is held on to until the next checkpoint",
+        "tests/node/state/test_checkpoints.py::test_a_state_whose_checkpoint_is_made_is_not_held_on_to",
+        """
+        self._due = None
+        if self._p.chain.standing.round < due.state.round:
+        """,
+        """
+        self._due, self._last = None, due
+        if self._p.chain.standing.round < due.state.round:
+        """,
+    ),
+    bug(
+        "the file for the next snapshot is not used",
+        "tests/node/training/test_inner_state.py::test_next_copy_goes_to_a_file_that_was_made_while_training_went_on",
+        "made = TensorsInPlace(path, places, metadata, spare=spare)",
+        "made = TensorsInPlace(path, places, metadata)",
+    ),
 )
