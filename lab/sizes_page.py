@@ -12,8 +12,9 @@ from typing import Final
 
 from shoal.cli.init import InitOptions, found
 from shoal.collectives.codecs import codec, final_codec
-from shoal.node.doctor import MEMORY_BASE_BYTES, bytes_in_memory, bytes_on_disk
+from shoal.node.doctor import MEMORY_BASE_BYTES, bytes_in_memory
 from shoal.node.options import CHECKPOINTS_KEPT
+from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.strategies.strategy import Exchanges

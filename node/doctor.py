@@ -27,18 +27,14 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.collectives.codecs import check_denormals
-from shoal.node.audits.auditing import CONTRIBUTIONS_KEPT
 from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import CHECKPOINTS_KEPT
-from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES
-from shoal.node.state.resumption import FILES_KEPT
-from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_DISK_MIN, FINALS_KEPT, STATES_KEPT
-from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
-from shoal.node.training.memory_need import MOMENT_BYTES, trainer_bytes
+from shoal.node.state.disk_need import bytes_on_disk
+from shoal.node.training.memory_need import trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
@@ -59,18 +55,8 @@ FILES_ASKED: Final = 65_536
 CLOCK_READS: Final = 20_000
 CLOCK_STEP_LIMIT_S: Final = 0.01
 YEAR_2024_S: Final = 1_704_067_200
-STATE_BYTES_PER_VALUE: Final = 8
-"""A certified state: the parameters and the outer optimizer's momentum in fp32."""
-STATES_ON_DISK: Final = STATES_KEPT + 2
-"""Those that are served, S(0), and the one being written."""
-CONTRIBUTION_BYTES_PER_VALUE: Final = 4
-"""Part of a round that a node alone knows, beside its optimizer's moments: its contribution, in fp32 at most."""
-MIDWAY_FILES: Final = 2
-"""Files of progress amid a round, in place and being written: as large, with the progress for the contribution."""
-FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
-"""Of a round's reduced values as they travel; one byte or less with the other codecs."""
-IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
-"""In nameless files in place of memory: the states that are served, the next one, and two contributions in fp32."""
+BLOCK_BYTES: Final = 512
+"""Of `st_blocks`, whatever the file system's own are."""
 DAEMON_BYTES_PER_VALUE: Final = 12
 """Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
@@ -494,21 +480,6 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
 
 
-def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
-    """Bytes that a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
-    state = numel * STATE_BYTES_PER_VALUE
-    resume = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES_PER_VALUE))
-    final = numel * FINAL_BYTES_PER_VALUE.get(codec, 1)
-    return {
-        "states": STATES_ON_DISK * state,
-        "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
-        "work under way": (FILES_KEPT + 1 + MIDWAY_FILES) * resume,
-        "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final + resume,
-        "checkpoints": checkpoints * (state + resume),
-        "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
-    }
-
-
 def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
     """Bytes of memory that a node takes, by whom, of a model of `numel` values; `programs`: without any model."""
     return {
@@ -523,13 +494,13 @@ def _mb(size: int) -> str:
 
 
 def _bytes_under(folder: Path) -> int:
-    """Bytes that files take there, each once whatever its number of names."""
+    """Bytes that files take of the disk there, each once whatever its number of names."""
     sizes = {}
     for place, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # a running node removes files
                 known = os.lstat(os.path.join(place, name))
-                sizes[known.st_ino] = known.st_size
+                sizes[known.st_ino] = known.st_blocks * BLOCK_BYTES
     return sum(sizes.values())
 
 

@@ -9,6 +9,8 @@ again, the newest there is is saved. A state that cannot be computed again from 
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from shoal.collectives.state import CertifiedState
@@ -43,7 +45,7 @@ class StateSaver:
     async def save_now(self, state: CertifiedState) -> None:
         """Return when `state` is on disk. Raises StorageError."""
         async with self._writing:
-            await trio.to_thread.run_sync(self._cache.save_state, state)
+            await trio.to_thread.run_sync(partial(self._cache.save_state, state, good=self._saved_round))
             self._saved_round = state.round
             if self._newest is not None and self._newest.round <= state.round:
                 self._newest = None
@@ -88,16 +90,20 @@ class StateSaver:
         rest_ends, rest_s = float("-inf"), 0.0
         try:
             while True:
-                state = await self._next_due(rest_ends, rest_s)
-                began = trio.current_time()
-                await self.save_now(state)
-                rest_s = REST * (trio.current_time() - began)
+                rest_s = REST * await self._save_next(rest_ends, rest_s)
                 rest_ends = trio.current_time() + rest_s
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 if self._newest is not None:
                     await self.save_now(self._newest)
             raise
+
+    async def _save_next(self, rest_ends: float, rest_s: float) -> float:
+        """Save what is due next, and hold on to it no longer; the seconds that it took to write."""
+        state = await self._next_due(rest_ends, rest_s)
+        began = trio.current_time()
+        await self.save_now(state)
+        return trio.current_time() - began
 
     async def _next_due(self, rest_ends: float, rest_s: float) -> CertifiedState:
         """The state to save next, once it is time: after a rest of `rest_s` that ends at `rest_ends`."""

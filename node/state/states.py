@@ -48,11 +48,13 @@ PINS_LIMIT_BYTES = 2 << 30
 """Of older states at once. So a node holds STATES_KEPT states, this much of older ones, and the one in the making."""
 FINALS_KEPT = 32
 """Plans whose finals are held, and are on disk although a later state is: what a late joiner replays."""
+FINALS_MIN = 2
+"""Plans whose finals are held, and are on disk, whatever they take."""
 FINALS_MEMORY_BYTES = 256 << 20
-"""Finals in memory beyond this are let go; those of the last two plans are held whatever they take."""
-FINALS_DISK_BYTES = 4 << 30
-"""The same on disk, for those that a later state made superfluous; FINALS_DISK_MIN plans whatever they take."""
-FINALS_DISK_MIN = 8
+"""Finals in memory beyond this are let go."""
+FINALS_DISK_BYTES = 64 << 20
+"""The same on disk, for those that a later state made superfluous; or a state's bytes, where those are more: who lacks
+finals of more bytes than a state has fetches the state (`shoal.protocol.catching_up`)."""
 FINALS_OPEN_LIMIT = 8
 """Plans whose finals are served from disk at once."""
 
@@ -163,7 +165,7 @@ class StateCache:
             self._finals[finals.plan.hash] = finals
             oldest_first = sorted(self._finals.items(), key=lambda item: item[1].plan.round)
             size = sum(_size(kept) for _, kept in oldest_first)
-            while len(oldest_first) > 2 and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
+            while len(oldest_first) > FINALS_MIN and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
                 key, kept = oldest_first.pop(0)
                 size -= _size(kept)
                 del self._finals[key]
@@ -213,7 +215,7 @@ class StateCache:
         for count, (_, plan_hash, path) in enumerate(reversed(self._finals_files())):
             with contextlib.suppress(FileNotFoundError):
                 size += path.stat().st_size
-            if count >= FINALS_KEPT or (count >= 2 and size > FINALS_MEMORY_BYTES):
+            if count >= FINALS_KEPT or (count >= FINALS_MIN and size > FINALS_MEMORY_BYTES):
                 break
             self.finals(plan_hash)
 
@@ -245,21 +247,36 @@ class StateCache:
                 for path in (self._folder / name).glob("*.partial"):
                     path.unlink(missing_ok=True)
 
-    def save_state(self, state: CertifiedState) -> None:
+    def save_state(self, state: CertifiedState, *, good: int = 0) -> None:
         """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
 
+        good: the round of a state that was certified and saved; while that is there, all others make room beforehand.
         S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
         """
+        there = self.saved_rounds()
+        self._forget_saved([round for round in there if round != good] if good and good in there else [])
         write_state(self.state_file(state.round), state, self.header(state))
+        self._forget_saved(self.saved_rounds()[STATES_KEPT:])
         with disk_errors(self._folder):
-            for round in filter(None, self.saved_rounds()[STATES_KEPT:]):
+            self._forget_finals(state)
+
+    def _forget_saved(self, rounds: Sequence[int]) -> None:
+        with disk_errors(self._folder):
+            for round in filter(None, rounds):
                 self.state_file(round).unlink(missing_ok=True)
-            size = 0
-            before = [path for round, _, path in self._finals_files() if round <= state.round]
-            for count, path in enumerate(reversed(before)):
-                size += path.stat().st_size
-                if count >= FINALS_KEPT or (count >= FINALS_DISK_MIN and size > FINALS_DISK_BYTES):
-                    path.unlink(missing_ok=True)
+
+    def _forget_finals(self, state: CertifiedState) -> None:
+        """Remove the oldest finals that a state on disk made superfluous; held mapped, they would keep their room."""
+        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes)
+        before = [(plan_hash, path) for round, plan_hash, path in self._finals_files() if round <= state.round]
+        for count, (plan_hash, path) in enumerate(reversed(before)):
+            size += path.stat().st_size
+            if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):
+                path.unlink(missing_ok=True)
+                with self._lock:
+                    self._finals.pop(plan_hash, None)
+                    self._finals_by_scope.pop(plan_hash[:SCOPE_BYTES], None)
+                    self._files.pop(plan_hash[:SCOPE_BYTES], None)
 
     def go_back(self, round: int) -> None:
         """Forget the states after `round`, in memory and on disk: they were abandoned. Raises StorageError."""

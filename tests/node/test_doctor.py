@@ -18,6 +18,7 @@ from shoal.cli.main import execute
 from shoal.node import doctor
 from shoal.node.control import ControlServer, JsonValue, Status
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
+from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
@@ -141,8 +142,8 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     for optimizer, needed in needs.items():
         detail = doctor.memory(TrialReport(numel=GB // 10), optimizer).detail
         assert f"about {needed} GB needed for 100.0 million parameters and {optimizer}" in detail
-    plain, small_moments = (doctor.bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
-    assert (plain["work under way"], small_moments["work under way"]) == (60_000_000, 30_500_000)
+    plain, small_moments = (bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
+    assert (plain["work under way"], small_moments["work under way"]) == (36_000_000, 18_300_000)
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
@@ -151,12 +152,14 @@ def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
     manifest = founded(tmp_path)  # int8
     folder = tmp_path / "data"
     (folder / "state").mkdir(parents=True)
-    (folder / "state" / "0.safetensors").write_bytes(bytes(8_000_000))
+    with (folder / "state" / "0.safetensors").open("wb") as file:
+        file.truncate(9_000_000)  # of which a hole takes no room
+        os.posix_fallocate(file.fileno(), 0, 8_192_000)
     (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=358_000_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=286_000_000))
     detail = (
-        "358 MB free, up to 358 MB more needed (32 MB states, 32 MB finals, 60 MB work under way, "
-        "47 MB in place of memory, 60 MB checkpoints, 135 MB logs; 8 MB are there already)"
+        "286 MB free, up to 286 MB more needed (20 MB states, 32 MB finals, 36 MB work under way, "
+        "35 MB in place of memory, 36 MB checkpoints, 135 MB logs; 8 MB are there already)"
     )
     wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
     check = doctor.disk_space(wanted, 1_000_000)

@@ -420,4 +420,116 @@ STATE: tuple[Bug, ...] = (
         "locked(data_dir) if data_dir.is_dir() else nullcontext():",
         "nullcontext():",
     ),
+    bug(
+        "finals are kept on disk for as many rounds, whatever they take",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):",
+        "if count >= FINALS_KEPT:",
+    ),
+    bug(
+        "finals that are gone from disk stay mapped, and so keep their room",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "self._finals.pop(plan_hash, None)",
+        "pass",
+    ),
+    bug(
+        "the last good state makes room for the next before that is whole",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "[round for round in there if round != good]",
+        "there",
+    ),
+    bug(
+        "states make room for the next though none of them is known to be good",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "if good and good in there else",
+        "if good else",
+    ),
+    bug(
+        "a round of whose files one is there counts as written",
+        "tests/node/state/test_resumption.py::test_files_of_a_round_stay_until_those_of_a_later_one_are_whole",
+        "return [pair for pair in files if pair.trainer.exists()]",
+        "return files",
+    ),
+    bug(
+        "files that a checkpoint is made of go before it is",
+        "tests/node/state/test_resumption.py::test_a_round_that_a_checkpoint_wants_stays_beside_the_next",
+        "kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}",
+        "kept = {*whole[:1]}",
+    ),
+    bug(
+        "a file that is made in place has its name before it is synced",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+        """
+        self._partial.replace(self._path)
+        self._memory.sync(SYNC_BYTES)
+        """,
+    ),
+    bug(
+        "a file that is made in place is named without syncing its folder",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        sync_folder(self._path.parent)
+        """,
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+    ),
+    bug(
+        "of a file that is mapped only the first piece is synced",
+        "tests/node/state/test_tensor_files.py::test_every_piece_is_synced_and_each_once",
+        "for begin in range(0, len(self.data), piece_bytes):",
+        "for begin in range(0, 1, piece_bytes):",
+    ),
+    bug(
+        "a piece that begins with zeros is left out",
+        "tests/node/state/test_store.py::test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0") or bytes(piece).strip(b"\\0"):""",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0"):""",
+    ),
+    bug(
+        "what a node alone knew goes with the newest checkpoint as well",
+        "tests/node/state/test_checkpoints.py::test_what_one_node_alone_knew_is_in_the_newest_only",
+        "if older != target:",
+        "if older:",
+    ),
+    bug(
+        "a state that is saved is held on to for as long as the saver rests",
+        "tests/node/state/test_state_saver.py::test_a_state_that_is_saved_is_not_held_on_to",
+        """
+        await self.save_now(state)
+        return trio.current_time() - began
+        """,
+        """
+        await self.save_now(state)
+        self._last = state
+        return trio.current_time() - began
+        """,
+    ),
+    bug(
+        "a state is held on to until the next checkpoint",
+        "tests/node/state/test_checkpoints.py::test_a_state_whose_checkpoint_is_made_is_not_held_on_to",
+        """
+        self._due = None
+        if self._p.chain.standing.round < due.state.round:
+        """,
+        """
+        self._due, self._last = None, due
+        if self._p.chain.standing.round < due.state.round:
+        """,
+    ),
+    bug(
+        "the file for the next snapshot is not used",
+        "tests/node/training/test_inner_state.py::test_next_copy_goes_to_a_file_that_was_made_while_training_went_on",
+        "made = TensorsInPlace(path, places, metadata, spare=spare)",
+        "made = TensorsInPlace(path, places, metadata)",
+    ),
 )
