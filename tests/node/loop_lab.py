@@ -180,9 +180,10 @@ class LoopSwarm(Swarm):
                 first.wait("listening", self._deadline_s)
             arguments = told(None if node is first else first)
             node.begin(path, *arguments, ranks=ranks, **{"SHOAL_HOLD": "1:train", **settings})
+        for index, node in enumerate(self.nodes):  # what the next imports may take longer than a hold
+            node.hold("1:train", self._deadline_s, self.nodes[:index])
         for node in self.nodes:
-            node.hold("1:train", self._deadline_s)
-            node.wait("linked", self._deadline_s)
+            node.wait("linked", self._deadline_s, self.nodes)
         for node in self.nodes:
             node.release()
 
