@@ -51,9 +51,9 @@ class Alone:
             named = "No address is given"
         else:
             named = some([_clipped(why) for why in self.tried.values()])
-            named = f"Tried {named}"
+            named = f"Tried: {named}"
         count = self.in_book
-        book = f"; of the {count} in the address book none answers" if count > 1 else "; nor does the one known before"
+        book = f"; of the {count} in the address book none answers" if count > 1 else "; the one known before does not answer"
         return named + (book if count else "")
 
 

@@ -18,15 +18,16 @@ HELP = (
     ("wanted", "tried", "in_book", "locally", "publicly", "said"),
     [
         (1, {}, 0, False, False, "{0}. No address is given. "),
+        (1, {}, 1, False, False, "{0}. No address is given; the one known before does not answer. "),
         (1, {}, 0, True, False, "{0}. No address is given and the local network is searched. "),
-        (2, {"a": "nobody listens at h:1"}, 1, False, False, "{0}, {1}. Tried nobody listens at h:1; nor does the one"),
+        (2, {"a": "nobody listens at h:1"}, 1, False, False, "{0}, {1}. Tried: nobody listens at h:1; the one known "),
         (
             5,
             {"a": "x", "b": "y", "c": "z"},
             3,
             True,
             True,
-            "{0}, {1} and 3 more. Tried x, y and 1 more; of the 3 in the address book none answers and "
+            "{0}, {1} and 3 more. Tried: x, y and 1 more; of the 3 in the address book none answers and "
             "the local network and the public meeting points are searched. ",
         ),
     ],
