@@ -51,8 +51,8 @@ function drawNode() {
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
     ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];
-  if (node.gave_rounds) facts.push(["It gave", `${count(node.gave_tokens)} tokens in ${plural(node.gave_rounds, "round")} since ${new Date(1000 * node.gave_since).toLocaleDateString()}`]);
-  find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
+  if (node.gave_rounds) facts.push(["It gave", `${count(node.gave_tokens)} tokens in ${plural(node.gave_rounds, "round")} since ${new Date(1000 * node.gave_since).toLocaleDateString()}`, "whole"]);
+  find("facts").replaceChildren(...facts.flatMap(([name, value, kind]) => [make("dt", {}, name), make("dd", { title: value, class: kind }, value)]));
   put("pause", node.paused ? "Resume" : "Pause");
   const over = !connected || ["leaving", "done"].includes(node.phase);
   find("pause").disabled = find("leave").disabled = over;

@@ -49,6 +49,7 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         assert page.count("#health .ok") == 5
         gave = re.search(r"It gave([\d.]+)([KM]) tokens in (\d+) rounds since \d", page.text("#facts"))
         assert gave is not None
+        assert page.run("return [...document.querySelectorAll('#facts dd')].every(e => e.scrollWidth <= e.clientWidth)")
         unit = {"K": 1e3, "M": 1e6}[gave[2]]
         assert int(gave[3]) >= 12
         assert abs(float(gave[1]) * unit - int(gave[3]) * ROUND_TOKENS) <= 0.05 * unit
