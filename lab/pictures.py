@@ -85,19 +85,19 @@ TERMINALS: Final = ("terminal-alone.svg", "terminal-run.svg", "terminal-watch.sv
 def terminals(place: Path) -> Generator[Shown, None, None]:
     """The terminals whose pictures are `TERMINALS`, one after the other. place: an empty folder."""
     _found(place)
-    typed = ("run", "swarm.toml", "--data-dir", "ivy", "--name", "ivy", "--join", NOBODY)
-    with Terminal(_shoal(*typed), folder=place, settings=ON_LOOPBACK, height=14) as ivy:
+    typed = "run swarm.toml --data-dir ivy --name ivy --join"
+    with Terminal(_shoal(*typed.split(), NOBODY), folder=place, settings=ON_LOOPBACK, height=14) as ivy:
         ivy.until("linked with nobody", DEADLINE_S)
-        yield Shown("terminal-alone.svg", "shoal run swarm.toml --data-dir ivy --name ivy --join /ip4/127.0.0.1/…", ivy)
-    typed = ("run", "swarm.toml", "--data-dir", "oak", "--name", "oak")
-    with Terminal(_shoal(*typed), folder=place, settings=ON_LOOPBACK, height=20) as oak:
+        yield Shown("terminal-alone.svg", f"shoal {typed} /ip4/127.0.0.1/…", ivy)
+    typed = "run swarm.toml --data-dir oak --name oak"
+    with Terminal(_shoal(*typed.split()), folder=place, settings=ON_LOOPBACK, height=20) as oak:
         oak.until("round 1 certified", DEADLINE_S)
         words = ("run", _link(place), "--data-dir", "elm", "--name", "elm")
         with Terminal(_shoal(*words), folder=place, settings=ON_LOOPBACK) as elm:
             oak.until("2 of 2 contributed", DEADLINE_S)
             elm.kill()
         oak.until(r"elm is gone\n(.*\n)*?\d\d:\d\d:\d\d ", DEADLINE_S)  # oak goes on, or says why it cannot
-        yield Shown("terminal-run.svg", f"shoal {' '.join(typed)}", oak)
+        yield Shown("terminal-run.svg", f"shoal {typed}", oak)
         with Terminal(_shoal("watch", "--data-dir", "oak"), folder=place, height=34) as watch:
             watch.until(r"oak \(this node\)", DEADLINE_S)
             watch.type("4")

@@ -59,7 +59,7 @@ def test_terminals_tell_who_is_missing_who_comes_and_dies_and_what_the_model_say
     alone, _ = told["terminal-alone.svg"]
     (seconds,) = re.findall(r"warning linked with nobody for (\d+) s; looked for: .*Tried: nobody listens at .*", alone)
     assert int(seconds) < 10
-    assert "--join or a fresh `shoal link`" in alone
+    assert "--join, or a fresh `shoal link`" in alone
     assert re.search(r"the page of this node: http://127\.0\.0\.1:\d+/", alone)
 
     assert len(re.findall("no peer has the state of round 0", alone)) == 1
@@ -67,7 +67,7 @@ def test_terminals_tell_who_is_missing_who_comes_and_dies_and_what_the_model_say
     run, _ = told["terminal-run.svg"]
     lines = [line for line in run.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
     assert len(set(lines)) == len(lines), "nothing is said twice"
-    assert max(map(len, lines)) < 200
+    assert max(map(len, lines)) < 400
     assert [line[9:] for line in lines if line[9:].startswith("elm ")] == ["elm is here", "elm is gone"]
     assert re.search(r"this node is oak \(…\w{6}\)$", run, re.MULTILINE)
     rounds = [CERTIFIED.fullmatch(line) for line in lines if " certified" in line]
