@@ -89,7 +89,7 @@ class Terminal:
         ends_at = time.monotonic() + deadline_s
         while (found := re.search(pattern, self.text, re.MULTILINE)) is None:
             if time.monotonic() > ends_at:
-                raise NetworkError(f"the terminal did not show {pattern!r} within {deadline_s:g} s but\n{self.text}")
+                raise NetworkError(f"the terminal did not show {pattern!r} within {deadline_s:g} s but {self.text!r}")
             time.sleep(LOOK_S)
         return found
 
