@@ -33,7 +33,7 @@ function drawNode() {
   put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
   const gone = summary.states?.gone;
   put("t-nodes", count(summary.alive ?? 0));
-  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
+  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} not`].filter(Boolean).join(" · "));
   put("t-speed-name", rollouts ? "Generated" : "Speed");
   const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(summary.tokens_per_s ?? 0)), " tokens/s"];
   find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
