@@ -22,8 +22,8 @@ from rich.text import Text
 from shoal.protocol.errors import ConfigError, NetworkError
 
 LOOK_S = 0.1
-WIDTH_CHARS = 100
-"""A usual one, and as wide as a page of the documents shows without making letters small."""
+WIDTH_CHARS = 112
+"""The line of a round fits, and a page of the documents shows it without making letters small."""
 FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 """What rich would have a reader's browser fetch from another host."""
 
