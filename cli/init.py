@@ -60,7 +60,7 @@ class InitOptions:
     ] = None
     seats: Annotated[
         int | None,
-        Option("--seats", help="How many contribute to a round at most; the others follow, and take turns."),
+        Option("--seats", help="How many contribute to a round at most; who trains beside them waits for its seat."),
     ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"

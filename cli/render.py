@@ -262,9 +262,9 @@ def peer_lines(status: Status) -> list[str]:
 
 
 def peer_counts(known: PeerSummary) -> str:
-    """`1,001 known, 971 alive: 898 training, 31 joining; 32 of them follow, 23 are behind`."""
+    """`1,001 known, 971 alive: 898 training, 31 joining; 32 not members, 23 behind`."""
     states = ", ".join(f"{number:,} {state}" for state, number in known.states.items())
-    ways = [(known.following, "follow" if known.following != 1 else "follows"), (known.behind, "behind")]
+    ways = [(known.following, "not members" if known.following != 1 else "not a member"), (known.behind, "behind")]
     more = ", ".join(f"{number:,} {what}" for number, what in ways if number)
     return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
 

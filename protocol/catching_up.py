@@ -94,6 +94,7 @@ class StateSearch:
     def __init__(self, scores: DonorScores, replayed_rounds: Callable[[], int]) -> None:
         self._scores = scores
         self._replayed_rounds = replayed_rounds
+        self._found_nowhere = NO_HASH
         self.clock = Clock()
 
     def nearer(self, state: OfState | None, chain: Chain, peers: Iterable[PeerId]) -> Steps:
@@ -123,7 +124,9 @@ class StateSearch:
         """A state of a later round than `base`, fetched whole; None if there is none to be had."""
         value, found = yield from self._choose(chain, peers, above=-1 if base is None else base.round)
         if not found:
-            logger.info("no peer has the state of round %d", value.round)
+            if value.hash != self._found_nowhere:  # else it was said before
+                logger.info("no peer has the state of round %d", value.round)
+            self._found_nowhere = value.hash
             return None
         header: OfHeader = next(iter(found.values()))
         holders = frozenset(peer for peer, held in found.items() if held.digest == header.digest)

@@ -288,7 +288,7 @@ class MembershipSection(Message, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=SEATS_MAX,
-            description="How many members contribute to a round at most. The others follow, and take turns; more than "
+            description="How many members contribute to a round at most. The others wait for their seat; more than "
             f"the {MEMBER_LIMIT} members that there can be leave nobody out.",
         ),
     ] = MEMBER_LIMIT
@@ -375,7 +375,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         if sync.exchanges_gradients or sync.applied_mixing is not None or sync.codec == "topk":
             raise ValueError(
                 f'[membership] seats = {self.seats} goes with strategy = "diloco": under {sync.strategy} what a '
-                "follower learns does not add up to one contribution; leave seats out, or take diloco"
+                "member learns while it waits does not add up to one contribution; leave seats out, or take diloco"
             )
         wait = self.longest_wait_rounds
         if self.round.staleness_rounds < wait:

@@ -345,11 +345,10 @@ class CatchUp:
             return None
         self._unfinished = None
         logger.info(
-            "%s is here: %d of %d chunks were, %s",
+            "%s is here: %s%s",
             job.what,
-            len(here),
-            len(pieces),
             _from_whom(self.donated),
+            f", beside {len(here):,} of {len(pieces):,} chunks that were" if here else "",
         )
         state = assembly.finish()
         self._cache.put(state, header)
@@ -450,8 +449,8 @@ class CatchUp:
 def _from_whom(donated: Mapping[PeerId, int]) -> str:
     """Bytes that came from whom, in words; of many, together."""
     if len(donated) > DONORS_NAMED:
-        return f"{sum(donated.values())} bytes from {len(donated)} peers"
-    return ", ".join(f"{size} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"
+        return f"{sum(donated.values()):,} bytes from {len(donated)} peers"
+    return ", ".join(f"{size:,} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"
 
 
 def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:

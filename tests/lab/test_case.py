@@ -61,8 +61,8 @@ def _nothing(hint: Any) -> Any:
     return _NOTHING.get(get_origin(hint) or hint)
 
 
-def page(first_paint_ms: float = 0, **looking: float) -> Any:
-    return made(PageCost, first_paint_ms=first_paint_ms, looking=made(LookCost, **looking))
+def page(first_paint_ms: float = 0, shown_ms: float = 0, **looking: float) -> Any:
+    return made(PageCost, first_paint_ms=first_paint_ms, shown_ms=shown_ms, looking=made(LookCost, **looking))
 
 
 def spread(median: float) -> Spread:
@@ -177,6 +177,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         "training of donors",
     ),
     ("dashboard", page(1800), page(1801), "first paint"),
+    ("dashboard", page(shown_ms=1500), page(shown_ms=1501), "the swarm is on the screen"),
     ("dashboard", page(delta_bytes=16_384), page(delta_bytes=16_385), "the largest delta"),
     ("dashboard", page(feed_bytes_per_s=2048), page(feed_bytes_per_s=2049), "deltas a second"),
     ("dashboard", page(snapshot_bytes=32_768), page(snapshot_bytes=32_769), "a snapshot"),

@@ -382,6 +382,17 @@ def test_an_attempt_that_brought_nothing_is_made_again_after_a_while_and_one_tha
     assert here.catching_up.due(here.now, in_round=False) is not None
 
 
+def test_user_is_told_once_of_a_state_that_nobody_has_and_again_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    here = Here(3)
+    for _ in range(3):
+        here.come()
+        here.now += RETRY_S
+    here.ledger.certify()
+    here.come()
+    assert caplog.messages == ["no peer has the state of round 3", "no peer has the state of round 4"]
+
+
 def test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long() -> None:
     for takes_s, follows in ((0.0, False), (PURSUE_AFTER_S, True)):
         here = Here(3, has={ONE: {3}}, takes_s=takes_s, donors=[TWO], me=identity(1).peer_id)  # a member

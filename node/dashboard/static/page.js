@@ -33,7 +33,7 @@ function drawNode() {
   put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
   const gone = summary.states?.gone;
   put("t-nodes", count(summary.alive ?? 0));
-  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
+  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} not`].filter(Boolean).join(" · "));
   put("t-speed-name", rollouts ? "Generated" : "Speed");
   const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(summary.tokens_per_s ?? 0)), " tokens/s"];
   find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
@@ -51,7 +51,8 @@ function drawNode() {
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
     ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];
-  find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
+  if (node.gave_rounds) facts.push(["It gave", `${count(node.gave_tokens)} tokens in ${plural(node.gave_rounds, "round")} since ${new Date(1000 * node.gave_since).toLocaleDateString()}`, "whole"]);
+  find("facts").replaceChildren(...facts.flatMap(([name, value, kind]) => [make("dt", {}, name), make("dd", { title: value, class: kind }, value)]));
   put("pause", node.paused ? "Resume" : "Pause");
   const over = !connected || ["leaving", "done"].includes(node.phase);
   find("pause").disabled = find("leave").disabled = over;

@@ -54,7 +54,7 @@ export function drawSummary(summary) {
   chip("", "all", summary.known);
   for (const name of STATES) chip(name, name, states[name]);
   chip("member", "members", summary.members);
-  chip("following", "following", summary.following);
+  chip("following", "not members", summary.following);
   chip("behind", "behind", summary.behind);
   const facts = [];
   if (summary.speeds && summary.known > 1) {
