@@ -107,12 +107,23 @@ def disk_errors(path: Path, *, option: str = "--data-dir") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"the disk under {path} is full; free some space or choose another {option}") from error
+            needed = f"free some space{_more_than_there_is(path)} or choose another {option}"
+            raise DiskFull(f"the disk under {path} is full; {needed}") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(
                 f"{path} cannot be written; give this user the folder or choose another {option}"
             ) from error
         raise StorageError(f"{path}: {error.strerror}; check the disk or choose another {option}") from error
+
+
+def _more_than_there_is(path: Path) -> str:
+    """Say what room there is where it was too little; nothing where that is under a megabyte, or cannot be known."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
+        free = room.f_bavail * room.f_frsize / 1e6
+        if free >= 1:
+            return f", more than the {free:,.0f} MB that there are,"
+    return ""
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--data-dir") -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -23,6 +25,7 @@ from shoal.node.state.store import (
     Fault,
     RecordLog,
     Store,
+    disk_errors,
     frame_batch,
     read_frames,
     write_atomically,
@@ -646,3 +649,19 @@ def test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were(tmp_path: Path
     write_atomically(path, b"head", values[: 2 * SYNC_BYTES].data)
     assert path.read_bytes() == b"head" + bytes(2 * SYNC_BYTES)
     assert path.stat().st_blocks * 512 < SYNC_BYTES
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(17, "free some space, more than the 17 MB that there are, or"), (0, "free some space or")]
+)
+def test_full_disk_says_what_room_it_has_where_that_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
+    room = os.statvfs(tmp_path)
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: SimpleNamespace(f_bavail=free * 1_000_000 // room.f_frsize + 1, f_frsize=room.f_frsize),
+    )
+    with pytest.raises(DiskFull, match=f"is full; {said} choose another --data-dir"), disk_errors(tmp_path / "none"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
