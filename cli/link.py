@@ -19,6 +19,7 @@ from shoal.node.discovery.credentials import authority_key, revoke
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
+from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when
@@ -41,6 +42,12 @@ class LinkReply(msgspec.Struct, frozen=True, kw_only=True):
     admits: bool
     admission: str
     workload: str = ""
+
+
+ONE_MEMBER = (
+    "it names this node alone, which whoever joins from elsewhere needs, at this port, which --listen keeps over "
+    "restarts; make another line once others are linked"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,8 @@ def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
         typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)
     _say_of_code(reply.workload, line=True)
+    if len({parse_address(address).peer for address in parse_link(reply.link).addresses}) == 1:
+        typer.echo(f"note: {ONE_MEMBER}", err=True)
 
 
 def invite(options: InviteOptions) -> None:

@@ -132,7 +132,12 @@ def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Ma
     link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
     if link is not None:
         return follow_link(
-            link, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
+            link,
+            data_dir=options.data_dir,
+            join=options.join,
+            entry_points=entry_points,
+            allowed=allowed,
+            locally=options.mdns,
         )
     manifest = load_manifest(options.manifest)
     check_workload_allowed(
