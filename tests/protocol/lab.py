@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from shoal.lab.quorum_rule import outweighs
 from shoal.lab.signed import leave_of, signed_report
 from shoal.protocol import amending as amending_module
 from shoal.protocol import certificate as certificate_module
@@ -159,15 +160,6 @@ def _value_of(
         bitmaps=report.bitmaps,
         tokens=report.tokens,
         digest=report.digest,
-    )
-
-
-def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
-    """The quorum rule in other words than the code's: more than half, or exactly half with the last planner."""
-    electorate = set(previous.members) - set(leaves)
-    inside = electorate & set(supporters)
-    return 2 * len(inside) > len(electorate) or (
-        len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
     )
 
 
