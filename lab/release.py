@@ -50,7 +50,7 @@ Closure = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the tree's pyproject.toml says of it. source: where others read it, as https://host/owner/name, if known."""
+    """Facts of the tree's pyproject.toml. source: where others read it, as https://host/owner/name, if known."""
 
     version: str
     source: str | None = None
