@@ -35,7 +35,6 @@ from tests.waiting import WAIT_S, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
-TEST_DEADLINE_S = 300
 
 
 def identity(n: int) -> Identity:
