@@ -56,6 +56,7 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
+from tests.round_messages import value_with
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -129,7 +130,7 @@ def value_of(
 ) -> Value:
     """The value that `planner` would propose for `plan`. signing: whose proofs of leaves and joining are in it."""
     report = honest_report(previous, plan)
-    value = _value_of(previous, report, planner, members, leaves)
+    value = value_with(previous, report, planner, members, leaves=tuple(sorted(leaves)))
     keys = {identity.peer_id: identity for identity in signing}
     new = [peer for peer in value.members if peer not in previous.members]
     return msgspec.structs.replace(
@@ -137,29 +138,6 @@ def value_of(
         leave_signatures=tuple(leave_of(keys[peer], previous).signature for peer in value.leaves if keys)
         or msgspec.UNSET,
         report_signatures=tuple(signed_report(keys[peer], report).signature for peer in new if keys) or msgspec.UNSET,
-    )
-
-
-def _value_of(
-    previous: Value,
-    report: Report,
-    planner: PeerId,
-    members: Iterable[PeerId] | None,
-    leaves: Iterable[PeerId],
-) -> Value:
-    plan = report.plan
-    return Value(
-        swarm=previous.swarm,
-        term=previous.next_term,
-        round=previous.next_round,
-        base=previous.hash,
-        plan=plan,
-        planner=planner,
-        members=tuple(sorted(previous.members if members is None else members)),
-        leaves=tuple(sorted(leaves)),
-        bitmaps=report.bitmaps,
-        tokens=report.tokens,
-        digest=report.digest,
     )
 
 
