@@ -59,13 +59,13 @@ bytes a parameter, from several members. Control takes some kB/s a node whatever
 """
 
 
-def bytes_per_parameter(sync: SyncSection, nodes: int, numel: int = EXAMPLE) -> float:
+def bytes_per_parameter(sync: SyncSection, nodes: int) -> float:
     """Return what a node sends, and receives, for each parameter in one exchange of a whole model."""
     name = sync.plan_codec
     if not STRATEGIES[sync.strategy].certifies:  # one vector, to one partner
-        return codec(name).encoded_bytes(numel) / numel
-    both = codec(name).encoded_bytes(numel) + final_codec(name).encoded_bytes(numel)
-    return both * (nodes - 1) / nodes / numel
+        return codec(name).encoded_bytes(EXAMPLE) / EXAMPLE
+    both = codec(name).encoded_bytes(EXAMPLE) + final_codec(name).encoded_bytes(EXAMPLE)
+    return both * (nodes - 1) / nodes / EXAMPLE
 
 
 def render() -> str:

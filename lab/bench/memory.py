@@ -207,7 +207,7 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def base_bytes(self) -> float:
-        """What the same line has at no parameters."""
+        """The value that the same line has at no parameters."""
         return self.peaks[0].most.held - self.held_slope * self.peaks[0].numel
 
     @property

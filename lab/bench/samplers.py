@@ -76,7 +76,7 @@ class SamplersBench(Spec):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What a swarm did in its time.
+    """Account of what a swarm did in its time.
 
     reward: over the rounds of all trainers' agents; rounds: how many these were; certified: rounds of the swarm;
     taken: groups of others that trainers took. update_bytes: for each round that a sampler followed, the median of

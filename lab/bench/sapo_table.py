@@ -89,7 +89,7 @@ def _comparable(pairs: Iterable[tuple[SapoResult, SapoResult]]) -> list[tuple[Sa
 
 
 def _swarm(result: SapoResult) -> str:
-    """What runs have in common that are compared with one another."""
+    """Settings that runs have in common which are compared with one another."""
     return (
         f"{result.agents} agents, {result.skills} skills, {result.rounds} rounds, warmed up to a reward of "
         f"{result.warm_up_reward:g}, learning rate {result.learning_rate:g}, others' terms {result.terms}"
@@ -195,7 +195,7 @@ class SapoTableOptions(Spec):
 
 
 def put_together(options: SapoTableOptions, tell: ShowNow) -> list[SapoResult]:
-    """What sharing rollouts is worth, by the results of several runs."""
+    """Worth of sharing rollouts, by the results of several runs."""
     results = [one for path in options.results for one in read_results(path)]
     if not results:
         names = ", ".join(map(str, options.results))

@@ -402,7 +402,7 @@ class SyntheticSwarm:
 
 
 def samples_of(number: int) -> dict[str, str]:
-    """What a made-up model says after so many rounds: less and less of it is noise."""
+    """Text of a made-up model after so many rounds: less and less of it is noise."""
     noise = random.Random(number)
     share = math.exp(-number / 14)
     letters = "etaoin shrdlu,.\n("

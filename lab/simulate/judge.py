@@ -39,6 +39,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.reference import reference
+from shoal.lab.quorum_rule import outweighs
 from shoal.lab.simulate.states import next_state, state_digest
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
@@ -76,28 +77,6 @@ class Violation(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
-
-
-def outweighs(
-    previous: Value,
-    supporters: Collection[PeerId],
-    leaves: Collection[PeerId],
-    *,
-    voters: Collection[PeerId] = (),
-    lying: bool = False,
-) -> bool:
-    """The rule of quorums in words of its own: more than half, or exactly half and the last planner among them.
-
-    lying: those who are missing are fewer than a third. voters: of a swarm that names them.
-    """
-    everyone = set(voters or previous.members)
-    if lying:
-        return 3 * len(everyone - set(supporters)) < len(everyone)
-    electorate = everyone - set(leaves)
-    inside = electorate & set(supporters)
-    return 2 * len(inside) > len(electorate) or (
-        bool(inside) and 2 * len(inside) == len(electorate) and previous.planner in inside
-    )
 
 
 class Judge:
@@ -335,7 +314,7 @@ class Judge:
             raise Violation("named voters vote", f"a vote after round {value.round} of who is no member")
 
     def view(self, peer: PeerId, base: bytes, view: int) -> None:
-        """Where a member stands in the round after `base`."""
+        """State of a member in the round after `base`."""
         before = self._views.get((base, peer), 0)
         if view < before:
             raise Violation("views", f"a member went back from view {before} to {view}")

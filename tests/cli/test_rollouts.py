@@ -105,6 +105,24 @@ def test_engine_that_is_no_url_is_said_in_one_line(url: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def status_with(rollouts: RolloutStatus) -> Status:
+    return Status(
+        peer_id="peer",
+        swarm_id="ab",
+        addresses=[],
+        phase="training",
+        term="0.0",
+        round=10,
+        digest=None,
+        members=[],
+        missing=[],
+        loss=None,
+        tokens_per_s=None,
+        bytes=BytesStatus(sent=1, received=2),
+        rollouts=rollouts,
+    )
+
+
 def test_status_and_progress_tell_of_rollouts() -> None:
     known = RolloutStatus(
         role="train",
@@ -126,21 +144,7 @@ def test_status_and_progress_tell_of_rollouts() -> None:
             GroupStatus(peer_id="peer", family="x\x1b", round=4, policy=2, age=2, completions=1, reward=0.25),
         ],
     )
-    status = Status(
-        peer_id="peer",
-        swarm_id="ab",
-        addresses=[],
-        phase="training",
-        term="0.0",
-        round=10,
-        digest=None,
-        members=[],
-        missing=[],
-        loss=None,
-        tokens_per_s=None,
-        bytes=BytesStatus(sent=1, received=2),
-        rollouts=known,
-    )
+    status = status_with(known)
     lines = status_lines(status)
     assert "reward     0.25 (train); greedy 0.375 on 200 held-out tasks after 20 rounds" in lines
     assert "groups     40 made, 12 pulled (3.0 kB), 11 taken" in lines
@@ -160,19 +164,5 @@ def test_status_and_progress_tell_of_rollouts() -> None:
 
 @pytest.mark.parametrize(("waits", "told"), [(False, ""), (True, ", waits until they take more")])
 def test_status_of_a_sampler_tells_what_others_take_and_whether_it_waits(waits: bool, told: str) -> None:
-    status = Status(
-        peer_id="peer",
-        swarm_id="ab",
-        addresses=[],
-        phase="training",
-        term="0.0",
-        round=10,
-        digest=None,
-        members=[],
-        missing=[],
-        loss=None,
-        tokens_per_s=None,
-        bytes=BytesStatus(sent=1, received=2),
-        rollouts=RolloutStatus(role="sample", made=40, wanted=18, waits=waits),
-    )
+    status = status_with(RolloutStatus(role="sample", made=40, wanted=18, waits=waits))
     assert f"groups     40 made, 18 taken by others{told}" in status_lines(status)

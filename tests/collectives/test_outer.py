@@ -15,11 +15,11 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
-from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Participant, Plan, Term
+from tests.round_messages import plan_with
 
 
 def f32(*values: float) -> F32:
@@ -97,18 +97,13 @@ def start(round_: int = 0) -> CertifiedState:
 
 
 def plan_of(codec: str = "fp32", *, attempt: int = 0, round_: int = 1) -> Plan:
-    return Plan(
-        term=Term(),
+    return plan_with(
+        (Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
+        GRID,
         round=round_,
         base=bytes(32),
-        view=0,
         attempt=attempt,
-        planner=WHO[0].peer_id,
-        participants=tuple(Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
-        owners=deal([(0, 0)] * len(WHO), GRID.chunks),
         codec=codec,
-        numel=GRID.numel,
-        chunk_values=GRID.chunk_values,
     )
 
 

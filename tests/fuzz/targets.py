@@ -24,6 +24,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import StateAssembly, StateHeader
+from shoal.lab.signed import certified
 from shoal.node import control, control_client, pipe
 from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
@@ -43,7 +44,7 @@ from shoal.protocol.manifest import (
     parse_manifest,
     render_manifest,
 )
-from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, step_preimage
+from shoal.protocol.messages import Certificate, Entry, Value
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
 from shoal.swarm.address_book import AddressBook, KnownPeer
 from shoal.swarm.lanes import hello as lane_hello
@@ -182,9 +183,7 @@ def certificate() -> Certificate:
         tokens=9,
         digest=bytes(32),
     )
-    keys = sorted((identity(n) for n in range(4)), key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in keys)
-    return Certificate(value=value, view=0, signers=members, signatures=signatures)
+    return certified(value, *(identity(n) for n in range(4)))
 
 
 def rollout_targets(rng: random.Random) -> Iterator[Target]:

@@ -71,10 +71,10 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.peering import ChainPart
-from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, paper_identities
 from tests.protocol.round_node import Node, Whole, chunk_result, report_on
+from tests.round_messages import ready_with
 
 TICK_S = 0.1
 LATENCY_S = (0.002, 0.03)
@@ -363,19 +363,13 @@ class RoundLab:
 
     def _contribution(self, node: Node) -> Ready:
         """What the node announces once it has trained."""
-        head = node.chain.head
-        return Ready(
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            role=CONTRIBUTOR,
+        return ready_with(
+            node.chain.head,
+            self._root(node),
             state=node.digest,
-            root=self._root(node),
-            squares=(),
             tokens=100 + node.number,
             upload=1000,
             download=1000,
-            reaches=(),
         )
 
     def _root(self, node: Node) -> bytes:
