@@ -19,13 +19,16 @@ from shoal.protocol.round import Phase, RoundMachine
 
 ALONE_S = 3.0  # without a quorum, until it is said and training goes on alone
 IDLE_S = 3.0  # that nobody trains, until an observer contributes
+NAMED_LIMIT = 6
+"""Missing members that a warning names; of more the number is told."""
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
     """Warning for the user; `waits`: this node cannot train on meanwhile."""
-    help = "start these members again, or, gone for good, `shoal rebase --forget` them"
     meanwhile = "waiting" if waits else "training on locally"
-    return f"no quorum, {meanwhile}; {help}: {', '.join(missing)}"
+    help = "if some are gone for good, `shoal status` says what there is"
+    more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""
+    return f"no quorum, {meanwhile}; start these members again: {', '.join(missing[:NAMED_LIMIT])}{more}; {help}"
 
 
 def abstaining(round: int) -> str:

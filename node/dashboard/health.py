@@ -61,7 +61,11 @@ def _majority(node: NodeFacts) -> Check:
 
 def _if_gone(long_missing: Sequence[str]) -> str:
     who = " ".join(long_missing)
-    return f"; silent for an hour, and if gone for good: shoal rebase --forget {who}" if who else ""
+    return (
+        f"; silent for an hour, and if gone for good: shoal rebase --forget {who}, where the authority's key is"
+        if who
+        else ""
+    )
 
 
 def _company(peers: PeerSummary) -> Check:

@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum
+from shoal.protocol.identity import PeerId
+from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum, no_quorum
 from shoal.protocol.round import Phase, RoundMachine
 
 
@@ -32,6 +33,17 @@ class Round:
 
     def nobody_trains(self) -> bool:
         return not self.busy
+
+
+def test_user_reads_who_is_missing_and_of_nothing_that_takes_a_key_that_most_have_not() -> None:
+    members = [PeerId(f"12D3{number}") for number in range(63)]
+    help = "if some are gone for good, `shoal status` says what there is"
+    assert no_quorum(members[:2], waits=False) == (
+        f"no quorum, training on locally; start these members again: 12D30, 12D31; {help}"
+    )
+    told = no_quorum(members, waits=True)
+    assert told.startswith("no quorum, waiting; start these members again: 12D30, 12D31, ")
+    assert told.endswith(f"12D35 and 57 more; {help}")
 
 
 def advise(
