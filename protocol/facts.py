@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -150,6 +150,14 @@ class Gathering:
         """True if no living member, or late one, is making a contribution or has made one."""
         busy = (p for p, r in self._readies.items() if r.role in (CONTRIBUTOR, TRAINING) and p in alive)
         return not any(p in self.returners for p in busy)
+
+    def weighty(self, candidates: Mapping[PeerId, Ready]) -> Collection[PeerId]:
+        """Of these, or beside them, those whose contributions count.
+
+        A newcomer's counts only where none of the returners trains: else no round would end before one of them does.
+        """
+        trains = any(p in self.returners and r.role in (CONTRIBUTOR, TRAINING) for p, r in candidates.items())
+        return self.returners if trains else candidates.keys()
 
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train, and would have a seat, were done."""

@@ -320,11 +320,6 @@ class RoundMachine:
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
-    def is_member(self) -> bool:
-        """True if this node is one of the members after `previous`, whose weight counts."""
-        return self.me in self.previous.members
-
-    @property
     def phase(self) -> Phase:
         """Phase that the round is in for this node."""
         return next(phase for phase, holds in PHASES if holds(self._facts))

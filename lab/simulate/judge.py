@@ -11,7 +11,8 @@
     seats                where they are few, a value says whom it counted, no more than these; and who had announced a
                          contribution whenever a plan was made waits for no more rounds than the members by the seats,
                          and two
-    newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
+    newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds, or if
+                         nothing counts that such a member gave
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
@@ -195,11 +196,11 @@ class Judge:
         return found
 
     def _check_counted(self, plan: Plan) -> None:
-        """Only who was a member lately counts in a plan that nobody was told to lie about."""
+        """Only who was a member lately counts in a plan that nobody was told to lie about; others where none does."""
         recent = self.recent_members(plan.base, self._staleness_rounds)
         counted = [p.peer for p in plan.participants if p.weight]
         strangers = [peer for peer in counted if peer not in recent]
-        if strangers and plan.base in self.values:
+        if strangers and strangers != counted and plan.base in self.values:
             raise Violation("newcomers wait", f"{strangers} count in round {plan.round} without having been members")
 
     def _prepare(self, sender: PeerId, prepare: Prepare) -> None:

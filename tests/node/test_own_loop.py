@@ -581,6 +581,33 @@ def test_kept_progress_comes_back_after_a_restart(tmp_path: Path, monkeypatch: p
     assert seen[0][0] == 12
 
 
+def test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the daemon alone: the anchor of the state is handed to the loop that comes."""
+    model, optimizer = made()
+    layout = FlatParameters(model, frozen=False).layout
+    anchor = np.arange(layout.numel, dtype=np.float32)
+    began = threading.Event()
+
+    async def daemon(end: DaemonEnd) -> None:
+        assert (await end.expect(Detached)).cause == "no training loop has attached"
+        assert end.trainer.layout == layout
+        await end.apply(anchor, 3, fresh=True)
+        began.set()
+        await end.expect(Restarted)
+        await end.train(4, steps=1)
+        assert (await end.contribution())[0].round == 4
+        assert end.trainer.started.device == "cpu"
+
+    with Ends(tmp_path, daemon, known=layout, wait_s=0.01):
+        assert began.wait(10)
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            assert (swarm.round, flat(model).tolist()) == (3, anchor.tolist())
+            learn(model, optimizer, 0)
+            swarm.step(tokens=1)
+
+
 def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
 

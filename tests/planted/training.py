@@ -11,6 +11,12 @@ RANKS = (
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "a node that knows its model waits for a loop for ever",
+        "tests/node/test_own_loop.py::test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches",
+        "elif not self._announced:\n    self._size(",
+        "elif not known:\n    self._size(",
+    ),
+    bug(
         "ranks exchange the rows that they hand over",
         RANKS,
         "begin = start + (offset[0] * prod(parameter.shape[1:]) if shape else 0)",

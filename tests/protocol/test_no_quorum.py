@@ -25,7 +25,6 @@ class Round:
     quorum: bool = True
     busy: bool = True
     phase: Phase = Phase.PLAN
-    is_member: bool = True
     agreement: Membership = field(default_factory=Membership)
 
     def has_quorum(self) -> bool:
@@ -87,10 +86,9 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
     alone.begin_round(0.0)
     wanted = [advise(alone, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
     assert wanted == [False, False, True, False]
-    for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE), Round(is_member=False)):
+    for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE)):
         advise(alone, other, 100.0)
-        other.busy = other.busy and other.is_member
-        assert not advise(alone, other, 100.0).contribute_after_all
+        assert not advise(alone, other, 100.0 + IDLE_S).contribute_after_all
     assert not advise(alone, round, 200.0, contributed=True).contribute_after_all
     assert not advise(alone, round, 200.0, may_train=False).contribute_after_all
 
