@@ -471,7 +471,8 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     if numel is None or wanted.manifest is None:
         return Check(name="disk space", ok=True, detail=f"{_mb(free)} free")
     manifest = wanted.manifest
-    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer)
+    mixes = manifest.sync.applied_mixing is not None
+    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer, mixes=mixes)
     there = _bytes_under(wanted.data_dir)
     needed = max(sum(parts.values()) - there, 0)
     shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())

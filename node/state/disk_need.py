@@ -11,6 +11,9 @@ f. What is written anew is beside what it replaces until it is whole and synced;
     checkpoints         s each, and m + 4 of the newest: files of above under a second name, until the first goes
     logs                events and the agreement's
 
+With `streaming`, whose replicas keep a part of their own values, a round's work has 8 more, the replica and what it
+learnt, and 4 more of residuals are in place of memory.
+
 `shoal bench memory --optimizer adamw` measures the sum. Finals since the newest state on disk stay whatever they take:
 where rounds are shorter than ten times what a state takes to write, there are more (`state_saver.LAG_LIMIT_ROUNDS`).
 """
@@ -34,6 +37,10 @@ CONTRIBUTION_BYTES: Final = 4
 """In fp32, as it was before it was encoded."""
 FINAL_BYTES: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one or less with the other codecs."""
+MIXED_BYTES: Final = 8
+"""More in a round's work where anchors are mixed into replicas."""
+RESIDUAL_BYTES: Final = 4
+"""Of the fragments that a round is not of, where there are any."""
 WORK_FILES: Final = 3
 """Moments with a contribution, or with what was learnt since: of a round, in place amid the next, and being written."""
 
@@ -43,11 +50,17 @@ def bytes_at_least(numel: int, codec: str) -> int:
     return bytes_on_disk(numel, codec, 0)["in place of memory"] + numel * STATE_BYTES
 
 
-def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
-    """Bytes on a node's disk at the most, by kind: of a model of `numel` values, with so many checkpoints."""
+def bytes_on_disk(
+    numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw", *, mixes: bool = False
+) -> dict[str, int]:
+    """Bytes on a node's disk at the most, by kind: of a model of `numel` values, with so many checkpoints.
+
+    mixes: anchors of fragments are mixed into replicas, as with `streaming`.
+    """
     state, final = numel * STATE_BYTES, numel * FINAL_BYTES.get(codec, 1)
-    work = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES))
+    work = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES + mixes * MIXED_BYTES))
     in_files = (STATES_KEPT + 1) * state + 2 * numel * CONTRIBUTION_BYTES + CONTRIBUTIONS_KEPT * final
+    in_files += mixes * numel * RESIDUAL_BYTES
     return {
         "states": STATES_KEPT * state + numel * INITIAL_BYTES,
         "finals": max(FINALS_MIN * final, min(FINALS_KEPT * final, max(FINALS_DISK_BYTES, state))),

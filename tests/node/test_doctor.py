@@ -144,6 +144,10 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
         assert f"about {needed} GB needed for 100.0 million parameters and {optimizer}" in detail
     plain, small_moments = (bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
     assert (plain["work under way"], small_moments["work under way"]) == (36_000_000, 18_300_000)
+    (tmp_path / "streaming").mkdir()
+    manifest = founded(tmp_path / "streaming", "--strategy", "streaming")
+    streaming = doctor.disk_space(Examination(data_dir=tmp_path, manifest=manifest), 1_000_000)
+    assert "60 MB work under way, 39 MB in place of memory" in streaming.detail
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
