@@ -32,7 +32,7 @@ from tests.swarm.gossiping import REPUBLISH_S, published
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
@@ -491,11 +491,9 @@ async def test_peer_that_restarts_replaces_its_old_connection() -> None:
         for _ in range(2):
             again = Host(identity=Identity.from_seed(bytes([2]) * 32), listen=LOOPBACK)
             again.serve(ECHO, echo)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(again.run)
+            async with running(again):
                 await connected(again, near)
                 assert await near.request(again.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
-                nursery.cancel_scope.cancel()
 
 
 async def test_host_that_has_ended_leaves_no_thread_behind() -> None:
@@ -548,8 +546,7 @@ async def test_who_has_spent_its_allowance_is_left_hanging_longer(monkeypatch: p
     near = Host(identity=Identity.from_seed(bytes([1]) * 32), listen=LOOPBACK)
     none = (0.0, 0.0)
     near._door = Door(near.refusals, per_s=none, newcomers_per_s=none, address_per_s=(0.0, 2.0))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(near.run)
+    async with running(near) as nursery:
         port = parse_address(near.addresses[0]).port
 
         async def come(source: str) -> trio.SocketStream:
@@ -560,7 +557,6 @@ async def test_who_has_spent_its_allowance_is_left_hanging_longer(monkeypatch: p
         await reset(await come("127.0.0.9"))
         assert not spent.is_set()
         assert near.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
-        nursery.cancel_scope.cancel()
 
 
 async def test_connection_limit_holds_and_the_dialler_learns_of_it() -> None:

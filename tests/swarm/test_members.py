@@ -238,10 +238,8 @@ class Stranger:
 @contextlib.asynccontextmanager
 async def stranger(seed: int, *, swarm_id: SwarmId = MANIFEST.swarm_id, boot: int = 1) -> AsyncIterator[Stranger]:
     made = Stranger(seed, swarm_id=swarm_id, boot=boot)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(made.host.run)
+    async with running(made.host):
         yield made
-        nursery.cancel_scope.cancel()
 
 
 # -- admission -----------------------------------------------------------------------------------------------

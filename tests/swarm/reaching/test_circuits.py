@@ -18,7 +18,7 @@ from shoal.swarm.reaching import circuits
 from shoal.swarm.reaching.circuit_relay import CircuitLimits
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL
 from shoal.swarm.streams import MessageStream
-from tests.waiting import until
+from tests.waiting import running, until
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p import new_host  # isort: skip
@@ -354,11 +354,9 @@ async def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was
         assert b"\xca\x01" in await stream.read(64), "202: permission denied"
         bob.circuits._reserved.clear()
         carol = Host(identity=Identity.generate(), listen=LOOPBACK)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(carol.run)
+        async with running(carol):
             with pytest.raises(NetworkError, match="203"):
                 await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            nursery.cancel_scope.cancel()
 
 
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))

@@ -14,7 +14,7 @@ import trio
 from shoal.protocol.identity import Identity
 from shoal.swarm.rendezvous import mdns
 from shoal.swarm.rendezvous.mdns import LocalDiscovery, LocalPeer
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, running
 
 LOOPBACK = ["127.0.0.1"]
 GROUP = "224.0.0.251"
@@ -88,10 +88,8 @@ async def test_discovery_starts_and_stops_however_long_it_takes_to_be_announced(
 
     monkeypatch.setattr(mdns.Zeroconf, "register_service", register)
     one = discovery(4, "cc" * 32)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(one.run)
+    async with running(one):
         assert await trio.to_thread.run_sync(announcing.wait, WAIT_S)
-        nursery.cancel_scope.cancel()
     announced.set()
 
 
