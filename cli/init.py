@@ -119,7 +119,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
         "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": inner_steps})},
     }
     if shares:
-        tables["rollouts"] = DEFAULT_ROLLOUTS
+        tables["rollouts"] = {**DEFAULT_ROLLOUTS, **({"images": True} if averages else {})}
         tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
     if options.optimizer is not None:
         if shares or options.workload == OWN_LOOP:

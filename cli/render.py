@@ -231,12 +231,19 @@ def status_lines(status: Status) -> list[str]:
         ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
+        *(("fetched", told) for told in filter(None, [fetched_told(status)])),
         *(("caps", caps) for caps in filter(None, [caps_told(status)])),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
     lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
     return lines + rollback_lines(status) + missing_lines(status)
+
+
+def fetched_told(status: Status) -> str:
+    """States and finals, images of policies and their changes, that came from others, in words; empty without any."""
+    found = sorted(status.fetched.items())
+    return ", ".join(f"{what} {one.times} ({quantity(one.bytes, 'B')})" for what, one in found)
 
 
 def caps_told(status: Status) -> str:

@@ -148,6 +148,13 @@ class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
     texts: dict[str, str]
 
 
+class FetchedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a state, finals, an image or changes of one were fetched since the start, and their bytes in all."""
+
+    times: int
+    bytes: int
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """State of a running node: the reply to the op `status`. `missing` are PeerIds of voters not heard of.
 
@@ -199,6 +206,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     blocked_fraction: float | None = None
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
+    fetched: dict[str, FetchedStatus] = {}
     samples: SamplesStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None

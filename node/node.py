@@ -60,6 +60,7 @@ from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
 from shoal.node.state.state_store import StateStore, StateStoreParts
@@ -160,6 +161,7 @@ class Node:
                 holds=holds,
                 log=round_log,
                 on_progress=on_progress,
+                takes_images=self.is_follower and outer.imaged,
             )
         )
         reduce = ReductionDriver(
@@ -188,6 +190,7 @@ class Node:
             standstill=Standstill(forks=forks, key_use=self.key_use, chain=chain),
             chain_places=chain_places,
             chain_waits=ChainWaits(host, state_store, linked),
+            image_exchange=ImageExchange(host, cache, catchup, linked),
             is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,
@@ -517,12 +520,14 @@ def _lane_pool(config: NodeConfig, host: Host, sink: FrameSink) -> LanePool:
 
 def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingClient:
     """The trainer's orders, and what it makes. Steps of a round follow the members' speeds where these are balanced."""
+    outer = OuterSettings.of(manifest)
     return TrainingClient(
         trainer,
         seed=manifest.workload.seed,
         inner_steps=manifest.sync.round_steps,
         speeds=members.speeds if manifest.sync.balances else None,
-        kinds=OuterSettings.of(manifest).kinds,
+        kinds=outer.kinds,
+        imaged=outer.imaged,
         evaluate_every=manifest.sync.fragments,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
-from shoal.node.control_client import AmendStatus, BanStatus, SamplesStatus
+from shoal.node.control_client import AmendStatus, BanStatus, FetchedStatus, SamplesStatus
 from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
@@ -103,6 +103,10 @@ def status(
         tokens_per_s=parts.training_client.tokens_per_s,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,
+        fetched={
+            what: FetchedStatus(times=one.times, bytes=one.bytes)
+            for what, one in parts.state_store.catchup.fetched.items()
+        },
         samples=_samples(parts.training_client.sampled),
         refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
         dashboard=None if page is None else page.url,

@@ -420,6 +420,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             del tables["rollouts"]["labels"]  # as above
         if same.rollouts is not None and same.rollouts.over_provision == 1:
             del tables["rollouts"]["over_provision"]  # as above
+        if same.rollouts is not None and not same.rollouts.images:
+            del tables["rollouts"]["images"]  # as above
         return canonical(tables)
 
     @staticmethod

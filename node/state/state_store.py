@@ -30,7 +30,7 @@ from typing import Any
 import trio
 
 from shoal.collectives.finals import Finals
-from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateHeader
 from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
@@ -47,7 +47,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errands import AskEntries, FindEarlier, KeepEarlier, ReplaceChain, TakeEntries, Warn
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Amendment, Entry, Rebase, Value
+from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
 from shoal.protocol.peering import ChainPart
 from shoal.swarm.links import Links
 
@@ -68,10 +68,13 @@ class StateStoreParts:
     holds: Holds
     log: RoundLog
     on_progress: Callable[[Progress], None]
+    takes_images: bool = False
 
 
 class StateStore:
     """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does.
+
+    It is a policy's image alone where this node samples and took that in place of a state (`takes_images`).
 
     catchup: fetches states and finals; earlier: the states of earlier rounds that are here.
     """
@@ -83,7 +86,7 @@ class StateStore:
         self._saver = StateSaver(parts.cache)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
-        self.state: CertifiedState | None = None
+        self.state: HeldState | None = None
         self.on_current: Callable[[], None] = lambda: None
         """Called when the state of another round is here, mostly that at the head."""
 
@@ -150,12 +153,18 @@ class StateStore:
             if not self._loaded_ahead:
                 await self._load()
             self._loaded_ahead, self._load_called = False, True
-        if self.state is None:
+        if self.state is None and not self._p.takes_images:
             await trio.to_thread.run_sync(self.catchup.prepare)
 
     async def _load(self) -> None:
         cache = self._p.cache
         await trio.to_thread.run_sync(cache.tidy)
+        if self._p.takes_images:
+            image = await trio.to_thread.run_sync(cache.images.load, self._certified)
+            if image is not None:
+                self._saver.begin(image.round)
+                self.state = image
+                return
         for round in cache.saved_rounds():
             saved = await self._saved(round)
             state = None if saved is None else await self.catchup.replay(saved, self.chain, ())
@@ -168,6 +177,9 @@ class StateStore:
         await trio.to_thread.run_sync(cache.load_finals)
         if self.state is None:
             await self._take_earlier()
+
+    def _certified(self, round: int) -> bytes:
+        return self.chain.digest(round) if round <= self.chain.standing.round else NO_HASH
 
     async def _take_earlier(self) -> None:
         """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
@@ -194,11 +206,17 @@ class StateStore:
         self.state = state
         self._p.cache.put(state, header)
 
-    async def adopt(self, state: CertifiedState) -> None:
-        """Hold a state that was not computed here from the one before, serve it, and have it on disk.
+    async def adopt(self, state: HeldState) -> None:
+        """Hold a state that was not computed here from the one before, serve it, and have it on disk; an image in time.
 
         Raises StorageError.
         """
+        if isinstance(state, PolicyImage):
+            self.state = state
+            self._p.cache.hold_image(state)
+            self.on_current()
+            await self._saver.save_soon(state)
+            return
         self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         await trio.to_thread.run_sync(self.catchup.arrived)

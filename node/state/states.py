@@ -25,6 +25,9 @@ from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import (
     NESTEROV_KINDS,
     CertifiedState,
+    HeldState,
+    ImageHeader,
+    PolicyImage,
     StateHeader,
     StateKind,
     chunk_bytes,
@@ -32,6 +35,7 @@ from shoal.collectives.state import (
 )
 from shoal.node.state.file_memory import file_memory
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.node.state.policy_images import ImageCache
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import LocalError, ShoalError
@@ -104,6 +108,23 @@ class StateCache:
         self._finals_by_scope: dict[bytes, bytes] = {}
         self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
         self.vectors = VectorPool(len(kinds), partial(file_memory, folder))
+        self.images = ImageCache(folder, self._imaged)
+
+    def _imaged(self, digest: bytes) -> tuple[HeldState, ImageHeader] | None:
+        """The state with a digest, or with one that begins so, and its image's header; held for PIN_S more."""
+        with self._lock:
+            held = self._by_scope.get(digest[:SCOPE_BYTES])
+            if held is None or not held.digest.startswith(digest) or held.header.of_image is None:
+                return None
+            held.asked_at = self._clock()
+            return held.state, held.header.of_image
+
+    def hold_image(self, image: PolicyImage) -> None:
+        """Hold an image in place of states: nobody is given these any more but who is fetching one."""
+        self.images.put(image)
+        with self._lock:
+            self._forget_states(kept=0)
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
     def header(self, state: CertifiedState) -> StateHeader:
         """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
@@ -112,8 +133,10 @@ class StateCache:
             return kept.header
         return header_of(state, Grid(state.numel, self._chunk_values), threads=2)
 
-    def digest(self, state: CertifiedState) -> bytes:
+    def digest(self, state: HeldState) -> bytes:
         """The digest of a state, computed once for one that is held."""
+        if isinstance(state, PolicyImage):
+            return state.header.digest
         kept = self._states.get(state.round)
         return kept.digest if kept is not None and kept.state is state else self.header(state).digest
 
@@ -128,9 +151,9 @@ class StateCache:
             self._forget_states()
             self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
-    def _forget_states(self) -> None:
+    def _forget_states(self, kept: int = STATES_KEPT) -> None:
         now, pins, size = self._clock(), 0, 0
-        older = list(self._states)[:-STATES_KEPT]
+        older = list(self._states)[: max(0, len(self._states) - kept)]
         for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
             held = self._states[round]
             pins, size = pins + 1, size + held.state.nbytes
@@ -221,6 +244,8 @@ class StateCache:
 
     def lookup(self, ref: ChunkRef) -> memoryview | None:
         """The bytes of a chunk that another node asks for, None if it is not held."""
+        if ref.space in (ChunkSpace.IMAGE, ChunkSpace.CHANGES):
+            return self.images.lookup(ref)
         with self._lock:
             held = self._by_scope.get(ref.scope)
             if held is not None and ref.space is not ChunkSpace.FINAL:
@@ -247,12 +272,20 @@ class StateCache:
                 for path in (self._folder / name).glob("*.partial"):
                     path.unlink(missing_ok=True)
 
-    def save_state(self, state: CertifiedState, *, good: int = 0) -> None:
+    def save_state(self, state: HeldState, *, good: int = 0) -> None:
         """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
 
         good: the round of a state that was certified and saved; while that is there, all others make room beforehand.
-        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
+        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. An image makes all states and
+        finals superfluous. Raises StorageError.
         """
+        if isinstance(state, PolicyImage):
+            self.images.save(state)
+            with disk_errors(self._folder):
+                for path in (*map(self.state_file, self.saved_rounds()), *(path for *_, path in self._finals_files())):
+                    path.unlink(missing_ok=True)
+            return
+        self.images.remove()
         there = self.saved_rounds()
         self._forget_saved([round for round in there if round != good] if good and good in there else [])
         write_state(self.state_file(state.round), state, self.header(state))

@@ -51,7 +51,8 @@ class TrainingClient:
     """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
-    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state.
+    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state. imaged:
+    see `CertifiedState`.
     evaluate_every: in rounds; with fragments, once each of them has had one.
     """
 
@@ -63,6 +64,7 @@ class TrainingClient:
         inner_steps: int,
         speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
         kinds: Sequence[StateKind] = NESTEROV_KINDS,
+        imaged: bool = False,
         evaluate_every: int = 1,
     ) -> None:
         self._trainer = trainer
@@ -70,6 +72,7 @@ class TrainingClient:
         self._inner_steps = inner_steps
         self._speeds = speeds
         self._kinds = kinds
+        self._imaged = imaged
         self._evaluate_every = evaluate_every
         self._steady = SteadySpeed()
         self.speed_is_news = False
@@ -167,11 +170,11 @@ class TrainingClient:
             await self._initial.wait()
             anchor = vectors.take(self._trainer.contribution.size)
             np.copyto(anchor, self._trainer.contribution)
-            return CertifiedState.initial(anchor, self.layout_hash, self._kinds)
+            return CertifiedState.initial(anchor, self.layout_hash, self._kinds, imaged=self._imaged)
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
-    async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
-        """Give the trainer the certified anchor, keeping what it learnt that was not taken.
+    async def stand_on(self, round: int, anchor: F32, *, taken: int, fresh: bool = False) -> None:
+        """Give the trainer the certified anchor of a round, keeping what it learnt that was not taken.
 
         It evaluates the anchor too, every so many rounds: once all fragments have had one, where there are several.
 
@@ -184,10 +187,10 @@ class TrainingClient:
         with trio.move_on_after(APPLY_DEADLINE_S):
             await self._applied.wait()
         self._applied = trio.Event()
-        await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), state.anchor)
-        self._unevaluated = state.round
-        if state.round % self._evaluate_every == 0:
-            await self._evaluate(state.round)
+        await self._trainer.apply(Apply(round=round, taken=taken, fresh=fresh), anchor)
+        self._unevaluated = round
+        if round % self._evaluate_every == 0:
+            await self._evaluate(round)
 
     async def _evaluate(self, round: int) -> None:
         self._unevaluated = None

@@ -115,7 +115,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
         *("peers", "names", "metric", "train_loss", "turn_in_rounds", "samples"),
-        *("why_paused", "max_upload", "max_download"),
+        *("why_paused", "max_upload", "max_download", "fetched"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -143,6 +144,19 @@ def test_advance_is_the_plain_step_and_its_hashes(
     assert (after.round, after.tokens, after.layout_hash) == (1, 70 + 60, before.layout_hash)
     assert before.anchor.tobytes() == start().anchor.tobytes()
     assert before.momentum.tobytes() == start().momentum.tobytes()
+
+
+@pytest.mark.parametrize("span", [4096, 1 << 17])
+def test_advance_hashes_the_image_of_an_imaged_state(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer, "SPAN_VALUES", span)
+    before = replace(start(), imaged=True)
+    after, header = advance(before, finals_of(plan_of()), OuterSettings(imaged=True), threads=2)
+    assert header == header_of(after, GRID)
+    assert header.image
+    assert header.digest != header_of(replace(after, imaged=False), GRID).digest
+    for state, settings in ((before, OuterSettings()), (start(), OuterSettings(imaged=True))):
+        with pytest.raises(LocalError, match="or its images"):
+            NextState(state, settings, GRID, VectorPool(0))
 
 
 def test_advance_by_finals_that_do_not_follow_is_our_bug() -> None:

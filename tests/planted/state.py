@@ -14,6 +14,60 @@ STATE: tuple[Bug, ...] = (
         '                logger.warning("replaying round %d led to another digest than the certified one", round)\n',
     ),
     bug(
+        "a chunk of an image is not checked",
+        "tests/node/state/test_image_exchange.py::test_what_leads_to_another_image_is_not_taken",
+        "if chunk_hash(image.data) != self.header.chunk_hash(chunk):",
+        "if False:",
+    ),
+    bug(
+        "an image's header has any digest",
+        "tests/node/state/test_image_exchange.py::test_answer_that_does_not_hold_is_left_and_so_is_who_gave_it",
+        "if header.digest != request.certified:",
+        "if False:",
+    ),
+    bug(
+        "changes are asked for since another state than is here",
+        "tests/node/state/test_image_exchange.py::test_changes_are_asked_for_since_the_state_that_is_here_and_no_other",
+        "return held if self._cache.digest(held) == request.before else None",
+        "return held",
+    ),
+    bug(
+        "changes may be of any length",
+        "tests/node/state/test_image_exchange.py::test_answer_that_does_not_hold_is_left_and_so_is_who_gave_it",
+        "0 < size <= changes_limit_bytes(grid.length(chunk))",
+        "0 < size",
+    ),
+    bug(
+        "the dearest way to a policy is taken",
+        "tests/node/state/test_image_exchange.py::test_the_cheapest_of_changes_finals_and_the_whole_is_taken",
+        "min(last, whole)",
+        "max(last, whole)",
+    ),
+    bug(
+        "an image on disk is believed whose state nobody certified",
+        "tests/node/state/test_policy_images.py::test_a_file_that_is_not_the_certified_image_is_none",
+        "if image.header.digest == certified(image.round):",
+        "if True:",
+    ),
+    bug(
+        "a damaged image on disk is believed",
+        "tests/node/state/test_policy_images.py::test_a_file_that_is_not_the_certified_image_is_none",
+        'raise ValueError("a chunk of it has changed")',
+        "pass",
+    ),
+    bug(
+        "an image is given to who is not linked",
+        "tests/node/state/test_image_exchange.py::test_who_is_not_linked_is_told_nothing",
+        """
+        if stream.peer not in self._linked():
+            raise RemoteError("wants an image without having been admitted", peer=stream.peer)
+        """,
+        """
+        if False:
+            raise RemoteError("wants an image without having been admitted", peer=stream.peer)
+        """,
+    ),
+    bug(
         "an excluded contribution's buffers come again",
         "tests/node/state/test_contributions.py::test_nothing_of_buffers_comes_again",
         """

@@ -134,6 +134,7 @@ class Paper(Surroundings):
     paused: bool = False
     follows: bool = False
     is_follower: bool = False
+    takes_images: bool = False
     elsewhere: bool = False
     """Its key may be in use elsewhere."""
     forks: Sequence[Fork] = ()

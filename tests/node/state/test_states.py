@@ -45,7 +45,8 @@ def same_bits(first: CertifiedState, second: CertifiedState) -> bool:
 # -- states on disk ------------------------------------------------------------------------------------------
 
 
-def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
+@pytest.mark.parametrize("imaged", [False, True])
+def test_state_comes_back_from_disk_to_the_bit(folder: Path, imaged: bool) -> None:
     odd = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, np.inf, -np.inf, np.nan] * 100, np.float32)
     odd.view(np.uint32)[7] = 0x7FC0_1234  # a NaN with a payload: bits are bits
     before = CertifiedState(
@@ -55,6 +56,7 @@ def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
         layout_hash=bytes(range(32)),
         anchor=frozen(odd),
         momentum=frozen(odd[::-1].copy()),
+        imaged=imaged,
     )
     cache_in(folder).save_state(before)
     after = cache_in(folder).load_state(41)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -47,7 +45,7 @@ async def test_anchor_is_evaluated_every_so_many_rounds_and_at_the_end(
     trainer.training_client = TrainingClient(trainer, seed=0, inner_steps=1, evaluate_every=every)  # type: ignore[arg-type]
     state = CertifiedState.initial(np.zeros(8, np.float32), bytes(32))
     for round in rounds:
-        await trainer.training_client.stand_on(dataclasses.replace(state, round=round), taken=0)
+        await trainer.training_client.stand_on(round, state.anchor, taken=0)
     assert trainer.applied == list(rounds)
     assert trainer.evaluated == meanwhile
     for _ in range(2):
