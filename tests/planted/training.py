@@ -13,8 +13,8 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "a node that knows its model waits for a loop for ever",
         "tests/node/test_own_loop.py::test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches",
-        "elif not self._announced:\n    self._size(",
-        "elif not known:\n    self._size(",
+        "elif not self._announced:",
+        "elif not known:",
     ),
     bug(
         "ranks exchange the rows that they hand over",
