@@ -94,6 +94,13 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """One line that says how far something is that takes long, such as a warm-up."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChanged:
     """Change of a peer, of a kind that `shoal.swarm.members.Change` names; or "left", of one that took its leave.
 
@@ -114,5 +121,13 @@ class TrainerTraceback:
 
 
 Progress = (
-    PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | PeerChanged | TrainerTraceback
+    PhaseChanged
+    | RoundCertified
+    | RoundStepped
+    | RoundShared
+    | StateFetched
+    | Notice
+    | Progressed
+    | PeerChanged
+    | TrainerTraceback
 )
