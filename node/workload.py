@@ -136,7 +136,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     method missing, an option it does not take, a constructor that raises (that exception is the cause). A class that
     is no workload is not called.
     """
-    factory = _import_class(name) if ":" in name else _installed_class(name)
+    factory = class_of(name)
     for method in METHODS:
         if not callable(getattr(factory, method, None)):
             raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
@@ -152,6 +152,11 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
+
+
+def class_of(name: str) -> Callable[..., object]:
+    """Import the class of the workload called `name`. Raises ConfigError as `load_workload`."""
+    return _import_class(name) if ":" in name else _installed_class(name)
 
 
 def _installed_class(name: str) -> Callable[..., object]:

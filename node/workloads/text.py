@@ -34,9 +34,10 @@ PROMPTS = ("def ", "The ")
 
 @dataclass(frozen=True)
 class TextWorkload:
-    """Predict the next byte. The options are the model's size; `data` is a folder or file of text.
+    """Predict the next byte. `data` is a folder or file of text.
 
-    dtype: what products are computed in; auto is bf16 on CUDA, else float32. gradient_checkpointing: what layers
+    width, layers, heads: the model's, of about 12 · layers · width² parameters. context: the bytes that it sees.
+    batch: windows of that length in a step. dtype: what products are computed in; auto is bf16 on CUDA, else float32. gradient_checkpointing: what layers
     compute is not kept for the backward pass, but computed again. compile: by `torch.compile`, which takes a minute at
     the start.
     """
