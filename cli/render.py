@@ -21,7 +21,6 @@ from shoal.cli.text import count, escaped, figure, in_one_line, quantity, who_co
 from shoal.node.control_client import GroupStatus, MemberStatus, Status
 from shoal.node.outcome import (
     HELD_OUT_LOSS,
-    TRAINING_LOSS,
     HeldOut,
     Notice,
     Outcome,
@@ -34,6 +33,7 @@ from shoal.node.outcome import (
     RoundStepped,
     StateFetched,
     TrainerTraceback,
+    is_held_out,
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
@@ -356,7 +356,7 @@ def _speed(status: Status) -> str:
 def losses_told(status: Status) -> str:
     """`held-out 1.235 bits per byte; training 1.302`: which of the two a number is, is said. Empty if none is known."""
     parts = []
-    if status.loss is not None and status.metric != TRAINING_LOSS:
+    if status.loss is not None and is_held_out(status.metric):
         parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
     if status.train_loss is not None:
         parts.append(f"training {figure(status.train_loss)}")

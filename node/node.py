@@ -49,7 +49,7 @@ from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
-from shoal.node.reporting.round_log import RoundLog
+from shoal.node.reporting.round_log import RoundLog, term_text
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
@@ -409,8 +409,8 @@ class Node:
         if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
-            metric = self.trainer.started.metric
-            self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
+            metric, term = self.trainer.started.metric, term_text(self.parts.training_client.measured_term)
+            self.parts.events.write(events.Evaluated(term=term, round=event.round, loss=event.value, metric=metric))
             if event.samples:
                 texts = {sample.prompt: sample.text for sample in event.samples}
                 self.parts.events.write(events.Sampled(round=event.round, texts=texts))

@@ -26,7 +26,12 @@ class PhaseChanged:
 
 TRAINING_LOSS: Final = "training loss"
 HELD_OUT_LOSS: Final = "held-out loss"
-"""The metrics of a loop of the user's own, without an evaluation and with one."""
+"""The metrics of a loop of the user's own, without an evaluation and with one. More words may follow."""
+
+
+def is_held_out(metric: str) -> bool:
+    """True if what a trainer reports as this metric was measured on held-out data, and not what it trained at."""
+    return not metric.startswith(TRAINING_LOSS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from blake3 import blake3
 from shoal.collectives.codecs import F32
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
-from shoal.node.outcome import TRAINING_LOSS, HeldOut
+from shoal.node.outcome import HeldOut, is_held_out
 from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -43,6 +44,8 @@ from shoal.protocol.messages import Term, Value
 INITIAL_DEADLINE_S = 120.0
 APPLY_DEADLINE_S = 900.0
 """A trainer applies a state at its next step boundary; one step may take this long."""
+ORDERED_LIMIT = 64
+"""Evaluations that are waited for at once, many more than there are."""
 OUTSIDER_NUMBERS = 1 << 20
 """A peer outside the electorate draws its share of the data by hash from this many numbers above the members'."""
 
@@ -80,7 +83,9 @@ class TrainingClient:
         self._applied.set()
         self._evaluated = trio.Event()
         self._evaluated.set()
-        self._unevaluated: int | None = None
+        self._unevaluated: tuple[Term, int] | None = None
+        self._ordered: deque[tuple[Term, int]] = deque(maxlen=ORDERED_LIMIT)
+        """The states whose evaluations are ordered and not there yet, oldest first."""
         self._orders = 0
         self._wall_s = 0.0
         self._blocked_s = 0.0
@@ -91,6 +96,8 @@ class TrainingClient:
         self.metric: float | None = None
         self._measured = 0
         """The round after which `metric` was measured."""
+        self.measured_term = Term()
+        """And of which term the state was."""
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
@@ -108,7 +115,7 @@ class TrainingClient:
     @property
     def held_out(self) -> HeldOut | None:
         """The newest evaluation; None before there is one, or where a loop reports its training loss."""
-        if self.metric is None or self.metric_name == TRAINING_LOSS:
+        if self.metric is None or not is_held_out(self.metric_name):
             return None
         return HeldOut(round=self._measured, value=self.metric, metric=self.metric_name)
 
@@ -130,6 +137,10 @@ class TrainingClient:
             self._applied.set()
         elif isinstance(event, Evaluated):
             self.metric, self._measured = event.value, event.round
+            while self._ordered:  # one that a loop passed over was of an anchor that another has replaced
+                self.measured_term, round = self._ordered.popleft()
+                if round == event.round:
+                    break
             self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
@@ -185,13 +196,14 @@ class TrainingClient:
             await self._applied.wait()
         self._applied = trio.Event()
         await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), state.anchor)
-        self._unevaluated = state.round
+        self._unevaluated = state.term, state.round
         if state.round % self._evaluate_every == 0:
-            await self._evaluate(state.round)
+            await self._evaluate(*self._unevaluated)
 
-    async def _evaluate(self, round: int) -> None:
+    async def _evaluate(self, term: Term, round: int) -> None:
         self._unevaluated = None
         self._evaluated = trio.Event()
+        self._ordered.append((term, round))
         await self._trainer.send(Evaluate(round=round))
 
     async def snapshot(self, round: int, path: str) -> None:
@@ -284,7 +296,7 @@ class TrainingClient:
         """Return when the anchor that was given last is evaluated, or the deadline passes."""
         with trio.move_on_after(deadline_s):
             if self._unevaluated is not None:
-                await self._evaluate(self._unevaluated)
+                await self._evaluate(*self._unevaluated)
             await self._evaluated.wait()
 
 

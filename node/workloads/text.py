@@ -37,9 +37,9 @@ class TextWorkload:
     """Predict the next byte. `data` is a folder or file of text.
 
     width, layers, heads: the model's, of about 12 · layers · width² parameters. context: the bytes that it sees.
-    batch: windows of that length in a step. dtype: what products are computed in; auto is bf16 on CUDA, else float32. gradient_checkpointing: what layers
-    compute is not kept for the backward pass, but computed again. compile: by `torch.compile`, which takes a minute at
-    the start.
+    batch: windows of that length in a step. dtype: what products are computed in; auto is bf16 on CUDA, else float32.
+    gradient_checkpointing: what layers compute is not kept for the backward pass, but computed again. compile: by
+    `torch.compile`, which takes a minute at the start.
     """
 
     width: int = 128
