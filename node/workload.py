@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assignment",
+    "ComparableWorkload",
     "ExportingWorkload",
     "SamplingWorkload",
     "Scalar",
@@ -41,7 +42,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""Methods of every workload; others are optional: see `SeekableWorkload`, `SamplingWorkload`, `ExportingWorkload`."""
+"""Methods of every workload; others are optional: see `SeekableWorkload` and those below it."""
 
 
 class Workload(Protocol):
@@ -96,6 +97,14 @@ class SamplingWorkload(Protocol):
         No more is drawn from it once there is enough to read, or it took too long. Called as `evaluate` is. Whoever
         draws at random does so with a generator of its own: training must not depend on what was sampled.
         """
+
+
+@runtime_checkable
+class ComparableWorkload(Protocol):
+    """A workload that can tell whether two nodes evaluate on the same data."""
+
+    def held_out_digest(self) -> bytes:
+        """A hash of the data that `evaluate` reads, of up to 32 bytes. Called after the first evaluation."""
 
 
 @runtime_checkable

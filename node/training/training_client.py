@@ -98,6 +98,8 @@ class TrainingClient:
         """The round after which `metric` was measured."""
         self.measured_term = Term()
         """And of which term the state was."""
+        self.held_out_data = b""
+        """A hash of the data that it was measured on, empty where nobody tells."""
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
@@ -141,6 +143,7 @@ class TrainingClient:
                 self.measured_term, round = self._ordered.popleft()
                 if round == event.round:
                     break
+            self.held_out_data = event.data
             self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):

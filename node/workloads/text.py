@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
+from blake3 import blake3
 from torch import nn
 
 from shoal.node.workload import Assignment
@@ -113,6 +114,10 @@ class TextWorkload:
         with as_it_is(self.compile):
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
         return sum(losses) / len(losses) / math.log(2)
+
+    def held_out_digest(self) -> bytes:
+        """See `ComparableWorkload`."""
+        return blake3(self._corpus.held_out.numpy()).digest()
 
     @property
     def prompts(self) -> tuple[str, ...]:
