@@ -96,9 +96,14 @@ def evaluate(options: EvaluateOptions) -> None:
         return
     loss = evaluate_by_workload(workload, own, folder, device=options.device)
     if options.as_json:
-        typer.echo(json.dumps({"round": round, "digest": digest, "metric": workload.metric, "loss": loss}))
+        told = {"round": round, "digest": digest, "metric": workload.metric, "loss": loss, "data": options.data}
+        typer.echo(json.dumps(told))
     else:
-        typer.echo(f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…")
+        held_out = "the workload's default data, as no --data is given" if options.data is None else options.data
+        typer.echo(
+            f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…, "
+            f"on what is held out of {in_one_line(held_out)}"
+        )
 
 
 def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, options: EvaluateOptions) -> Scores:

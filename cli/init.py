@@ -85,7 +85,7 @@ def init(options: InitOptions) -> None:
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
     voting = _voting_told(options, manifest)
-    write_atomically(options.output, render_manifest(manifest).encode())
+    write_atomically(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)
     typer.echo(
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
@@ -136,6 +136,18 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if options.faults is not None:
         tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")
+
+
+def _option_lines(manifest: Manifest) -> list[str]:
+    """Comments that name the options of an installed workload; none for code, or where what it needs is not here."""
+    from shoal.node.loops.loop_messages import OWN_LOOP
+    from shoal.node.workloads.default_options import option_lines
+
+    name = manifest.workload.name
+    try:
+        return [] if ":" in name or name == OWN_LOOP else option_lines(name)
+    except ConfigError:
+        return []
 
 
 def _voting_told(options: InitOptions, manifest: Manifest) -> str:

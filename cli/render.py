@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,18 +21,19 @@ from shoal.cli.text import count, escaped, figure, in_one_line, quantity, who_co
 from shoal.node.control_client import GroupStatus, MemberStatus, Status
 from shoal.node.outcome import (
     HELD_OUT_LOSS,
-    TRAINING_LOSS,
     HeldOut,
     Notice,
     Outcome,
     PeerChanged,
     PhaseChanged,
     Progress,
+    Progressed,
     RoundCertified,
     RoundShared,
     RoundStepped,
     StateFetched,
     TrainerTraceback,
+    is_held_out,
 )
 from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TRACEBACK_LIMIT_LINES = 200
+SHARED_S = 30.0
+"""A sampler ends several rounds a second."""
 SHOWN_LIMIT = 24
 """Lines of one kind in a status, members among them."""
 TROUBLE = ("gone", "silent")
@@ -94,6 +98,7 @@ class RunProgress:
         self._phase = ""
         self._certified = ""
         self._peers = PeerLines()
+        self._shared = SharedRounds()
 
     def __call__(self, event: Progress) -> None:
         """Take one event; never blocks for long, never raises."""
@@ -113,9 +118,12 @@ class RunProgress:
             case RoundStepped():
                 log.info("%s", stepped_line(event))
             case RoundShared():
-                log.info("%s", shared_line(event))
+                for line in self._shared.take(event, time.monotonic()):
+                    log.info("%s", line)
             case Notice():
                 log.warning("%s", event.text)
+            case Progressed():
+                log.info("%s", event.text)
             case PeerChanged():
                 self._tell_of_peer(event)
             case TrainerTraceback():
@@ -133,6 +141,8 @@ class RunProgress:
 
     def end(self, outcome: Outcome) -> None:
         """Say how it ended, and what comes next; a failure has said so."""
+        for line in self._shared.rest():
+            log.info("%s", line)
         if outcome is Outcome.DONE:
             log.info("done; `shoal run` with the same --data-dir goes on, `shoal export` takes the model away")
         elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
@@ -166,11 +176,36 @@ def stepped_line(event: RoundStepped) -> str:
     return f"round {event.round} done: {who}{losses(event.loss)}, {event.seconds:.1f} s"
 
 
-def shared_line(event: RoundShared) -> str:
-    """`round 3 done: reward 0.231, 4 own groups and 4 of others, 1.2 s`."""
-    reward = "" if event.reward is None else f"reward {event.reward:.3f}, "
-    groups = f"{count(event.own, 'own group')} and {event.external} of others"
-    return f"round {event.round} done: {reward}{groups}, {event.seconds:.1f} s"
+class SharedRounds:
+    """Says what an agent's rounds were: a line at once, then one each SHARED_S for all that ended meanwhile."""
+
+    def __init__(self) -> None:
+        self._untold: list[RoundShared] = []
+        self._told_at = -math.inf
+
+    def take(self, event: RoundShared, now: float) -> list[str]:
+        """The lines that this round makes; now: seconds of one clock."""
+        self._untold.append(event)
+        if now - self._told_at < SHARED_S:
+            return []
+        self._told_at = now
+        return self.rest()
+
+    def rest(self) -> list[str]:
+        """The line for what was not told yet, if there is anything."""
+        untold, self._untold = self._untold, []
+        return [shared_line(untold)] if untold else []
+
+
+def shared_line(events: Sequence[RoundShared]) -> str:
+    """`rounds 3 to 9 done: reward 0.231, 28 own groups and 4 of others, 31.2 s`; the reward is the mean of the own."""
+    own, seconds = sum(event.own for event in events), sum(event.seconds for event in events)
+    earned = math.fsum(event.own * event.reward for event in events if event.reward is not None)
+    reward = f"reward {earned / own:.3f}, " if own else ""
+    groups = f"{count(own, 'own group')} and {sum(event.external for event in events)} of others"
+    first, last = events[0].round, events[-1].round
+    which = f"round {last}" if first == last else f"rounds {first} to {last}"
+    return f"{which} done: {reward}{groups}, {seconds:.1f} s"
 
 
 def print_status(status: Status) -> None:
@@ -328,7 +363,7 @@ def _speed(status: Status) -> str:
 def losses_told(status: Status) -> str:
     """`held-out 1.235 bits per byte; training 1.302`: which of the two a number is, is said. Empty if none is known."""
     parts = []
-    if status.loss is not None and status.metric != TRAINING_LOSS:
+    if status.loss is not None and is_held_out(status.metric):
         parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
     if status.train_loss is not None:
         parts.append(f"training {figure(status.train_loss)}")
@@ -351,6 +386,7 @@ def rollout_lines(status: Status) -> list[str]:
         f"after {count(known.held_out_round, 'round')}"
     )
     return [
+        *([f"agent      {in_one_line(known.teaching)}"] if known.teaching else []),
         f"reward     {figure(known.reward)} ({known.role}){held_out}",
         f"groups     {known.made} made, {pulled}",
         f"refused    {reasons or 'nothing'}",

@@ -134,10 +134,14 @@ class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutStatus(RolloutCounts, frozen=True, kw_only=True):
-    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward."""
+    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward.
+
+    teaching: how far the warm-up is, in words; empty when there is none, or it is over.
+    """
 
     held_out_round: int = 0
     held_out_tasks: int = 0
+    teaching: str = ""
     groups: list[GroupStatus] = []
 
 

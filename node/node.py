@@ -41,6 +41,7 @@ from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.machine_readings import Machine
 from shoal.node.only_when import OnlyWhen
 from shoal.node.options import NodeConfig
+from shoal.node.other_data import OtherData, claimed
 from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
 from shoal.node.peer_facts import PeerFacts
@@ -49,7 +50,7 @@ from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
-from shoal.node.reporting.round_log import RoundLog
+from shoal.node.reporting.round_log import RoundLog, term_text
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
@@ -223,6 +224,7 @@ class Node:
         self.attendance = Attendance(put=rounds.engine.put, on_progress=parts.on_progress)
         self.user = UserOrders(leave=self._leave, pause=self.attendance.pause, why_paused=lambda: self.attendance.why)
         self.reaching = Reaching(parts)
+        self.other_data = OtherData(named=parts.config.data is not None)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
         self.page = self._page()
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
@@ -412,11 +414,12 @@ class Node:
         if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
-            metric = self.trainer.started.metric
-            self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
+            metric, term = self.trainer.started.metric, term_text(self.parts.training_client.measured_term)
+            self.parts.events.write(events.Evaluated(term=term, round=event.round, loss=event.value, metric=metric))
             if event.samples:
                 texts = {sample.prompt: sample.text for sample in event.samples}
                 self.parts.events.write(events.Sampled(round=event.round, texts=texts))
+            self._compare_data()
         elif isinstance(event, Restored):
             self.parts.events.write(
                 events.Resumed(round=event.round, exact=event.exact, refused=event.refused, tokens=event.tokens)
@@ -430,6 +433,15 @@ class Node:
             self.parts.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
             self.parts.events.write(events.Failed(message=event.summary))
             self._leave_then(Outcome.FAILED)
+
+    def _compare_data(self) -> None:
+        """Warn where members measure on other data than this node; what this one measures on, its record says."""
+        me, records = self.parts.identity.peer_id, self.members
+        own = claimed(self._record().capabilities)
+        known = {peer: record.capabilities for peer in records.present() if (record := records.record_of(peer))}
+        line = self.other_data.compare(own, {str(peer): claimed(said) for peer, said in known.items() if peer != me})
+        if line is not None:
+            self.parts.on_progress(Notice(text=line))
 
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""

@@ -26,7 +26,12 @@ class PhaseChanged:
 
 TRAINING_LOSS: Final = "training loss"
 HELD_OUT_LOSS: Final = "held-out loss"
-"""The metrics of a loop of the user's own, without an evaluation and with one."""
+"""The metrics of a loop of the user's own, without an evaluation and with one. More words may follow."""
+
+
+def is_held_out(metric: str) -> bool:
+    """True if what a trainer reports as this metric was measured on held-out data, and not what it trained at."""
+    return not metric.startswith(TRAINING_LOSS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,13 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """One line that says how far something is that takes long, such as a warm-up."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChanged:
     """Change of a peer, of a kind that `shoal.swarm.members.Change` names; or "left", of one that took its leave.
 
@@ -114,5 +126,13 @@ class TrainerTraceback:
 
 
 Progress = (
-    PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | PeerChanged | TrainerTraceback
+    PhaseChanged
+    | RoundCertified
+    | RoundStepped
+    | RoundShared
+    | StateFetched
+    | Notice
+    | Progressed
+    | PeerChanged
+    | TrainerTraceback
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.node import other_data
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
 from shoal.node.control_client import AmendStatus, BanStatus, FetchedStatus, SamplesStatus
 from shoal.node.dashboard.service import PageService
@@ -38,7 +39,10 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
         lane_addresses=reaching.lane_addresses,
-        capabilities=(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
+        capabilities=(
+            *(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
+            *other_data.capability_of(parts.swarm_id, parts.training_client.held_out_data),
+        ),
         software=SOFTWARE,
         tokens_per_s=parts.training_client.steady_tokens_per_s,
         upload_bytes_per_s=float(upload or 0),

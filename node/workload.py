@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assignment",
+    "ComparableWorkload",
     "ExportingWorkload",
     "SamplingWorkload",
     "Scalar",
@@ -41,7 +42,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""Methods of every workload; others are optional: see `SeekableWorkload`, `SamplingWorkload`, `ExportingWorkload`."""
+"""Methods of every workload; others are optional: see `SeekableWorkload` and those below it."""
 
 
 class Workload(Protocol):
@@ -99,6 +100,14 @@ class SamplingWorkload(Protocol):
 
 
 @runtime_checkable
+class ComparableWorkload(Protocol):
+    """A workload that can tell whether two nodes evaluate on the same data."""
+
+    def held_out_digest(self) -> bytes:
+        """A hash of the data that `evaluate` reads, of up to 32 bytes. Called after the first evaluation."""
+
+
+@runtime_checkable
 class ExportingWorkload(Protocol):
     """A workload that has a format of its own for a trained model."""
 
@@ -136,7 +145,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     method missing, an option it does not take, a constructor that raises (that exception is the cause). A class that
     is no workload is not called.
     """
-    factory = _import_class(name) if ":" in name else _installed_class(name)
+    factory = class_of(name)
     for method in METHODS:
         if not callable(getattr(factory, method, None)):
             raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
@@ -152,6 +161,11 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
+
+
+def class_of(name: str) -> Callable[..., object]:
+    """Import the class of the workload called `name`. Raises ConfigError as `load_workload`."""
+    return _import_class(name) if ":" in name else _installed_class(name)
 
 
 def _installed_class(name: str) -> Callable[..., object]:

@@ -15,6 +15,7 @@ which is also the comment that `shoal init` writes above it and its row in the p
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -452,7 +453,8 @@ def load_manifest(path: Path | str) -> Manifest:
         with path.open("rb") as file:
             data = file.read(MANIFEST_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}{_instead_of(path)}") from None
+        hint = _instead_of(path)
+        raise ConfigError(f"there is no {path}{hint}") from None
     except IsADirectoryError:
         raise ConfigError(
             f"{path} is a folder; give the file that `shoal init` wrote, like {path / 'swarm.toml'}"
@@ -503,13 +505,13 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
     return manifest
 
 
-def render_manifest(manifest: Manifest) -> str:
+def render_manifest(manifest: Manifest, *, option_lines: Sequence[str] = ()) -> str:
     """`manifest` as a `swarm.toml` that parses back to an equal one, commented where there is room for that.
 
-    Raises ConfigError if invalid.
+    option_lines: comments that say what the workload's options are. Raises ConfigError if invalid.
     """
     valid = validate_manifest(manifest, source="the new manifest")
-    text = render(valid)
+    text = render(valid, below={"options": option_lines})
     return text if _fits(text) else render(valid, commented=False)
 
 

@@ -259,7 +259,8 @@ class NodeSource:
 
     def joining(self, *, secret: bool) -> JoinFacts:
         """See `Source`."""
-        return join_facts(swarm_link(self._p), self._p.config.manifest, secret=secret)
+        config = self._p.config
+        return join_facts(swarm_link(self._p), config.manifest, secret=secret, data=config.data is not None)
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         return tuple(_in_a_line(group) for group in engine.recent)

@@ -23,6 +23,7 @@ from shoal.node.dashboard.health import Check, health_of
 from shoal.node.dashboard.peers import Fields, Peers, rounded
 from shoal.node.dashboard.rounds import Rounds
 from shoal.node.gave import Gave
+from shoal.node.outcome import is_held_out
 from shoal.node.peer_facts import PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
@@ -70,7 +71,7 @@ class Model:
         match event:
             case events.Contributed():
                 self._measure("train", event.round, event.loss)
-            case events.Evaluated():
+            case events.Evaluated() if is_held_out(event.metric):
                 self.metric = event.metric
                 self._measure("held_out", event.round, event.loss)
             case events.Sampled():

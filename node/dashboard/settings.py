@@ -81,12 +81,12 @@ def settings_of(
     return Settings(node=node, swarm=swarm)
 
 
-def join_facts(link: SwarmLink, manifest: Manifest, *, secret: bool) -> JoinFacts:
-    """The line of a link; secret: also where it holds one, an invite for whoever has it."""
+def join_facts(link: SwarmLink, manifest: Manifest, *, secret: bool, data: bool) -> JoinFacts:
+    """The line of a link; secret: also where it holds one, an invite for whoever has it. data: see `join_line`."""
     admission, workload = manifest.swarm.admission, manifest.workload.name
     shown = secret or link.invite is None
     return JoinFacts(
-        line=join_line(format_link(link), workload) if shown else None,
+        line=join_line(format_link(link), workload, data=data) if shown else None,
         secret=link.invite is not None,
         admits=admission == "open" or link.invite is not None,
         admission=admission,

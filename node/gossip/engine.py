@@ -211,7 +211,7 @@ class GossipEngine:
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
         await self._moments.restore(state.round)
-        await self._p.training_client.stand_on(state.round, state.anchor, taken=0)
+        await self._p.training_client.stand_on(state, state.anchor, taken=0)
         return True
 
     async def _handle(self, event: ToHandle) -> None:
@@ -330,7 +330,7 @@ class GossipEngine:
         except LocalError as error:
             logger.error("round %d: what was learnt is dropped: %s", event.round, error)
             assert self._state is not None
-            await self._p.training_client.stand_on(self._state.round, self._state.anchor, taken=self._taken, fresh=True)
+            await self._p.training_client.stand_on(self._state, self._state.anchor, taken=self._taken, fresh=True)
             await self._train()
             return
         await self._moments.made(made.vector.offer.round)
@@ -411,7 +411,7 @@ class GossipEngine:
             )
         )
         self._taken = made.event.number
-        await self._p.training_client.stand_on(state.round, state.anchor, taken=self._taken)
+        await self._p.training_client.stand_on(state, state.anchor, taken=self._taken)
         await self._saver.save_soon(state)
         seconds, partner = trio.current_time() - self._began_at, None if wanted is None else wanted.peer
         if partner is not None:

@@ -124,7 +124,7 @@ class Participation:
             fresh = True
         self._p.resumption.stands_on(None)
         anchor = state.anchor if isinstance(state, CertifiedState) else state.anchor(self._p.cache.vectors)
-        await self._training_client.stand_on(state.round, anchor, taken=self._contributions.taken, fresh=fresh)
+        await self._training_client.stand_on(state, anchor, taken=self._contributions.taken, fresh=fresh)
         if not self._manifest.sync.exchanges_gradients:
             self._p.resumption.stands_on(chain.standing)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before

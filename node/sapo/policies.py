@@ -65,7 +65,7 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
 
     Raises ConfigError, one line each: unknown, not importable, no such class, an option that it does not take.
     """
-    factory = _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
+    factory = factory_of(name)
     known = [key for key in inspect.signature(factory).parameters if key != "self"]
     for key in options:
         if key not in known:
@@ -83,6 +83,11 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
     if not callable(getattr(made, "build", None)):
         raise ConfigError(f"policy {name!r} has no method build(); it must have one")
     return cast(PolicyFactory, made)
+
+
+def factory_of(name: str) -> type:
+    """Import the class of the factory called `name`. Raises ConfigError as `load_policy`."""
+    return _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
 
 
 def _installed(name: str) -> str:

@@ -82,7 +82,7 @@ class NamedMemory:
         except OSError as error:
             path.unlink(missing_ok=True)
             if error.errno in _UNABLE:
-                raise Unmappable(f"{path.parent} has files that cannot be mapped") from None
+                raise Unmappable(f"{path.parent} has files that cannot be mapped; choose another --data-dir") from None
             raise
         self.data = memoryview(self._mapping)
 

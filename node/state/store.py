@@ -107,8 +107,10 @@ def disk_errors(path: Path, *, option: str = "--data-dir") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = f"free some space{_more_than_there_is(path)} or choose another {option}"
-            raise DiskFull(f"the disk under {path} is full; {needed}") from error
+            more = _more_than_there_is(path) if error.errno == errno.ENOSPC else ""
+            raise DiskFull(
+                f"the disk under {path} is full; free some space{more} or choose another {option}"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(
                 f"{path} cannot be written; give this user the folder or choose another {option}"

@@ -365,10 +365,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluated(Message, frozen=True, kw_only=True):
-    """The workload's metric of the base; lower is better. samples: of the base too, where any were taken."""
+    """The workload's metric of the base; lower is better. samples: of the base too, where any were taken.
+
+    data: a hash of the data that it was measured on, empty where the workload does not tell.
+    """
 
     round: int
     value: float
+    data: Annotated[bytes, Meta(max_length=32)] = b""
     samples: Annotated[tuple[Sample, ...], Meta(max_length=SAMPLE_LIMIT)] = ()
 
 

@@ -213,3 +213,23 @@ def test_init_with_few_seats_writes_for_how_long_a_member_may_wait_for_one(
         assert "[membership] seats" in capsys.readouterr().err
     assert init(tmp_path, "--seats", "64", "--force") == 0
     assert load_manifest(tmp_path / "swarm.toml").round.staleness_rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--workload", "text"), ["# width = 128", "# layers = 4", "# context = 128", '# dtype = "auto"']),
+        (("--workload", "causal-lm"), ["# model is needed", '# init = "pretrained"', "# batch = 8"]),
+        (("--strategy", "rollouts"), ["# width = 96", "# warm_up_updates = 800"]),
+    ],
+)
+def test_init_names_the_options_of_the_workload_with_their_defaults(
+    tmp_path: Path, options: tuple[str, ...], told: list[str]
+) -> None:
+    assert init(tmp_path, *options) == 0
+    _, _, below = (tmp_path / "swarm.toml").read_text().partition("\n[workload.options]\n")
+    lines = below.partition("\n\n")[0].splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert set(told) <= set(lines)
+    assert not any(line.startswith("# data =") for line in lines)
+    assert load_manifest(tmp_path / "swarm.toml").workload.options == {}

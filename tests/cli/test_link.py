@@ -287,6 +287,18 @@ def test_line_says_what_code_the_swarm_trains(
     assert of_members == f"note: {ONE_MEMBER}"
 
 
+def test_line_of_a_node_with_data_of_its_users_asks_for_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = format_link(SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,)))
+    reply = {"link": text, "admits": True, "admission": "open", "workload": "text", "data": True}
+    monkeypatch.setattr("shoal.cli.link.request", lambda *arguments, **settings: reply)
+    assert execute(["link", "--data-dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"shoal run '{text}' --data YOUR_TEXT\n"
+    assert err.startswith("note: this node trains on data that --data names; whoever joins needs a copy")
+
+
 @pytest.mark.parametrize("given", [b"", b"\n", b"swarm.toml\n", b"\xff\n", b"x" * (1 << 20)])
 def test_what_is_no_link_on_standard_input_is_refused(given: bytes) -> None:
     source = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")

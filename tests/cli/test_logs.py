@@ -53,6 +53,29 @@ def test_log_level_selects(capsys: pytest.CaptureFixture[str]) -> None:
     assert "from a peer" not in capsys.readouterr().err
 
 
+def test_line_that_repeats_is_shown_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="info", console=None)
+    (handler,) = [one for one in logging.getLogger().handlers if isinstance(one.formatter, logs.TextFormatter)]
+
+    def say(text: str, at: float, level: int = logging.INFO) -> None:
+        handler.handle(logging.makeLogRecord({"name": "shoal.x", "levelno": level, "msg": text, "created": at}))
+
+    for second in range(150):
+        say("no peer has the state of round 0", float(second))
+    say("another", 149.0)
+    say("a quorum is missing", 149.0, logging.WARNING)
+    say("a quorum is missing", 149.1, logging.WARNING)
+    shown = [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["no peer has the state of round 0"] * 3 + ["another"] + ["a quorum is missing"] * 2
+
+
+def test_debug_log_has_every_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="debug", console=None)
+    for _ in range(3):
+        logging.getLogger("shoal.x").info("again")
+    assert capsys.readouterr().err.count("again") == 3
+
+
 def test_configuring_again_does_not_double_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         logs.configure(log_format="text", level="info", console=None)

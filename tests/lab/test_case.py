@@ -20,6 +20,7 @@ from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
 from shoal.lab.bench.checkpoint import CheckpointSpeed
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
+from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
@@ -148,14 +149,25 @@ def large(needed: int, unequal: int = 0) -> Any:
 
 def memory(large_bytes: int) -> Any:
     """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
+    disk = OnDisk(kinds={"state": 80}, apparent=80)
     peaks = (
-        Peak(numel=10, round_s=1.0, identical=True, most=Resident(anonymous=150, shared=50, file=9), most_file=9),
+        Peak(
+            numel=10,
+            round_s=1.0,
+            identical=True,
+            most=Resident(anonymous=150, shared=50, file=9),
+            most_file=9,
+            disk=disk,
+            disk_rest=disk,
+        ),
         Peak(
             numel=20,
             round_s=1.0,
             identical=True,
             most=Resident(anonymous=large_bytes - 70, shared=70, file=999),
             most_file=999,
+            disk=disk,
+            disk_rest=disk,
         ),
     )
     return MemoryResult(bench=MemoryBench(), peaks=peaks)

@@ -286,6 +286,7 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
             measured = json.loads(shoal("evaluate", str(node.folder), "--json").stdout)
             told = next(e for e in node.all_events() if e["event"] == "evaluated" and e["round"] == measured["round"])
             assert (measured["loss"], measured["metric"]) == (told["loss"], told["metric"])
+            assert (measured["data"], told["term"]) == (None, "0.0")
             assert measured["digest"] == next(
                 e["digest"] for e in node.all_events() if e["event"] == "certified" and e["round"] == measured["round"]
             )

@@ -288,13 +288,13 @@ async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reas
 
 
 async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
-    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+    server, reader, other = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5)), Node(3)
 
     async def handler(stream: MessageStream) -> None:
         await stream.receive(deadline_s=WAIT_S)
         await trio.sleep_forever()
 
-    async with running(server, reader):
+    async with running(server, reader, other):
         digests = [await server.announce(index) for index in range(2)]
         await until(lambda: set(digests) <= reader.offered())
         server.host.serve(PROTOCOL, handler)
@@ -302,9 +302,21 @@ async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_a
             assert await reader.fetch(digest, deadline_s=20) == {}
         assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
         assert {offer.digest for offer in reader.exchange.at_hand()} == set()
-        reader.exchange.book.note_holder(digests[1], reader.peer)  # as any other peer might say
+        reader.exchange.book.note_holder(digests[1], other.peer)  # as any other peer might say
         assert {offer.digest for offer in reader.exchange.at_hand()} == {digests[1]}
         assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
+
+
+async def test_groups_of_a_node_that_has_ended_are_not_at_hand_and_count_as_no_failure() -> None:
+    server, reader = Node(1), Node(2)
+    async with running(server, reader):
+        digest = await server.announce(0)
+        await until(lambda: {offer.digest for offer in reader.exchange.at_hand()} == {digest})
+        server.scope.cancel()
+        await until(lambda: server.peer not in reader.host.connected())
+        assert reader.offered() == {digest}
+        assert reader.exchange.at_hand() == ()
+        assert not reader.exchange.rejected
 
 
 @pytest.mark.parametrize(("patience_s", "asked"), [(1.2, 1), (0.2, 2)])

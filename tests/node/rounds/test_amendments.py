@@ -19,6 +19,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.partition import deal
+from shoal.collectives.state import HeldState
 from shoal.node.rounds.authority import KEY_NAME, Authority
 from shoal.node.rounds.order_file import FILES, OrderFiles
 from shoal.node.rounds.participation import Participation
@@ -341,8 +342,8 @@ class Part:
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
-    async def _stand_on(self, round: int, anchor: F32, *, taken: int, fresh: bool = False) -> None:
-        self.orders.append(f"stand on {round}")
+    async def _stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
+        self.orders.append(f"stand on {state.round}")
         await trio.lowlevel.checkpoint()
 
     async def _retune(self, settings: Manifest) -> None:

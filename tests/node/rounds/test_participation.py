@@ -13,6 +13,7 @@ import trio
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
+from shoal.collectives.state import HeldState
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.resumption import Found, ResumeFiles
@@ -66,8 +67,8 @@ class Part:
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
-    async def _stand_on(self, round: int, anchor: F32, *, taken: int, fresh: bool = False) -> None:
-        self.stood.append((round, fresh))
+    async def _stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
+        self.stood.append((state.round, fresh))
         await trio.lowlevel.checkpoint()
 
     async def _restore(self, found: Found, *, spent: bool) -> None:
